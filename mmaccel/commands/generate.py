@@ -203,8 +203,8 @@ def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str
     if prompt_file is None:
         raise OptionError(f"{given[0]}: expected --prompts FILE with it; it is for prompt files")
     raise OptionError(
-        f"--prompts: expected no {given[0]} with it, because each row of the file has its own prompt "
-        "and count; leave it out, or write it into the file"
+        f"--prompts: expected no {given[0]} with it, because each row of the file has its "
+        "own prompt and count; leave it out, or write it into the file"
     )
 
 

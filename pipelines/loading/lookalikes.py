@@ -32,8 +32,8 @@ def refuse_lookalike(
         base = configs["adapter_config.json"].get("base_model_name_or_path")
         own = base if isinstance(base, str) and base else "its base model"
         raise UnsupportedModelError(
-            f"{option}: expected a whole model, received {name}, an adapter of peft; load {own[:200]} "
-            "with transformers, add this with model.load_adapter(...), then mmaccel.attach(model, "
+            f"{option}: expected a whole model, received {name}, an adapter of peft; load "
+            f"{own[:200]} with transformers, add this with model.load_adapter(...), then mmaccel.attach(model, "
             "policy)"
         )
     found = _find(name, config, configs.get("model_index.json", {}).get("_class_name"))

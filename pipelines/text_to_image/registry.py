@@ -124,7 +124,8 @@ def find_image_family(source: Path, name: str | Path) -> str:
     found = kind or config.get("model_type") or f"files {sorted(_list(source))[:5]}"
     raise UnsupportedModelError(
         f"model: expected words.json, config.json of {', '.join(_BY_TYPE)}, model_index.json of "
-        f"GlmImagePipeline, or a file of LlamaGen, received {found} in {source}; {_advise(source, own)}"
+        f"GlmImagePipeline, or a file of LlamaGen, received {found} in {source}; "
+        f"{_advise(source, own)}"
     )
 
 
