@@ -33,8 +33,8 @@ def refuse_lookalike(
         own = base if isinstance(base, str) and base else "its base model"
         raise UnsupportedModelError(
             f"{option}: expected a whole model, received {name}, an adapter of peft; load "
-            f"{own[:200]} with transformers, add this with model.load_adapter(...), then mmaccel.attach(model, "
-            "policy)"
+            f"{own[:200]} with transformers, add this with model.load_adapter(...), then "
+            "mmaccel.attach(model, policy)"
         )
     found = _find(name, config, configs.get("model_index.json", {}).get("_class_name"))
     if found is not None:

@@ -112,6 +112,7 @@ BAD = [
     ('{"prompt": "\\ud800"}', "prompt: expected text"),
     ('["x"]', "line 1: expected an object in braces"),
     ('{"prompt": "x"', "line 1: expected JSON"),
+    ('{"prompt": "x"', 'write one object a line, such as {"prompt": "a red circle"}'),
     ('{"prompt": "x", "prompt": "y"}', "a name occurs twice"),
     ('{"prompt": "x", "id": "a"}\n{"prompt": "y", "id": "A"}', "line 2: expected an id of its own"),
     ("[" * 100_000, "line 1: expected JSON"),

@@ -6,6 +6,8 @@ import io
 import subprocess
 import sys
 
+import pytest
+
 import mmaccel
 from mmaccel import cli
 from mmaccel.cli import main
@@ -36,6 +38,31 @@ def test_a_wrong_command(capsys) -> None:
     assert main(["paint"]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and "paint" in captured.err
+
+
+@pytest.mark.parametrize("command", [[], ["evaluate"]])
+def test_a_command_alone_prints_its_help(command: list[str], capsys) -> None:
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err == "" and "\nCommands:\n" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "--steps", "50"], "leave it out, or choose passes with --window"),
+        (["generate", "--num_inference_steps", "50"], "choose passes with --window"),
+        (["generate", "--cfg-scale", "7"], "No such option: --cfg-scale; write --guidance-scale"),
+        (["generate", "--xyzzy"], "No such option: --xyzzy; see mmaccel generate --help"),
+        (["generate", "--num_images", "2"], "Possible options: --num-images"),
+        (["speak", "hello"], "write for example --model HKUSTAudio/Llasa-1B"),
+        (["comfy"], "see mmaccel comfy --help"),
+    ],
+)
+def test_a_wrong_option_names_what_helps(arguments: list[str], said: str, capsys) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1
 
 
 def test_typers_own_exit_code_for_ctrl_c_is_reported(monkeypatch, capsys) -> None:

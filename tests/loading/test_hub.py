@@ -56,6 +56,11 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
     served = {"model_type": "emu3", "vocab_size": 184622}  # transformers' layout: no look-alike
     (found["own/tiny"] / "config.json").write_text(json.dumps(served))
     (found["own/janus"] / "config.json").write_text('{"model_type": "multi_modality"}')
+    found["own/lora"] = tmp_path / "own/lora"
+    found["own/lora"].mkdir()
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "own/base"}
+    (found["own/lora"] / "adapter_config.json").write_text(json.dumps(adapter))
+    (found["own/lora"] / "adapter_model.safetensors").write_bytes(b"x")
     (found["own/large"] / "huge.safetensors").write_bytes(b"x")
     return found
 
@@ -63,18 +68,21 @@ def repositories(tmp_path: Path) -> dict[str, Path]:
 def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: Path) -> None:
     home = tmp_path / "home"
     with serve_hub(repositories, {"huge.safetensors": 2**60}) as (address, asked):
-        tiny, janus, large, gated, missing, revision = ask(
+        tiny, janus, large, gated, missing, revision, lora = ask(
             address, home,
             ("own/tiny", {}), ("own/janus", {}), ("own/large", {}), ("own/gated", {}),
-            ("own/other", {}), ("own/tiny", {"revision": "v9"}),
+            ("own/other", {}), ("own/tiny", {"revision": "v9"}), ("own/lora", {}),
         )  # fmt: skip
     assert tiny == ("", ["config.json", "model.safetensors"])
+    assert lora[0] == "UnsupportedModelError" and "an adapter of peft; load own/base" in lora[1]
+    assert "adapter_model.safetensors" not in asked and "model.load_adapter" in lora[1]
     assert "huge.safetensors" not in asked and asked.count("model.safetensors") <= 2  # HEAD, GET
     assert janus[0] == "UnsupportedModelError" and "deepseek-community/Janus-Pro-7B" in janus[1]
     assert "GiB on the disk of" in large[1] and "set HF_HOME" in large[1]
     assert "gated; accept its licence at https://huggingface.co/own/gated" in gated[1]
     assert "not there or private" in missing[1] and "models?search=other" in missing[1]
     assert "revision: expected a branch, tag or commit of own/tiny, received 'v9'" in revision[1]
+    assert "leave it out for the main branch" in revision[1]
 
     gone = "http://127.0.0.1:9"  # nobody listens
     cached, offline, local, none = ask(
@@ -131,6 +139,25 @@ def test_lookalikes_are_named_with_what_helps(
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     with pytest.raises(UnsupportedModelError, match=said):
         find_image_family(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"adapter_config.json": "{}"}, "an adapter of peft; load its base model"),
+        ({"config.json": '{"model_type": "llama"}'}, r"if llama generates text.*mmaccel\.attach"),
+        ({"model.gguf": "x"}, "a GGUF file is read by transformers"),
+        ({}, "give the folder with its config.json"),
+    ],
+)
+def test_what_draws_no_images_is_told_where_to_go(
+    files: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    source = tmp_path / "model.gguf" if "model.gguf" in files else tmp_path
+    with pytest.raises(UnsupportedModelError, match=said):
+        find_image_family(source, source)
 
 
 def test_the_layout_of_transformers_passes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.fixtures.tiny_model import CAPTIONS
 
 
@@ -32,7 +33,7 @@ def test_a_policy_by_name(policy: Any, pipe: mmaccel.TextToImage) -> None:
     [
         ("jacobbi", "did you mean jacobi"),
         ({"window": 5}, 'a dictionary with a name, received .*write for example {"name"'),
-        ({"name": "jacobi", "windows": 5}, "expected options out of window"),
+        ({"name": "jacobi", "windows": 5}, "options out of window.*did you mean window"),
         ({"name": 3}, "a dictionary with a name"),
         (7, "policy: expected"),
     ],
@@ -66,6 +67,9 @@ def test_a_generator_seeds_the_run(pipe: mmaccel.TextToImage) -> None:
         ({"generator": torch.Generator(), "seed": 1}, "expected it or a seed"),
         ({"generator": [torch.Generator()] * 2}, "seed: expected"),
         ({"output_type": "latent"}, "output_type: expected one of pil, pt, np, tokens"),
+        ({"num_inference_steps": 50}, "received 50; .* leave it out, or choose passes with policy"),
+        ({"height": 512, "width": 512}, "size: expected .* received 512x512"),
+        ({"height": 0.5}, "size: expected"),
     ],
 )
 def test_bad_arguments_are_refused(
@@ -84,6 +88,17 @@ def test_output_types_hold_the_same_pixels(pipe: mmaccel.TextToImage) -> None:
     assert made["tokens"].images == [] and made["tokens"].tokens.equal(made["pil"].tokens)
 
 
+def test_the_size_of_a_call(built: Callable[[str], Path], pipe: mmaccel.TextToImage) -> None:
+    width, height = pipe.size
+    own = pipe(CAPTIONS[0], width=width, height=height)
+    assert own.tokens.equal(pipe(CAPTIONS[0]).tokens)
+    sized = mmaccel.TextToImage.from_pretrained(built("emu3"), size=(32, 24))
+    made = sized(CAPTIONS[0], width=24)  # the other side is the pipeline's
+    wanted = sized.resize((24, 24))(CAPTIONS[0])
+    assert made.images[0].size == wanted.images[0].size != sized(CAPTIONS[0]).images[0].size
+    assert made.tokens.equal(wanted.tokens)
+
+
 def test_the_callback_is_called_after_every_pass(pipe: mmaccel.TextToImage) -> None:
     calls: list[tuple[int, int, int]] = []
     seen = []
@@ -95,6 +110,13 @@ def test_the_callback_is_called_after_every_pass(pipe: mmaccel.TextToImage) -> N
     made = pipe(CAPTIONS[0], callback_on_step_end=callback, on_step=lambda p: seen.append(p.passes))
     assert [step for step, _, _ in calls] == list(range(made.stats.passes))
     assert calls[-1][1:] == (pipe.length,) * 2 and seen == [step + 1 for step, _, _ in calls]
+
+
+def test_attach_to_a_pipeline_of_ours_says_where_the_policy_goes(pipe: mmaccel.TextToImage) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"to its call: pipe\(\.\.\., policy=policy\)"):
+        mmaccel.attach(pipe, "jacobi")
+    with pytest.raises(UnsupportedModelError, match="AutoModelForCausalLM"):
+        mmaccel.attach("scenes", "jacobi")
 
 
 def test_a_pipeline_says_what_it_is(pipe: mmaccel.TextToImage, tiny_folder: Path) -> None:
