@@ -143,7 +143,7 @@ class Runner:
         own = clean_environment(self.python, home) | {"HF_ENDPOINT": endpoint, **self.extra}
         return subprocess.Popen(
             command, cwd=work, env=own, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_take_interrupts,
         )  # fmt: skip
 
     def _serve(self, command: str, work: Path, home: Path) -> subprocess.Popen:
@@ -180,6 +180,11 @@ def open_runner(
 def _is_reached(stop_at: str, work: Path, log: Path) -> bool:
     text = stop_at.removeprefix("text:")
     return text in log.read_text(errors="replace") if text != stop_at else any(work.glob(stop_at))
+
+
+def _take_interrupts() -> None:
+    """Ctrl-C is ignored in what a shell starts in the background, as this script may have been."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _free_port() -> int:

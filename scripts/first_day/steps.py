@@ -453,28 +453,6 @@ print(run.stats.fallbacks, run.stats.summary)
         ),
     ),
     Step(
-        "I attach twice",
-        python(
-            _LLAMA
-            + """
-mmaccel.attach(model, "jacobi")
-mmaccel.attach(model, "speculative")
-""",
-            "received one that has one",
-            1,
-        ),
-        "detach it first, with mmaccel.detach",
-        python(
-            _LLAMA
-            + """
-mmaccel.attach(model, "jacobi")
-mmaccel.detach(model)
-print(mmaccel.attach(model, "speculative"))
-""",
-            r"Handle\(LlamaForCausalLM",
-        ),
-    ),
-    Step(
         "I attach to our own pipeline",
         python(_SCENES + 'mmaccel.attach(pipe, "jacobi")', "received a TextToImage", 1),
         "give the policy to its call: pipe(..., policy=policy)",
@@ -512,15 +490,6 @@ LlamaForCausalLM.from_pretrained("my-model", quantization_config=TorchAoConfig("
         "I misspell the image",
         shell("mmaccel answer stret.png 'how many objects are there?'", "received 'stret.png'", 2),
         "check the path",
-        shell(
-            f'python -c "{_DRAW}" && mmaccel answer street.png "how many objects are there?"',
-            "forward passes",
-        ),
-    ),
-    Step(
-        "I forget the image",
-        shell("mmaccel answer 'how many objects are there?'", "at least one file", 2),
-        "write the image first",
         shell(
             f'python -c "{_DRAW}" && mmaccel answer street.png "how many objects are there?"',
             "forward passes",
