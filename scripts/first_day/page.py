@@ -50,7 +50,7 @@ def _block(done: Done) -> str:
     printed = clean_output(done.output, done.run)
     printed += f"\n[exit status {done.code}]" if done.code else ""
     if done.run.is_python:
-        return f"```python\n{done.run.text}\n```\n\n```text\n{printed}\n```\n"
+        return f"```python\n{_command(done.run.text)}\n```\n\n```text\n{printed}\n```\n"
     stopped = "\n^C" if done.run.stop_at else ""
     return f"```console\n$ {_command(done.run.text)}{stopped}\n{printed}\n```\n"
 
@@ -69,12 +69,18 @@ def clean_output(output: str, run: Run) -> str:
     lines = [line for line in lines if line and not re.search(r"━|\d+%\||it/s\]|─", line)]
     if run.is_python and run.code:  # of a traceback, the error
         lines = lines[-1:]
-    text = "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="    ") for line in lines)
-    text = re.sub(r"(/[\w.+-]+)+/site-packages", "…", text)
+    text = re.sub(r"(/[\w.+-]+)+/site-packages", "…", "\n".join(lines))
     text = re.sub(r"(/[\w.+-]+)+/(work|home)\b", "…", text)
     text = re.sub(r"\b\d+\.\d+ (m?s)\b", r"… \1", text)
     text = re.sub(r"\b\d+\.\d+ times as fast", "… times as fast", text)
-    return _shorten(text)
+    text = re.sub(r"(\d\.\d\d +)\d+\.\d\d( +)\d+\.\d\d( +\S+ +bitwise)", r"\1…   \2…   \3", text)
+    text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", "…", text)  # of a log
+    text = re.sub(r"(http://127\.0\.0\.1:)(?!8000)\d+", r"\1…", text)
+    return _shorten("\n".join(map(_wrap, text.splitlines())))
+
+
+def _wrap(line: str) -> str:
+    return textwrap.fill(line, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _shorten(text: str) -> str:
