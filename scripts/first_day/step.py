@@ -41,7 +41,6 @@ class Step:
         server: a command that runs meanwhile; `{port}` is a free port, also in `run` and `then`.
         lacks: packages without which the step makes sense; it is left out where one is installed.
         needs: packages or paths without which it is left out.
-        minutes: whether it takes so long that the tests leave it out.
     """
 
     title: str
