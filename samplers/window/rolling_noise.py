@@ -29,9 +29,11 @@ class RollingNoise:
     def __init__(self, noise: Noise, vocab_size: int, widest: int) -> None:
         rows, room = noise.seeds.shape[0], widest + min(widest, _AHEAD // vocab_size)
         self._noise, self._vocab_size = noise, vocab_size
-        self._rows, self._index = torch.arange(rows)[:, None], torch.arange(room)
-        self._values = torch.empty(rows, room, vocab_size)
-        self._slots = torch.full((rows, room), -1)  # whose noise stands at each place
+        device = noise.seeds.device
+        self._rows = torch.arange(rows, device=device)[:, None]
+        self._index = torch.arange(room, device=device)
+        self._values = torch.empty(rows, room, vocab_size, device=device)
+        self._slots = noise.seeds.new_full((rows, room), -1)  # whose noise stands at each place
 
     def take(self, slots: Tensor) -> Tensor:
         """The noise of these slots.
