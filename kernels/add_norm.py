@@ -60,7 +60,8 @@ def add_norm(
     else:
         wide = total.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        normed = wide * length.square_().mul_(1 / width).add_(eps).rsqrt_()
+        smallest = length.new_full((), eps)
+        normed = wide * torch.addcmul(smallest, length, length, value=1 / width).rsqrt_()
     if weight is not None and offset == 1:
         normed = torch.addcmul(normed, normed, weight.float())
     elif weight is not None:

@@ -37,16 +37,15 @@ def rope_write(
     """Rotate queries and keys, and write keys and values at their cache indices, in place.
 
     Args:
-        qkv: `[R, W, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass, head by head.
-        cos, sin: `[R, W, P]` or `[1, W, P]` of the same dtype or float32, the sine from
-            `sign_sine`; P even, at most D, and the numbers of a head from P on are left as they
-            are. None: nothing turns.
-        keys, values: `[N, Hkv, D]` of the same dtype, the cache's memory, written at `index`.
-        index: `[R W]` int64; entries may repeat, and one of them then wins.
+        qkv: `[T, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass's tokens, head by head.
+        cos, sin: `[T, P]` of the same dtype or float32, the sine from `sign_sine`; P even, at most
+            D, and the numbers of a head from P on are left as they are. None: nothing turns.
+        keys, values: `[S, Hkv, D]` of the same dtype, the cache's memory, written at `index`.
+        index: `[T]` int64; entries may repeat, and one of them then wins.
         interleaved: whether neighbours turn with each other.
 
     Returns:
-        The queries `[R, W, Hq, D]`.
+        The queries `[T, Hq, D]`.
 
     Raises:
         ShapeError: shapes that do not fit each other.
@@ -55,13 +54,14 @@ def rope_write(
     """
     check_rope_write(qkv, cos, sin, keys, values, index)
     kv_heads, width = keys.shape[1:]
-    heads = qkv.unflatten(-1, (-1, width))  # [R, W, Hq + 2 Hkv, D]
-    turned = heads[:, :, :-kv_heads]
+    heads = qkv.view(len(qkv), -1, width)
+    turned, own = heads.split([heads.shape[1] - kv_heads, kv_heads], 1)
     if cos is not None and sin is not None:
-        turned = _turn(turned, cos[:, :, None], sin[:, :, None], interleaved)
-    keys.index_copy_(0, index, turned[:, :, -kv_heads:].flatten(0, 1))
-    values.index_copy_(0, index, heads[:, :, -kv_heads:].flatten(0, 1))
-    return turned[:, :, :-kv_heads]
+        turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
+    queries, new = turned.split([turned.shape[1] - kv_heads, kv_heads], 1)
+    keys.index_copy_(0, index, new)
+    values.index_copy_(0, index, own)
+    return queries
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -84,7 +84,7 @@ def check_rope_write(
     index: Tensor,
 ) -> None:
     """Raise ShapeError unless the arguments of `rope_write` fit each other."""
-    rows, window, packed = qkv.shape
+    n_tokens, packed = qkv.shape
     kv_heads, width = keys.shape[1:]
     if values.shape != keys.shape or packed % width or packed // width <= 2 * kv_heads:
         raise ShapeError(
@@ -92,18 +92,16 @@ def check_rope_write(
             f"received {list(keys.shape)}, {list(values.shape)} and {packed}; "
             "pack queries, keys and values in this order"
         )
-    if index.shape != (rows * window,):
+    if index.shape != (n_tokens,):
         raise ShapeError(
-            f"rope_write: expected cache indices [{rows * window}], received "
+            f"rope_write: expected cache indices [{n_tokens}], received "
             f"{list(index.shape)}; give every token of the pass one"
         )
     for angles in (cos, sin):
         if angles is not None and (
-            angles.shape[:2] not in [(rows, window), (1, window)]
-            or angles.shape[-1] > width
-            or angles.shape[-1] % 2
+            len(angles) != n_tokens or angles.shape[1] > width or angles.shape[1] % 2
         ):
             raise ShapeError(
-                f"rope_write: expected angles [{rows} or 1, {window}, P] with P even and at most "
-                f"{width}, received {list(angles.shape)}; prepare them for this pass"
+                f"rope_write: expected angles [{n_tokens}, P] with P even and at most {width}, "
+                f"received {list(angles.shape)}; prepare them for this pass"
             )

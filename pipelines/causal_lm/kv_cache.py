@@ -127,6 +127,12 @@ class WindowLayer:
             store.index_copy_(0, self.write_index(store.device), flat)
         return self.visible()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory for all that the pass writes and reads."""
+        n_indices = self.layout.max_rows * self.layout.allocated_length
+        return self.keys is not None and self.keys.shape[0] >= n_indices
+
     def make_room(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[N, H, D]` of all cache indices that have memory in this pass.
 
@@ -135,7 +141,7 @@ class WindowLayer:
         """
         self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        if self.keys.shape[0] < self.layout.max_rows * self.layout.allocated_length:
+        if not self.has_room:
             self.keys, self.values = _grow(self.layout, self.keys), _grow(self.layout, self.values)
         return self.keys, self.values
 

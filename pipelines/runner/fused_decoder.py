@@ -65,10 +65,13 @@ class PackedLinear:
         self.weight = _pack([linear.weight for linear in linears])
         biases = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = _pack(biases) if biases else None
+        self._columns = self.weight.detach().t()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs `[..., N]` of inputs `[..., C]`."""
-        return F.linear(x, self.weight, self.bias)
+        """Outputs `[T, N]` of inputs `[T, C]`."""
+        if self.bias is None:
+            return torch.mm(x, self._columns)
+        return torch.addmm(self.bias, x, self._columns)
 
     def unpack(self) -> None:
         """Give the layers' parameters storages of their own, where they still are views."""
@@ -182,27 +185,29 @@ class FusedDecoder:
         """
         device = hidden.device.type
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
-        angles = self._turn(hidden, position_ids)
-        update: Tensor | None = None
+        angles, shape = self._turn(hidden, position_ids), hidden.shape
+        hidden, update = hidden.flatten(0, 1), None  # [T, C]
         scale = 1.0
         for number, (layer, store) in enumerate(zip(self._layers, cache)):
             hidden, x = _add(norm, hidden, update, layer.pre_attention, scale)
             scale = layer.scale
             qkv = _norm_heads(norm, layer.qkv(x), layer.attention)
-            states = qkv.unflatten(-1, (-1, layer.attention.head_dim)).transpose(1, 2)
-            own = states[:, -layer.attention.kv_heads :]  # values; keys have the same shape
-            keys, values = store.make_room(own, own)
+            if not store.has_room:
+                heads = qkv.view(*shape[:2], -1, layer.attention.head_dim).transpose(1, 2)
+                own = heads[:, -layer.attention.kv_heads :]  # values; keys have the same shape
+                store.make_room(own, own)
+            keys, values = store.keys, store.values
             cos_sin = angles[layer.kind] if layer.attention.turns else (None, None)
             queries = write(
                 qkv, *cos_sin, keys, values, store.write_index(keys.device),
                 interleaved=self._structure.interleaved,
-            )  # fmt: skip
+            ).view(*shape[:2], -1, layer.attention.head_dim)  # fmt: skip
             if kernel_pass is None:
                 mask = masks[layer.kind] if isinstance(masks, dict) else masks
                 seen = self._attend(layer.attention, queries, *store.visible(), mask)
             else:
                 seen = _attend_by_kernel(layer.attention, queries, store, kernel_pass, number)
-            update = layer.out(seen)
+            update = layer.out(seen.flatten(0, 1))
             if layer.post_attention is not None:
                 _, update = _add(norm, update, None, layer.post_attention)
             if layer.is_parallel:
@@ -212,10 +217,10 @@ class FusedDecoder:
             update = _run_mlp(gate, layer, x)
             if layer.post_mlp is not None:
                 _, update = _add(norm, update, None, layer.post_mlp)
-        return _add(norm, hidden, update, self._structure.norm, scale)[1]
+        return _add(norm, hidden, update, self._structure.norm, scale)[1].view(shape)
 
     def _turn(self, hidden: Tensor, position_ids: Tensor) -> dict[str, Angles]:
-        """Cosines and sines of the pass, by kind of layer."""
+        """Cosines and sines `[T, P]` of the pass, by kind of layer."""
         structure = self._structure
         if structure.has_axes and position_ids.ndim == 2:
             position_ids = position_ids.expand(3, -1, -1)
@@ -223,7 +228,10 @@ class FusedDecoder:
             found = {k: structure.rotary(hidden, position_ids, k) for k in self._kinds}
         else:
             found = dict.fromkeys(self._kinds[:1], structure.rotary(hidden, position_ids))
-        turned = {kind: structure.turn_angles(*angles) for kind, angles in found.items()}
+        turned = {
+            kind: structure.turn_angles(cos.flatten(0, 1), sin.flatten(0, 1))
+            for kind, (cos, sin) in found.items()
+        }
         return turned if structure.has_kinds else dict.fromkeys(self._kinds, *turned.values())
 
     def _attend(
@@ -297,7 +305,7 @@ def _add(
 
 
 def _norm_heads(norm: Callable[..., Any], qkv: Tensor, attention: Attention) -> Tensor:
-    """Queries, keys and values `[R, W, N]` with the norms of queries and keys, in place."""
+    """Queries, keys and values `[T, N]` with the norms of queries and keys, in place."""
     if attention.q_norm is None or attention.k_norm is None:
         return qkv
     n_queries, n_keys = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
