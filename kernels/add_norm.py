@@ -9,6 +9,7 @@ the weight, which some models compute in their own dtype.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 import torch
@@ -58,9 +59,10 @@ def add_norm(
     if kind == "layer":
         normed = F.layer_norm(total.float(), (width,), None, None, eps)
     else:
-        wide = total.float()
+        is_wide = total.dtype in (torch.float32, torch.float64)
+        wide = total if is_wide else total.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        smallest = length.new_full((), eps)
+        smallest = _make_scalar(eps) if length.device.type == "cpu" else length.new_full((), eps)
         normed = wide * torch.addcmul(smallest, length, length, value=1 / width).rsqrt_()
     if weight is not None and offset == 1:
         normed = torch.addcmul(normed, normed, weight.float())
@@ -68,7 +70,14 @@ def add_norm(
         normed.mul_(weight.float() + offset if offset else weight)
     if bias is not None:
         normed.add_(bias)
-    return total, normed.to(total.dtype)
+    return total, normed if normed.dtype == total.dtype else normed.to(total.dtype)
+
+
+@cache
+def _make_scalar(number: float) -> Tensor:
+    """A number as a tensor on the CPU: to add it as a number costs more there."""
+    with torch.inference_mode(False):
+        return torch.full((), number, dtype=torch.float64, device="cpu")
 
 
 def check_add_norm(

@@ -55,13 +55,13 @@ def rope_write(
     check_rope_write(qkv, cos, sin, keys, values, index)
     kv_heads, width = keys.shape[1:]
     heads = qkv.view(len(qkv), -1, width)
-    turned, own = heads.split([heads.shape[1] - kv_heads, kv_heads], 1)
+    n_turned = heads.shape[1] - kv_heads
+    turned = heads[:, :n_turned]
     if cos is not None and sin is not None:
         turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
-    queries, new = turned.split([turned.shape[1] - kv_heads, kv_heads], 1)
-    keys.index_copy_(0, index, new)
-    values.index_copy_(0, index, own)
-    return queries
+    keys.index_copy_(0, index, turned[:, n_turned - kv_heads :])
+    values.index_copy_(0, index, heads[:, n_turned:])
+    return turned[:, : n_turned - kv_heads]
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -71,7 +71,9 @@ def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         partner = some.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
     else:
         partner = some.roll(n_turned // 2, -1)
-    turned = (some * cos).addcmul_(partner, sin).to(heads.dtype)
+    turned = (some * cos).addcmul_(partner, sin)
+    if turned.dtype != heads.dtype:
+        turned = turned.to(heads.dtype)
     return turned if some is heads else torch.cat([turned, heads[..., n_turned:]], -1)
 
 

@@ -296,10 +296,9 @@ def _add(
     if own is None:
         total = hidden if update is None else torch.add(hidden, update, alpha=scale)
         return total, total
-    weights: Any = own.module
     found: tuple[Tensor, Tensor] = norm(
-        hidden, update, weights.weight, getattr(weights, "bias", None),
-        kind=own.kind, eps=own.eps, offset=own.offset, scale=scale,
+        hidden, update, own.weight, own.bias, kind=own.kind, eps=own.eps, offset=own.offset,
+        scale=scale,
     )  # fmt: skip
     return found
 
@@ -311,8 +310,7 @@ def _norm_heads(norm: Callable[..., Any], qkv: Tensor, attention: Attention) -> 
     n_queries, n_keys = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
     parts = qkv.split([n_queries, n_keys, n_keys], -1)
     for part, own in zip(parts, (attention.q_norm, attention.k_norm)):
-        weight: Any = own.module.weight
-        flat = weight.ndim == 1 and len(weight) == part.shape[-1] != attention.head_dim
+        flat = own.weight is not None and own.weight.shape == part.shape[-1:]
         states = part if flat else part.unflatten(-1, (-1, attention.head_dim))
         states.copy_(_add(norm, states, None, own)[1])
     return qkv

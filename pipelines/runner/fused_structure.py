@@ -111,11 +111,12 @@ class Norm:
     """A norm of hidden states or of heads.
 
     Attributes:
-        module: holds the weight and the bias.
+        weight, bias: the norm's own parameters, or None.
         kind, offset, eps: as in `mmaccel.kernels.add_norm`.
     """
 
-    module: nn.Module
+    weight: Tensor | None
+    bias: Tensor | None
     kind: NormKind
     offset: float
     eps: float
@@ -424,12 +425,12 @@ def _read_linears(name: str, module: Any, own: Sequence[str]) -> tuple[nn.Linear
 
 def _read_norm(name: str, module: Any) -> Norm:
     if type(module) is nn.LayerNorm:
-        return Norm(module, "layer", 0.0, module.eps)
+        return Norm(module.weight, module.bias, "layer", 0.0, module.eps)
     known = _NORMS.get(" ".join(_names(module)))
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if known is None or eps is None:
         raise UnrecognisedError(f"{name}, a {type(module).__name__}")
-    return Norm(module, *known, float(eps))
+    return Norm(module.weight, getattr(module, "bias", None), *known, float(eps))
 
 
 def _read_head(model: Any) -> Head:
