@@ -95,6 +95,7 @@ def open_pipeline(
     decoder: Path | None = None,
     family: str | None = None,
     cuda_graphs: str = "auto",
+    fused: bool | None = None,
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> TextToImage:
@@ -104,6 +105,7 @@ def open_pipeline(
         model: name, folder, file or hub id.
         device, dtype: as `TextToImage.from_pretrained` takes them.
         size, decoder, family, cuda_graphs, trust_remote_code, revision: as on the command line.
+        fused: as on the command line; None is "auto".
 
     Raises:
         OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
@@ -125,6 +127,7 @@ def open_pipeline(
         decoder=decoder,
         family=family,
         cuda_graphs=use_graphs,
+        fused="auto" if fused is None else fused,
         trust_remote_code=trust_remote_code,
         revision=revision,
     )

@@ -41,7 +41,7 @@ from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_reason
 from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
-from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, UseFused, open_fused
+from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
@@ -94,7 +94,7 @@ class CausalLMWindow(StaticModelBuffers):
         vocab_size: int | None = None,
         stride: int | Literal["auto"] | None = "auto",
         attention: Literal["auto", "model", "kernel"] = "auto",
-        fused: UseFused = False,
+        fused: Literal["auto"] | bool = False,
     ) -> None:
         self.windows = check_causal_lm(model)
         self.model = model
@@ -115,7 +115,7 @@ class CausalLMWindow(StaticModelBuffers):
         self._kv_layout: KVCacheLayout | None = None
         self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
-        self.fused: UseFused | FusedDecoder = fused
+        self.fused: Literal["auto"] | bool | FusedDecoder = fused
         self.route, self.route_reason = "model", "no run has begun"
         self._decoder: FusedDecoder | None = None
         self._kernel_pass: WindowPass | None = None
@@ -183,31 +183,35 @@ class CausalLMWindow(StaticModelBuffers):
 
         Cost: one visit of every module and parameter; six short passes at a model's first run.
         """
-        self._decoder, self.route_reason = self._find_decoder()
+        self._decoder, self.route_reason = None, self._find_unfused()
+        if not self.route_reason:
+            self._decoder, self.route_reason = self._find_decoder()
+            if self.fused is True and self._decoder is None:
+                raise UnsupportedModelError(
+                    "fused=True: expected a model that the fused decoder serves, received a "
+                    f"{type(self.model).__name__} with {self.route_reason}; set fused='auto'"
+                )
         self.route = "model" if self._decoder is None else "fused"
-        if self.fused is True and self._decoder is None:
-            raise UnsupportedModelError(
-                "fused=True: expected a model that the fused decoder serves, received "
-                f"{type(self.model).__name__}: {self.route_reason}; set fused='auto'"
-            )
+
+    def _find_unfused(self) -> str:
+        """What about this call needs the model's own forward; empty where nothing does."""
+        own = self.own_prompt
+        if self.fused is False:
+            return "fused=False"
+        if self.pass_options:
+            return f"the call asks for {', '.join(self.pass_options)}"
+        if own is not None and (own.inputs or own.is_cut):
+            return "the prompt needs inputs or lengths of its own in every layer"
+        return "autocast is on" if torch.is_autocast_enabled(self.device.type) else ""
 
     def _find_decoder(self) -> tuple[FusedDecoder | None, str]:
         if isinstance(self.fused, FusedDecoder):
             return self.fused, ""
-        if self.fused is False:
-            return None, "fused=False"
-        own = self.own_prompt
-        if self.pass_options:
-            return None, f"the call asks for {', '.join(self.pass_options)}"
-        if own is not None and (own.inputs or own.is_cut):
-            return None, "the prompt needs inputs or lengths of its own in every layer"
-        if torch.is_autocast_enabled(self.device.type):
-            return None, "autocast is on"
         found, reason = open_fused(
             self.model, self.windows, lambda decoder: check_fused(self.plain(), decoder)
         )
         if found is not None and found.head is None and self.needs_head:
-            return None, f"the model has {found.head_reason}"
+            return None, found.head_reason
         return found, reason
 
     def use_kernel(self, choices: Choices | None) -> None:

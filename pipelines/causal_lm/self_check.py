@@ -309,7 +309,7 @@ def check_fused(plain: CausalLMWindow, decoder: FusedDecoder) -> str:
     """
     model = plain.model
     if plain.max_positions is not None and plain.max_positions < LENGTH:
-        return f"the model has {plain.max_positions} positions; a self-check needs {LENGTH}"
+        return f"{plain.max_positions} positions; a self-check needs {LENGTH}"
     ids = _make_ids(model, plain.vocab_size)
     plain.keeps_states = True
     try:
@@ -319,7 +319,7 @@ def check_fused(plain: CausalLMWindow, decoder: FusedDecoder) -> str:
     except Exception as error:  # the model's own forward serves, unless the device failed
         if is_device_error(error):
             raise
-        return f"in the fused decoder a {_describe(error)}"
+        return f"layers that end the fused decoder in a {_describe(error)}"
     is_single = model.dtype in (torch.float32, torch.float64)
     tolerance = Tolerance.strict(model.dtype) if is_single else Tolerance.of(model.dtype)
     for (logits, states), (fused_logits, fused_states) in zip(own, received):
@@ -328,9 +328,9 @@ def check_fused(plain: CausalLMWindow, decoder: FusedDecoder) -> str:
             pairs.append((logits, fused_logits))
         for difference in (compare_logits(*pair) for pair in pairs):
             if not difference.is_telling:
-                return "the model's logits are NaN or all alike: nothing to compare"
+                return "logits that are NaN or all alike: nothing to compare"
             if not difference.within(tolerance):
-                return f"in the fused decoder logits that are {difference}"
+                return f"layers whose logits in the fused decoder are {difference}"
     return ""
 
 

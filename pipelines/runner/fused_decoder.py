@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -44,7 +44,6 @@ from mmaccel.pipelines.runner.fused_structure import (
     recognise,
 )
 
-UseFused = Literal["auto"] | bool
 Angles = tuple[Tensor, Tensor]
 Masks = Tensor | dict[str, Tensor]
 
@@ -380,7 +379,7 @@ def open_fused(
         decoder = FusedDecoder(model, recognise(model, windows))
         reason = check(decoder)
     except UnrecognisedError as error:
-        reason = f"the model has {error}"
+        reason = str(error)
     except BaseException:
         if decoder is not None:
             decoder.unpack()

@@ -257,7 +257,7 @@ def recognise(model: Any, windows: Sequence[int | None]) -> Structure:
     norm = norm or getattr(decoder, "final_layernorm", None)
     if stack is None or rotary is None or norm is None or len(stack) != len(windows):
         raise UnrecognisedError(
-            f"a {type(decoder).__name__} without layers, rotary_emb and norm of the usual kind"
+            f"a {type(decoder).__name__} without layers, rotary_emb and norm"
         )
     _check_tensors([*stack.parameters(), *norm.parameters()])
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
