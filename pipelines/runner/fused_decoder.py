@@ -96,9 +96,9 @@ def _pack(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _is_inside(parameter: Tensor, packed: Tensor | None) -> bool:
-    return packed is not None and (
-        parameter.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
-    )
+    if packed is None or type(parameter) is not nn.Parameter:  # quantised since
+        return False
+    return parameter.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)

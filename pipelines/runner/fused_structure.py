@@ -74,6 +74,7 @@ _LAYERS = {  # what a layer's forward names, in order, without dropout
     f"{_IN} self_attn post_self_attn_layernorm {_POST} mlp post_mlp_layernorm": _Residuals(
         _IN, "post_self_attn_layernorm", _POST, "post_mlp_layernorm"
     ),
+    f"{_IN} self_attn use_parallel_residual mlp {_POST}": _Residuals(_IN, pre_mlp=_POST),
     f"self_attn {_POST} mlp post_feedforward_layernorm": _Residuals(
         post_attention=_POST, post_mlp="post_feedforward_layernorm"
     ),
@@ -337,6 +338,8 @@ def _read_layer(name: str, layer: Any, kind: str) -> Layer:
     residuals = _LAYERS.get(" ".join(n for n in names if n not in _DROPOUT))
     if residuals is None or attention is None or mlp is None:
         raise UnrecognisedError(f"{name}, a {type(layer).__name__}, whose forward is another")
+    if "use_parallel_residual" in names and layer.use_parallel_residual:
+        residuals = _Residuals(_IN, is_parallel=True)
 
     def norm(own: str) -> Norm | None:
         return _read_norm(f"{name}.{own}", getattr(layer, own)) if own else None
