@@ -77,7 +77,10 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=40)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument(
-        "--clock", choices=CLOCKS, default="wall", help="cpu: of this thread alone, on busy machines"
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="cpu: of this thread alone, on busy machines",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -99,7 +102,9 @@ def main() -> None:
             "device": str(windows["model"].device), "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }  # fmt: skip
-        asked = {name: getattr(options, name) for name in ("model", "filled", "passes", "dtype", "clock")}
+        asked = {
+            name: getattr(options, name) for name in ("model", "filled", "passes", "dtype", "clock")
+        }
         options.out.write_text(json.dumps({**where, **asked, "passes_of": made}, indent=1) + "\n")
 
 

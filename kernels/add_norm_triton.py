@@ -108,6 +108,4 @@ def _build(block: int, is_layer: bool) -> Build:
     }
     aligned = [name for name, kind in signature.items() if kind.startswith("*")]
     aligned += [name for name in names if name.endswith("_step")]
-    return Build(
-        _add_norm_kernel, signature, constants, _warps(block), 2, 128, (*aligned, "width")
-    )
+    return Build(_add_norm_kernel, signature, constants, _warps(block), 2, 128, (*aligned, "width"))

@@ -129,7 +129,7 @@ def attach(
     layout: Layout | None = None,
     cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
-    fused: UseFused = "auto",
+    fused: UseFused = False,
     assume_stateless: bool = False,
     visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
 ) -> Handle:

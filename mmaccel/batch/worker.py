@@ -65,7 +65,7 @@ class Setup:
     negative: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
-    fused: bool | None = None
+    fused: bool = False
 
     def open(self) -> TextToImage:
         """Load the model for images of `size`.

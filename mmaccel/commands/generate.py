@@ -66,7 +66,7 @@ def generate(
     dtype: shared.Dtype = "auto",
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
+    fused: shared.Fused = False,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
     executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,

@@ -46,7 +46,7 @@ class Engine:
 
     cuda_graphs: UseGraphs = "auto"
     sync_every: int = 1
-    fused: UseFused = "auto"
+    fused: UseFused = False
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

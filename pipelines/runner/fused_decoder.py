@@ -139,11 +139,19 @@ class FusedDecoder:
         self.head_reason = structure.head_reason
         self._layers = [
             _Layer(
-                layer.attention, PackedLinear(layer.attention.projections),
-                PackedLinear([layer.attention.out]), layer.mlp,
-                PackedLinear(layer.mlp.projections), PackedLinear([layer.mlp.out]),
-                layer.pre_attention, layer.post_attention, layer.pre_mlp, layer.post_mlp,
-                layer.is_parallel, layer.scale, layer.kind,
+                layer.attention,
+                PackedLinear(layer.attention.projections),
+                PackedLinear([layer.attention.out]),
+                layer.mlp,
+                PackedLinear(layer.mlp.projections),
+                PackedLinear([layer.mlp.out]),
+                layer.pre_attention,
+                layer.post_attention,
+                layer.pre_mlp,
+                layer.post_mlp,
+                layer.is_parallel,
+                layer.scale,
+                layer.kind,
             )  # fmt: skip
             for layer in structure.layers
         ]

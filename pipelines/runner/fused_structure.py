@@ -257,9 +257,7 @@ def recognise(model: Any, windows: Sequence[int | None]) -> Structure:
     rotary, norm = getattr(decoder, "rotary_emb", None), getattr(decoder, "norm", None)
     norm = norm or getattr(decoder, "final_layernorm", None)
     if stack is None or rotary is None or norm is None or len(stack) != len(windows):
-        raise UnrecognisedError(
-            f"a {type(decoder).__name__} without layers, rotary_emb and norm"
-        )
+        raise UnrecognisedError(f"a {type(decoder).__name__} without layers, rotary_emb and norm")
     _check_tensors([*stack.parameters(), *norm.parameters()])
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
     has_kinds = "layer_type" in inspect.signature(inspect.unwrap(type(rotary).forward)).parameters
@@ -497,4 +495,3 @@ def _refuse_names(name: str, names: Sequence[str], known: frozenset[str]) -> Non
     others = [one for one in names if one not in known]
     if others:
         raise UnrecognisedError(f"{name}, whose forward uses {others[0]}")
-

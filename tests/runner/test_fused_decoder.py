@@ -262,9 +262,7 @@ REFUSED: dict[Callable[[Any], None], str] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", REFUSED)
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_what_keeps_the_models_own_forward(
-    change: Callable[[Any], None], is_packed: bool
-) -> None:
+def test_what_keeps_the_models_own_forward(change: Callable[[Any], None], is_packed: bool) -> None:
     pytest.importorskip({add_lora: "peft", quantise: "torchao"}.get(change, "torch"))
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused="auto")

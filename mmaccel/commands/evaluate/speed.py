@@ -38,7 +38,7 @@ def speed(
     device: shared.Device = "auto",
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
+    fused: shared.Fused = False,
     trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
