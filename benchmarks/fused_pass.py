@@ -52,7 +52,7 @@ def measure(
     start = torch.full((rows,), filled, device=device)
     seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
     logits = {}
-    for route, window in windows.items():
+    for window in windows.values():
         window.reserve(rows, filled + width)
         window.prefill(tokens[:, :filled], torch.zeros_like(start))
     for _ in range(passes + 2):
@@ -80,7 +80,7 @@ def main() -> None:
         "--clock",
         choices=CLOCKS,
         default="wall",
-        help="cpu: of this thread alone, on busy machines",
+        help="cpu: of this thread, on busy machines",
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -102,9 +102,8 @@ def main() -> None:
             "device": str(windows["model"].device), "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }  # fmt: skip
-        asked = {
-            name: getattr(options, name) for name in ("model", "filled", "passes", "dtype", "clock")
-        }
+        names = ("model", "filled", "passes", "dtype", "clock")
+        asked = {name: getattr(options, name) for name in names}
         options.out.write_text(json.dumps({**where, **asked, "passes_of": made}, indent=1) + "\n")
 
 
