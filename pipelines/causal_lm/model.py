@@ -168,6 +168,10 @@ class CausalLMWindow(StaticModelBuffers):
         self._short_layers, self._layer_steps = [], None
         self._cache = make_cache(len(self.windows), self._kv_layout)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """As in `StaticModelBuffers`; the fused decoder is of this very model."""
+        return super().__getstate__() | {"_decoder": None}
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """As in `StaticModelBuffers`, after the forward of the run was chosen."""
         self.choose_route()
@@ -410,7 +414,7 @@ class CausalLMWindow(StaticModelBuffers):
         return functional_call(self.model, replaced, (), inputs, tie_weights=False)
 
     def _states(self, body: Callable[..., Any] | None, **inputs: Any) -> Tensor:
-        """Hidden states `[R, W, C]` after the last norm: the fused decoder's, or those of `body`."""
+        """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else `body`'s."""
         decoder = self._decoder
         if decoder is None:
             assert body is not None

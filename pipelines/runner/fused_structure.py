@@ -81,12 +81,13 @@ _LAYERS = {  # what a layer's forward names, in order, without dropout
     f"self_attn {_IN} mlp {_POST}": _Residuals(post_attention=_IN, post_mlp=_POST),
 }
 _DECODER = frozenset(
-    "ValueError embed_tokens DynamicCache config get_seq_length torch arange shape device unsqueeze "
-    "expand ndim view isinstance dict copy set enumerate create_causal_mask sliding_window "
-    "create_sliding_window_causal_mask has_sliding_layers layer_types num_hidden_layers layers norm "
-    "final_layernorm rotary_emb BaseModelOutputWithPast CwmModelOutputWithPast jit is_tracing "
-    "embedding_multiplier nn functional dropout embedding_dropout embed_dropout training "
-    "use_bidirectional_attention _bidirectional_window_overlay "
+    "ValueError embed_tokens DynamicCache config get_seq_length torch arange shape device "
+    "unsqueeze expand ndim view isinstance dict copy set enumerate create_causal_mask "
+    "create_sliding_window_causal_mask sliding_window has_sliding_layers layer_types "
+    "num_hidden_layers layers norm final_layernorm rotary_emb BaseModelOutputWithPast "
+    "CwmModelOutputWithPast jit is_tracing embedding_multiplier nn functional dropout "
+    "embedding_dropout embed_dropout training use_bidirectional_attention "
+    "_bidirectional_window_overlay "
     # images in the prompt, which another pass has processed
     "get get_image_features pooler_output get_placeholder_mask masked_scatter".split()
 )

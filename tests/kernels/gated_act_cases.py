@@ -1,4 +1,4 @@
-"""The gate of an MLP in Triton against the specification, which rounds once more in half precision."""
+"""The gate of an MLP in Triton against the specification, which rounds once more in half."""
 
 from __future__ import annotations
 
