@@ -15,7 +15,7 @@ from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabu
 from mmaccel.pipelines.attach.patching import Injection, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
 from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
-from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.causal_lm.compatibility import find_device, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
@@ -296,7 +296,12 @@ def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
 
 
 def check_fusible(model: Any, family: CausalLM) -> None:
-    """Raise UnsupportedModelError where the fused decoder does not serve a model."""
+    """Raise UnsupportedModelError where the fused decoder does not serve a model.
+
+    One in training mode is asked at its first call.
+    """
+    if find_training_effect(model) is not None:
+        return
     window = family.wrap(model)
     window.fused = True
     window.choose_route()

@@ -206,11 +206,14 @@ class CausalLMWindow(StaticModelBuffers):
             return f"the call asks for {', '.join(self.pass_options)}"
         if own is not None and (own.inputs or own.is_cut):
             return "the prompt needs inputs or lengths of its own in every layer"
-        return "autocast is on" if torch.is_autocast_enabled(self.device.type) else ""
+        kind = self.device.type
+        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return "autocast is on" if is_cast else ""
 
     def _find_decoder(self) -> tuple[FusedDecoder | None, str]:
         if isinstance(self.fused, FusedDecoder):
             return self.fused, ""
+        check_mode(self.model)  # a self-check needs it
         found, reason = open_fused(
             self.model, self.windows, lambda decoder: check_fused(self.plain(), decoder)
         )

@@ -93,8 +93,8 @@ class Engine:
         fused decoder. Canvas passes run eagerly, by the model's own forward.
 
         Raises:
-            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; and as
-                `runner`.
+            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; `fused=True`
+                for a model that the fused decoder cannot serve; and as `runner`.
         """
         if kind_of(window) == "canvas":
             dispatch.check(window.device.type)
@@ -104,9 +104,15 @@ class Engine:
                     f"{type(window).__name__}, whose canvas is filled pass by pass; "
                     'set cuda_graphs="auto"'
                 )
-            return
         if hasattr(window, "fused"):
             window.fused = self.fused
+        elif self.fused is True:
+            raise UnsupportedModelError(
+                "fused=True: expected a decoder of transformers that is decoded in windows, "
+                f"received a {type(window).__name__}; set fused=False"
+            )
+        if kind_of(window) == "canvas":
+            return
         runner = self.runner(window, prompt, policy, params)
         if hasattr(window, "runner"):
             window.runner = runner

@@ -43,6 +43,7 @@ from mmaccel.pipelines.runner.fused_structure import (
     find_hook,
     recognise,
 )
+from mmaccel.pipelines.runner.static_buffers import find_address
 
 Angles = tuple[Tensor, Tensor]
 Masks = Tensor | dict[str, Tensor]
@@ -414,7 +415,6 @@ def _read_state(model: Any) -> tuple[Any, ...]:
             tensors.append((id(module), type(module)))
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    place = (parameter.data_ptr(), parameter.dtype, parameter.device)
-                    tensors.append((id(parameter), *place, tuple(parameter.shape)))
+                    tensors.append((id(parameter), parameter.device, find_address(parameter)))
     hook = find_hook(model)
     return (ref(decoder), model.config._attn_implementation, hook, tuple(tensors))

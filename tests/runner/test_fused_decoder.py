@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import pickle
 import re
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +24,7 @@ from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.runner import fused_decoder
 from mmaccel.samplers.compare_logits import compare_logits
+from tests.fixtures.checkpoints import build_checkpoint, captions
 from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder
 from tests.fixtures.windows import build_janus, build_model
 
@@ -428,6 +432,46 @@ def test_calls_that_need_the_models_own_forward() -> None:
     assert routes[1] == ("model", "the call asks for output_hidden_states")
     assert routes[2] == ("model", "autocast is on")
     assert states.sequences.equal(plain)
+
+
+def test_a_fused_model_is_freed_with_its_last_reference() -> None:
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused=True)
+    window.choose_route()
+    left = weakref.ref(model)
+    del model, window
+    gc.collect()
+    assert left() is None
+
+
+def test_copies_and_pickles_begin_unfused() -> None:
+    window = CausalLMWindow(build_decoder("llama"), fused=True)
+    expected = run_passes(window)
+    for other in (copy.deepcopy(window), pickle.loads(pickle.dumps(window))):
+        assert all(map(torch.equal, run_passes(other), expected)) and other.route == "fused"
+        linear = other.model.model.layers[0].mlp.up_proj
+        linear.weight.data.zero_()
+        assert not torch.equal(run_passes(other)[0], expected[0])
+    assert all(map(torch.equal, run_passes(window), expected))
+
+
+def test_a_model_in_training_mode_is_asked_at_its_first_call() -> None:
+    model = build_decoder("llama", attention_dropout=0.3).train()
+    prompt, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 4, "pad_token_id": 0}
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=True) as handle:
+        model.eval()
+        model.generate(prompt, **options, do_sample=False)
+        assert handle.stats is not None and handle.stats.route == "fused"
+
+
+def test_models_that_it_cannot_serve_are_refused_in_pipelines(tmp_path: Path) -> None:
+    folder = build_checkpoint("llamagen-t2i", tmp_path)
+    pipe = mmaccel.TextToImage.from_pretrained(folder, device="cpu", fused=True)
+    with pytest.raises(UnsupportedModelError, match="fused=True.*LlamaGenWindow"):
+        pipe(captions("llamagen-t2i")[0])
+    pipe = mmaccel.TextToImage.from_pretrained("scenes-masked", device="cpu", fused=True)
+    with pytest.raises(UnsupportedModelError, match="fused=True.*set fused=False"):
+        pipe(pipe.image_model.examples[0])
 
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
