@@ -3,8 +3,8 @@
 RMS norm: B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019 (arXiv 1910.07467);
 layer norm: J. Ba, J. Kiros, G. Hinton, 2016 (arXiv 1607.06450).
 
-Departures: the mean and the square root are float32 whatever the inputs are; so is the product with
-the weight, which some models compute in their own dtype.
+Departures: mean, square root and the product with the weight, which some models compute in their own
+dtype, are float32 where the inputs are shorter.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ def add_norm(
     width = total.shape[-1]
     if kind == "layer" and offset == 0 and (weight is None or weight.ndim == 1):
         return total, F.layer_norm(total, (width,), weight, bias, eps)
+    is_wide = total.dtype in (torch.float32, torch.float64)
+    wide = total if is_wide else total.float()
     if kind == "layer":
-        normed = F.layer_norm(total.float(), (width,), None, None, eps)
+        normed = F.layer_norm(wide, (width,), None, None, eps)
     else:
-        is_wide = total.dtype in (torch.float32, torch.float64)
-        wide = total if is_wide else total.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         smallest = _make_scalar(eps) if length.device.type == "cpu" else length.new_full((), eps)
         normed = wide * torch.addcmul(smallest, length, length, value=1 / width).rsqrt_()
     if weight is not None and offset == 1:
-        normed = torch.addcmul(normed, normed, weight.float())
+        normed = torch.addcmul(normed, normed, weight.to(normed.dtype))
     elif weight is not None:
-        normed.mul_(weight.float() + offset if offset else weight)
+        normed.mul_(weight.to(normed.dtype) + offset if offset else weight)
     if bias is not None:
         normed.add_(bias)
     return total, normed if normed.dtype == total.dtype else normed.to(total.dtype)
