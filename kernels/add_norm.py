@@ -3,8 +3,8 @@
 RMS norm: B. Zhang, R. Sennrich, "Root Mean Square Layer Normalization", 2019 (arXiv 1910.07467);
 layer norm: J. Ba, J. Kiros, G. Hinton, 2016 (arXiv 1607.06450).
 
-Departures: mean, square root and the product with the weight, which some models compute in their own
-dtype, are float32 where the inputs are shorter.
+Departures: mean, square root and the product with the weight, which some models compute in their
+own dtype, are float32 where the inputs are shorter.
 """
 
 from __future__ import annotations
