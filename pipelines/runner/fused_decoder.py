@@ -84,7 +84,7 @@ class PackedLinear:
 
 
 @torch.no_grad()
-def _pack(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _pack(parameters: Sequence[Tensor]) -> Tensor:
     """Parameters one after the other in one tensor, of which they become views."""
     if len(parameters) == 1:
         return parameters[0]
@@ -205,6 +205,7 @@ class FusedDecoder:
                 own = heads[:, -layer.attention.kv_heads :]  # values; keys have the same shape
                 store.make_room(own, own)
             keys, values = store.keys, store.values
+            assert keys is not None and values is not None
             cos_sin = angles[layer.kind] if layer.attention.turns else (None, None)
             queries = write(
                 qkv, *cos_sin, keys, values, store.write_index(keys.device),
@@ -270,10 +271,8 @@ class FusedDecoder:
         head = self.head
         if head is None:
             return hidden
-        weight, bias = head.linear.weight, head.linear.bias
-        if n_ids < len(weight):
-            weight, bias = weight[:n_ids], None if bias is None else bias[:n_ids]
-        return finish_logits(head, F.linear(hidden, weight, bias))
+        weight, bias = head.linear.weight[:n_ids], head.linear.bias
+        return finish_logits(head, F.linear(hidden, weight, None if bias is None else bias[:n_ids]))
 
 
 def finish_logits(head: Head, logits: Tensor) -> Tensor:
@@ -345,8 +344,9 @@ def _attend_eagerly(
 def _attend_by_kernel(
     attention: Attention, queries: Tensor, store: WindowLayer, this: WindowPass, number: int
 ) -> Tensor:
+    keys, values = store.visible()
     out = dispatch.run(
-        window_attention, queries.transpose(1, 2), *store.visible(), this.start,
+        window_attention, queries.transpose(1, 2), keys, values, this.start,
         scale=attention.scale, softcap=attention.softcap, window=this.windows[number],
     )  # fmt: skip
     return out.transpose(1, 2).flatten(2)
@@ -409,7 +409,7 @@ def close_fused(model: Any) -> None:
 
 def _read_state(model: Any) -> tuple[Any, ...]:
     decoder = model.get_decoder()
-    tensors = []
+    tensors: list[Any] = []
     for part in (decoder, model.get_output_embeddings()):
         for module in part.modules() if part is not None else ():
             tensors.append((id(module), type(module)))
