@@ -78,6 +78,16 @@ def test_image_models_of_other_heads() -> None:
     assert find_difference(build_janus()) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "gemma2, capped"])
+def test_under_window_attention(name: str) -> None:
+    """Passes without masks, as on a GPU: sliding windows and softcaps are the kernel's."""
+    model = build_decoder(name)
+    fused = CausalLMWindow(model, attention="kernel", fused=True)
+    pairs = list(zip(run_passes(CausalLMWindow(model)), run_passes(fused)))
+    assert fused.route == "fused" and fused.attention_reason == ""
+    assert all(compare_logits(*pair).largest < 1e-5 for pair in pairs)
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_half_precision_differs_no_more_than_its_rounding(name: str) -> None:
     model = build_decoder(name, torch.bfloat16)
