@@ -26,8 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmaccel.errors import MMAccelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.add_norm import add_norm
+from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.window_attention import window_attention
@@ -389,7 +391,14 @@ def open_fused(
         reason = check(decoder)
     except UnrecognisedError as error:
         reason = str(error)
-    except BaseException:
+    except Exception as error:  # the model's own forward serves, unless the device failed
+        if decoder is not None:
+            decoder.unpack()
+        if is_device_error(error) or isinstance(error, MMAccelError):
+            raise
+        text = " ".join(str(error).split())[:80]
+        reason = f"layers that end recognition in a {type(error).__name__} ({text})"
+    except BaseException:  # interrupted
         if decoder is not None:
             decoder.unpack()
         raise

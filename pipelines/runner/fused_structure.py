@@ -92,9 +92,9 @@ _DECODER = frozenset(
     "get get_image_features pooler_output get_placeholder_mask masked_scatter".split()
 )
 _HEAD = frozenset(
-    "model last_hidden_state slice_logits_to_keep lm_head loss_function config text_config "
-    "vocab_size past_key_values hidden_states attentions image_hidden_states rope_deltas "
-    "logit_scale logits_scaling final_logit_softcapping torch tanh".split()
+    "model last_hidden_state slice_logits_to_keep isinstance int slice lm_head loss_function "
+    "config text_config vocab_size past_key_values hidden_states attentions image_hidden_states "
+    "rope_deltas logit_scale logits_scaling final_logit_softcapping torch tanh".split()
 )
 _HEAD_OUTPUT = "OutputWithPast"  # how the names of a head's output class end
 _ACTIVATIONS: dict[str, Activation] = {
@@ -270,7 +270,9 @@ def recognise(model: Any, windows: Sequence[int | None]) -> Structure:
     except UnrecognisedError as error:
         head, reason = None, str(error)
     first = stack[0].self_attn
-    interleaved, repeats = _find_rotation(first, rotary, kinds[0] if has_kinds else None)
+    interleaved, repeats = _find_rotation(
+        first, rotary, kinds[0] if has_kinds else None, "ndim" in names
+    )
     scale = decoder.embedding_multiplier if "embedding_multiplier" in names else 1.0
     return Structure(
         decoder.get_input_embeddings(), float(scale), layers, _read_norm("norm", norm), rotary,
@@ -453,14 +455,16 @@ def _read_head(model: Any) -> Head:
 
 
 @torch.no_grad()
-def _find_rotation(attention: Any, rotary: Any, kind: str | None) -> tuple[bool, bool]:
+def _find_rotation(
+    attention: Any, rotary: Any, kind: str | None, has_axes: bool
+) -> tuple[bool, bool]:
     """`interleaved` and `repeats` of a model, from what its own function does to random heads."""
     rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
     example = attention.o_proj if hasattr(attention, "o_proj") else attention.dense
     device, unit = example.weight.device, torch.float32
     given = torch.empty(0, device=device, dtype=unit)
     position = torch.full((1, 1), 3, device=device)
-    if _has_axes(rotary):
+    if has_axes:
         position = position.expand(3, 1, 1)
     cos, sin = rotary(given, position, *([] if kind is None else [kind]))
     generator = torch.Generator().manual_seed(0)
@@ -477,10 +481,6 @@ def _find_rotation(attention: Any, rotary: Any, kind: str | None) -> tuple[bool,
         if torch.allclose(found, expected.to(unit), atol=1e-5):
             return interleaved, repeats
     raise UnrecognisedError(f"a {type(attention).__name__} with a rotation of its own")
-
-
-def _has_axes(rotary: Any) -> bool:
-    return "recomposition_frequencies" in _names(rotary) or "expand" in _names(rotary)
 
 
 def _names(module: nn.Module) -> tuple[str, ...]:

@@ -444,6 +444,18 @@ def test_calls_that_need_the_models_own_forward() -> None:
     assert states.sequences.equal(plain)
 
 
+def test_an_error_in_recognition_keeps_the_models_own_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(fused_decoder, "recognise", fail)
+    window = CausalLMWindow(build_decoder("llama"), fused="auto")
+    run_passes(window)
+    assert window.route == "model" and "RuntimeError (no such thing)" in window.route_reason
+
+
 def test_a_fused_model_is_freed_with_its_last_reference() -> None:
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused=True)
