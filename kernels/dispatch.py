@@ -35,6 +35,9 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "sample": "sample_frozen",
     "couple": "couple",
     "coarse_sweep": "coarse_sweep",
+    "add_norm": "add_norm",
+    "rope_write": "rope_write",
+    "gated_act": "gated_act",
 }
 
 P = ParamSpec("P")

@@ -107,5 +107,6 @@ def decoder(
     own_seed = None if seed is None else check_seed(seed)
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    engine, chosen = Engine(cuda_graphs, sync_every), choose_policy(policy, layout)
+    engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights
+    chosen = choose_policy(policy, layout)
     return Decoder(chosen, own_seed, strict, layout, engine, assume_stateless)

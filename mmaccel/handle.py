@@ -15,9 +15,10 @@ from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabu
 from mmaccel.pipelines.attach.patching import Injection, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
 from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
-from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.causal_lm.compatibility import find_device, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
+from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
@@ -77,16 +78,19 @@ class Handle:
         return [] if reduction is None else reduction.kept_tokens()
 
     def reset(self) -> None:
-        """Drop all CUDA graphs and their buffers; the next calls capture them again.
+        """Drop all CUDA graphs and their buffers, and the fused decoder; the next calls make them
+        again.
 
         Call it after a change of the model that moves no parameter: an attribute, a hook, an
         adapter that is switched on or off. A moved parameter is noticed without it.
         """
         if hasattr(self._service, "engine"):
             self._service.engine.close()
+        if isinstance(self._service, GenerateService):
+            close_fused(self._target)
 
     def detach(self) -> None:
-        """Restore the model's own methods, and drop all CUDA graphs.
+        """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
 
         Raises:
             AttachError: other code changed the model's class since.
@@ -125,6 +129,7 @@ def attach(
     layout: Layout | None = None,
     cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
+    fused: UseFused = False,
     assume_stateless: bool = False,
     visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
 ) -> Handle:
@@ -156,6 +161,10 @@ def attach(
         cuda_graphs: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`; with
             "auto" the statistics say why passes are not captured.
         sync_every: captured passes between two synchronisations with the host.
+        fused: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`. The fused
+            decoder packs weights in place: the model's parameters become views of larger tensors,
+            until `detach`. Its logits differ from those of the model's own forward in their last
+            bits; `stats.route` says which of the two ran.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
@@ -168,17 +177,19 @@ def attach(
 
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
-            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`, or one
-            the policy cannot use; something that is no method for visual tokens.
+            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs` or
+            `fused`, or one the policy cannot use; something that is no method for visual tokens.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device.
-        UnsupportedModelError: the target does not generate with transformers; a model without the
+        UnsupportedModelError: the target does not generate with transformers; `fused=True` and
+            a layer that is not recognised, the first of which is named; a model without the
             visual tokens that a method needs; with `strict`, also a model that only the original
             can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    engine, own_seed = Engine(cuda_graphs, sync_every), None if seed is None else check_seed(seed)
+    engine = Engine(cuda_graphs, sync_every, fused)
+    own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(visual_tokens)
     if find_pipeline(target):
         if reducers:
@@ -196,6 +207,8 @@ def attach(
     refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
     if strict and refusal is not None:
         raise refusal
+    if fused is True:
+        check_fusible(model, family)
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
@@ -283,6 +296,18 @@ def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
     except UnsupportedModelError as error:
         return error
     return None
+
+
+def check_fusible(model: Any, family: CausalLM) -> None:
+    """Raise UnsupportedModelError where the fused decoder does not serve a model.
+
+    One in training mode is asked at its first call.
+    """
+    if find_training_effect(model) is not None:
+        return
+    window = family.wrap(model)
+    window.fused = True
+    window.choose_route()
 
 
 def family_of(model: Any) -> CausalLM:

@@ -95,6 +95,7 @@ def open_pipeline(
     decoder: Path | None = None,
     family: str | None = None,
     cuda_graphs: str = "auto",
+    fused: bool = False,
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> TextToImage:
@@ -103,7 +104,8 @@ def open_pipeline(
     Args:
         model: name, folder, file or hub id.
         device, dtype: as `TextToImage.from_pretrained` takes them.
-        size, decoder, family, cuda_graphs, trust_remote_code, revision: as on the command line.
+        size, decoder, family, cuda_graphs, fused, trust_remote_code, revision: as on the command
+            line.
 
     Raises:
         OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
@@ -125,6 +127,7 @@ def open_pipeline(
         decoder=decoder,
         family=family,
         cuda_graphs=use_graphs,
+        fused=fused,
         trust_remote_code=trust_remote_code,
         revision=revision,
     )

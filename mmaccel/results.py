@@ -95,6 +95,10 @@ class Stats:
             "auto" was resolved; empty for policies without one.
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
+        route: window policies: the forward that ran, "fused" (see
+            `mmaccel.pipelines.runner.fused_decoder`) or "model", the model's own; empty for models
+            that have no choice.
+        route_reason: why it was the model's own; or empty.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
             "tf32", or what activations are quantised to, such as "int8"; see
@@ -124,6 +128,8 @@ class Stats:
     captures: int = 0
     drafts: str = ""
     attention: str = ""
+    route: str = ""
+    route_reason: str = ""
     reference: str = ""
     dtype: str = ""
 

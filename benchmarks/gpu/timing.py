@@ -158,6 +158,27 @@ def _swept(n_values: int, seen: int, width: int = 256) -> Timing:
     return Timing("coarse_sweep", title, _sweep(n_values, seen, width), 4 * floats)
 
 
+_WIDE = 4096  # a layer of a 7B model: its hidden states, 32 heads of 128, its MLP
+
+
+def _normed(device: torch.device) -> tuple[Any, ...]:
+    rows = (torch.randn(64, _WIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return *rows, torch.randn(_WIDE, device=device, dtype=torch.bfloat16)
+
+
+def _turned(device: torch.device) -> tuple[Any, ...]:
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=torch.bfloat16)
+
+    stores = numbers(64, 32, 128), numbers(64, 32, 128)
+    angles = numbers(64, 128), numbers(64, 128)
+    return numbers(64, 3 * _WIDE), *angles, *stores, torch.arange(64, device=device)
+
+
+def _gated(device: torch.device) -> tuple[Any, ...]:
+    return (torch.randn(64, 2 * 11_008, device=device, dtype=torch.bfloat16),)
+
+
 _SLOTS, _LOGITS = 64 * 131_072, 64 * 131_072 * 2
 _MS = "sample_64x131k_ms"
 
@@ -185,6 +206,14 @@ TIMINGS: dict[str, list[Timing]] = {
             (_SLOTS * 2 + 62 * 131_072) * 4,  # scores, target and draft distributions
         ),
     ],
+    "add_norm": [Timing("add_norm", "64 x 4096, bfloat16", _normed, 2 * 257 * _WIDE)],
+    "rope_write": [
+        Timing(
+            "rope_write", "64 tokens, 3 x 32 heads of 128, bfloat16", _turned,
+            2 * 64 * (6 * _WIDE + 2 * 128 + 4),
+        )
+    ],
+    "gated_act": [Timing("gated_act", "64 x 2 x 11008, bfloat16", _gated, 2 * 64 * 3 * 11_008)],
     "coarse_sweep": [_swept(1024, 25), _swept(16_384, 25)],
     "column_mass": [
         Timing(

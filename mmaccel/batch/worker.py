@@ -43,7 +43,7 @@ class Setup:
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         params: given fields of `SamplingParams`; the others are those the model recommends.
-        device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision: options of
+        device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision, fused: options of
             `mmaccel generate`.
         size: pixels as text, for rows without a size.
         rows: images generated together.
@@ -65,6 +65,7 @@ class Setup:
     negative: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+    fused: bool = False
 
     def open(self) -> TextToImage:
         """Load the model for images of `size`.
@@ -82,6 +83,7 @@ class Setup:
             decoder=self.decoder,
             family=self.family,
             cuda_graphs=self.cuda_graphs,
+            fused=self.fused,
             trust_remote_code=self.trust_remote_code,
             revision=self.revision,
         )

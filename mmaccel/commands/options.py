@@ -75,6 +75,8 @@ Threads = Annotated[
     int | None, typer.Option(help="of a CPU; by default the fastest for this model, measured")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
+_HELP_FUSED = "forward passes over packed weights, where the model is recognised"
+Fused = Annotated[bool, typer.Option("--fused/--no-fused", help=_HELP_FUSED)]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
 VisualTokens = Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)]
 Keep = Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")]

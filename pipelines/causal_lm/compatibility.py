@@ -27,7 +27,8 @@ _accepted: WeakKeyDictionary[nn.Module, tuple[Any, list[int | None]]] = WeakKeyD
 def check_causal_lm(model: Any) -> list[int | None]:
     """Refuse a model that is no decoder-only language model with ordinary attention in every layer.
 
-    A model that passed is not checked again until its attention implementation or head changes.
+    A model that passed is not checked again until its attention implementation, its head or its
+    number of layers changes.
 
     Args:
         model: a transformers model.
@@ -45,7 +46,9 @@ def check_causal_lm(model: Any) -> list[int | None]:
             "load one with AutoModelForCausalLM.from_pretrained"
         )
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    state = (getattr(text_config(model), "_attn_implementation", None), type(head))
+    config = text_config(model)
+    n_layers = getattr(config, "num_hidden_layers", None)
+    state = (getattr(config, "_attn_implementation", None), type(head), n_layers)
     known = _accepted.get(model)
     if known is not None and known[0] == state:
         return known[1]

@@ -36,6 +36,7 @@ class ImageTokenWindow(CausalLMWindow):
 
     row_inputs, constants = ("_lengths",), ("ids", "_weight", "_bias")
     options = (*CausalLMWindow.options, "_n_structural")
+    needs_head = False
 
     def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
         super().__init__(model)
@@ -89,7 +90,7 @@ class ImageTokenWindow(CausalLMWindow):
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
-        hidden = self.model.model(**inputs).last_hidden_state[:, -n_kept:].to(self.ids.device)
+        hidden = self._states(self.model.model, **inputs)[:, -n_kept:].to(self.ids.device)
         if self.keeps_states:
             self.last_states = hidden
         logits = F.linear(hidden, self._weight, self._bias)

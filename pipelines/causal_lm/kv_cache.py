@@ -120,11 +120,41 @@ class WindowLayer:
                 f"the pass, received {list(key_states.shape)}; run the model through the forward "
                 "of its wrapper"
             )
+        self.make_room(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        for store, states in ((self.keys, key_states), (self.values, value_states)):
+            flat = states.transpose(1, 2).flatten(0, 1)  # [R * W, H, D]
+            store.index_copy_(0, self.write_index(store.device), flat)
+        return self.visible()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory for all that the pass writes and reads."""
+        n_indices = self.layout.max_rows * self.layout.allocated_length
+        return self.keys is not None and self.keys.shape[0] >= n_indices
+
+    def make_room(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[N, H, D]` of all cache indices that have memory in this pass.
+
+        Args:
+            key_states, value_states: `[R, H, W, D]` of the pass, whose heads and dtype they take.
+        """
         self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        if self.keys.shape[0] < layout.max_rows * layout.allocated_length:
-            self.keys, self.values = _grow(layout, self.keys), _grow(layout, self.values)
-        return _write(layout, self.keys, key_states), _write(layout, self.values, value_states)
+        if not self.has_room:
+            self.keys, self.values = _grow(self.layout, self.keys), _grow(self.layout, self.values)
+        return self.keys, self.values
+
+    def write_index(self, device: torch.device) -> Tensor:
+        """`[R * W]` int64, flat indices that the current pass writes."""
+        index = self.layout.write_index
+        assert index is not None
+        return index if index.device == device else index.to(device)
+
+    def visible(self) -> tuple[Tensor, Tensor]:
+        """Views `[R, H, visible length, D]` of what the current pass reads."""
+        assert self.keys is not None and self.values is not None
+        return _view(self.layout, self.keys), _view(self.layout, self.values)
 
     def read(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` at cache indices `[B, N]` of the first B rows.
@@ -206,12 +236,8 @@ def _grow(layout: KVCacheLayout, store: Tensor) -> Tensor:
     return new.flatten(0, 1)
 
 
-def _write(layout: KVCacheLayout, store: Tensor, states: Tensor) -> Tensor:
-    """Write states `[R, H, W, D]` of a pass; a view of what the pass reads."""
-    index = layout.write_index
-    assert index is not None
-    index = index if index.device == store.device else index.to(store.device)
-    store.index_copy_(0, index, states.transpose(1, 2).flatten(0, 1))  # [R * W, H, D]
+def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:
+    """A view of what the current pass reads of a store."""
     by_row = store.view(layout.max_rows, layout.allocated_length, *store.shape[1:])
     if layout.selected_rows is None:
         return by_row[: layout.pass_rows, : layout.visible_length].transpose(1, 2)

@@ -7,17 +7,18 @@ cache of `mmaccel.pipelines.causal_lm.kv_cache`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
 
-from mmaccel.errors import ShapeError
+from mmaccel.errors import ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.attention import (
     Choices,
     WindowPass,
@@ -38,8 +39,9 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
-from mmaccel.pipelines.causal_lm.self_check import find_reason
+from mmaccel.pipelines.causal_lm.self_check import check_fused, find_reason
 from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
+from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
@@ -59,10 +61,15 @@ class CausalLMWindow(StaticModelBuffers):
         attention: of `forward`. "model" runs the layers' own attention under a mask, "kernel" runs
             `mmaccel.kernels.window_attention` in the layers where it can, and "auto" does so where
             that is a Triton kernel. A prompt is always prefilled under the model's own attention.
+        fused: whether passes take the fused decoder (`mmaccel.pipelines.runner.fused_decoder`)
+            instead of the model's own forward: True raises where it does not serve, "auto" takes it
+            where it does.
 
     Attributes:
         attention_reason: why the model's own attention runs, since `reserve`; empty where the
             kernel runs.
+        route: the forward of the current run, "fused" or "model", since `choose_route`.
+        route_reason: why it is the model's own; empty where it is the fused decoder.
         windows: sliding window of every layer, in positions; None where it sees everything.
         choices: collects (layer, version of the kernel) of every attention call, unless None.
         runner: carries out passes of samplers over this model; None runs them eagerly.
@@ -77,7 +84,8 @@ class CausalLMWindow(StaticModelBuffers):
     """
 
     reserved = (*StaticModelBuffers.reserved, "_configs", "_positions")
-    options = (*StaticModelBuffers.options, "_stride")
+    options = (*StaticModelBuffers.options, "_stride", "route")
+    needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
 
     def __init__(
         self,
@@ -86,6 +94,7 @@ class CausalLMWindow(StaticModelBuffers):
         vocab_size: int | None = None,
         stride: int | Literal["auto"] | None = "auto",
         attention: Literal["auto", "model", "kernel"] = "auto",
+        fused: Literal["auto"] | bool = False,
     ) -> None:
         self.windows = check_causal_lm(model)
         self.model = model
@@ -106,6 +115,10 @@ class CausalLMWindow(StaticModelBuffers):
         self._kv_layout: KVCacheLayout | None = None
         self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
+        self.fused: Literal["auto"] | bool | FusedDecoder = fused
+        self.route, self.route_reason = "model", "no run has begun"
+        self._decoder: FusedDecoder | None = None
+        self._kernel_pass: WindowPass | None = None
         self.choices: Choices | None = None
         self.recorder: StepRecorder | None = None
         self.pass_options: dict[str, Any] = {}
@@ -145,6 +158,7 @@ class CausalLMWindow(StaticModelBuffers):
         """
         check_capacity(rows, positions, self.max_positions)
         check_mode(self.model)
+        self.choose_route()
         self._configs: list[Any] = []
         self.attention_reason = find_reason(self)
         if not self.attention_reason:
@@ -153,6 +167,59 @@ class CausalLMWindow(StaticModelBuffers):
         self._kv_layout = KVCacheLayout(rows, positions + 1)
         self._short_layers, self._layer_steps = [], None
         self._cache = make_cache(len(self.windows), self._kv_layout)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As in `StaticModelBuffers`; the fused decoder is of this very model."""
+        return super().__getstate__() | {"_decoder": None}
+
+    def graph_key(self) -> tuple[Any, Hashable, Hashable]:
+        """As in `StaticModelBuffers`, after the forward of the run was chosen."""
+        self.choose_route()
+        return super().graph_key()
+
+    def choose_route(self) -> None:
+        """Choose the forward of the next run: the fused decoder or the model's own.
+
+        A model that changed since the last run is recognised, packed and checked again.
+
+        Raises:
+            UnsupportedModelError: `fused=True`, and the fused decoder does not serve the model.
+
+        Cost: one visit of every module and parameter; six short passes at a model's first run.
+        """
+        self._decoder, self.route_reason = None, self._find_unfused()
+        if not self.route_reason:
+            self._decoder, self.route_reason = self._find_decoder()
+            if self.fused is True and self._decoder is None:
+                raise UnsupportedModelError(
+                    "fused=True: expected a model that the fused decoder serves, received a "
+                    f"{type(self.model).__name__} with {self.route_reason}; set fused='auto'"
+                )
+        self.route = "model" if self._decoder is None else "fused"
+
+    def _find_unfused(self) -> str:
+        """What about this call needs the model's own forward; empty where nothing does."""
+        own = self.own_prompt
+        if self.fused is False:
+            return "fused=False"
+        if self.pass_options:
+            return f"the call asks for {', '.join(self.pass_options)}"
+        if own is not None and (own.inputs or own.is_cut):
+            return "the prompt needs inputs or lengths of its own in every layer"
+        kind = self.device.type
+        is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return "autocast is on" if is_cast else ""
+
+    def _find_decoder(self) -> tuple[FusedDecoder | None, str]:
+        if isinstance(self.fused, FusedDecoder):
+            return self.fused, ""
+        check_mode(self.model)  # a self-check needs it
+        found, reason = open_fused(
+            self.model, self.windows, lambda decoder: check_fused(self.plain(), decoder)
+        )
+        if found is not None and found.head is None and self.needs_head:
+            return None, found.head_reason
+        return found, reason
 
     def use_kernel(self, choices: Choices | None) -> None:
         """From now on `forward` runs the attention kernel and collects its calls in `choices`."""
@@ -184,6 +251,10 @@ class CausalLMWindow(StaticModelBuffers):
     def _forward(self, tokens: Tensor, start: Tensor, skipped: int = 0) -> Tensor:
         if self.attention_reason:
             output = self._pass(tokens, start, **self.pass_options)
+        elif self._decoder is not None:
+            self._kernel_pass = WindowPass(start, self.windows, self.choices)
+            output = self._pass(tokens, start, has_masks=False)
+            self._kernel_pass = None
         else:
             this = WindowPass(start, self.windows, self.choices)
             with window_attention_in(self._configs, this):
@@ -316,7 +387,7 @@ class CausalLMWindow(StaticModelBuffers):
     @contextmanager
     def _watched_head(self) -> Iterator[None]:
         """Store what the output head reads in `last_states`, if they are wanted."""
-        if not self.keeps_states:
+        if not self.keeps_states or self._decoder is not None:
             yield
             return
         hook = self.output_head().register_forward_pre_hook(self._keep_states)
@@ -337,10 +408,30 @@ class CausalLMWindow(StaticModelBuffers):
         return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
     def _run(self, **inputs: Any) -> Any:
+        if self._decoder is not None:
+            hidden = self._states(None, **inputs)[:, -inputs.get("logits_to_keep", 0) :]
+            return SimpleNamespace(logits=self._decoder.logits(hidden, self.vocab_size))
         replaced = self._replaced_tensors()
         if not replaced:
             return self.model(**inputs)
         return functional_call(self.model, replaced, (), inputs, tie_weights=False)
+
+    def _states(self, body: Callable[..., Any] | None, **inputs: Any) -> Tensor:
+        """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else `body`'s."""
+        decoder = self._decoder
+        if decoder is None:
+            assert body is not None
+            states: Tensor = body(**inputs).last_hidden_state
+            return states
+        embedded = inputs.get("inputs_embeds")
+        hidden = decoder.forward(
+            decoder.embed(inputs["input_ids"]) if embedded is None else embedded,
+            inputs["position_ids"], inputs["attention_mask"], self._cache.layers,
+            self._kernel_pass,
+        )  # fmt: skip
+        if self.keeps_states:
+            self.last_states = hidden
+        return hidden
 
     def _replaced_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers of the model that a pass uses in another form, by full name."""

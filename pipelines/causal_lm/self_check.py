@@ -19,6 +19,7 @@ mask with one key too many or too few 0.24 and more.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -35,6 +36,7 @@ from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logit
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+    from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 
 LENGTH = 9
 PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # starts of both rows, width; some roll back
@@ -180,12 +182,15 @@ def _run_windows(
     window.reserve(2, LENGTH)
     if choices is not None:
         window.use_kernel(choices)
-    found = []
+    return list(_iterate_windows(window, ids))
+
+
+def _iterate_windows(window: CausalLMWindow, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Run the passes of `PASSES` one by one; positions `[2, W]` and logits `[2, W, V]` of each."""
     for starts, width in PASSES:
         start = torch.tensor(starts, device=ids.device)
         at = start[:, None] + torch.arange(width, device=ids.device)
-        found.append((at, window.forward(ids.gather(1, at), start)))
-    return found
+        yield at, window.forward(ids.gather(1, at), start)
 
 
 def _make_ids(model: Any, vocab_size: int) -> Tensor:
@@ -287,3 +292,54 @@ def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]
         if not difference.within(Tolerance.of(model.dtype)):
             return f"logits under the kernel are {difference}", True
     return "", True
+
+
+@torch.no_grad()
+def check_fused(plain: CausalLMWindow, decoder: FusedDecoder) -> str:
+    """Why a fused decoder does not serve a model; empty where it gives the model's own logits.
+
+    Its hidden states are compared with what the model's own head reads, in the same window passes,
+    and its logits too where it has a head.
+
+    Args:
+        plain: a window over the model, by the model's own forward.
+        decoder: of the model.
+
+    Cost: six short passes.
+    """
+    model = plain.model
+    if plain.max_positions is not None and plain.max_positions < LENGTH:
+        return f"{plain.max_positions} positions; a self-check needs {LENGTH}"
+    ids = _make_ids(model, plain.vocab_size)
+    plain.keeps_states = True
+    try:
+        own = _run_states(plain, ids)
+        plain.fused = decoder
+        received = _run_states(plain, ids)
+    except Exception as error:  # the model's own forward serves, unless the device failed
+        if is_device_error(error):
+            raise
+        return f"layers that end the fused decoder in a {_describe(error)}"
+    is_short = model.dtype not in (torch.float32, torch.float64)
+    # transformers computes norms in float32 in models of float64, too
+    tolerance = Tolerance.of(model.dtype) if is_short else Tolerance.strict(torch.float32)
+    for (logits, states), (fused_logits, fused_states) in zip(own, received):
+        pairs = [(states, fused_states)]
+        if decoder.head is not None:
+            pairs.append((logits, fused_logits))
+        for difference in (compare_logits(*pair) for pair in pairs):
+            if not difference.is_telling:
+                return "logits that are NaN or all alike: nothing to compare"
+            if not difference.within(tolerance):
+                return f"layers whose logits in the fused decoder are {difference}"
+    return ""
+
+
+def _run_states(window: CausalLMWindow, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Logits `[2, W, V]` and what the head reads `[2, W, C]` of every pass of `PASSES`."""
+    window.reserve(2, LENGTH)
+    found = []
+    for _, logits in _iterate_windows(window, ids):
+        assert window.last_states is not None
+        found.append((logits, window.last_states))
+    return found

@@ -127,6 +127,7 @@ class JanusCodes(CausalLMWindow):
     """
 
     row_inputs = ("_lengths",)
+    needs_head = False
 
     def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)
@@ -153,8 +154,8 @@ class JanusCodes(CausalLMWindow):
             self.model.prepare_embeddings_for_image_generation(codes),
         )
         n_kept = inputs.pop("logits_to_keep", 0)
-        out = inner.language_model(inputs_embeds=embedded, **inputs)
-        return SimpleNamespace(logits=inner.generation_head(out.last_hidden_state[:, -n_kept:]))
+        hidden = self._states(inner.language_model, inputs_embeds=embedded, **inputs)
+        return SimpleNamespace(logits=inner.generation_head(hidden[:, -n_kept:]))
 
 
 class _Prepared(MMAccelError):

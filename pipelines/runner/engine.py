@@ -19,6 +19,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
+UseFused = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,20 @@ class Engine:
         sync_every: captured passes between two synchronisations with the host. With more than 1 the
             device never waits for the host, but up to `sync_every - 1` passes after the last token
             do nothing.
+        fused: True takes the fused decoder (`mmaccel.pipelines.runner.fused_decoder`) instead of
+            the model's own forward, and raises where it does not serve the model; False never takes
+            it; "auto" takes it where it serves, and `Stats.route_reason` says why not.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
 
     Raises:
-        OptionError: another value of `cuda_graphs`, or `sync_every` below 1.
+        OptionError: another value of `cuda_graphs` or `fused`, or `sync_every` below 1.
     """
 
     cuda_graphs: UseGraphs = "auto"
     sync_every: int = 1
+    fused: UseFused = False
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +56,11 @@ class Engine:
                 "auto uses them where that works"
             )
         check_int("sync_every", self.sync_every, 1, hint="try 4")
+        if not isinstance(self.fused, bool) and self.fused != "auto":
+            raise OptionError(
+                f"fused: expected 'auto', True or False, received {self.fused!r}; auto takes the "
+                "fused decoder where it serves"
+            )
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
         """Refuse what `cuda_graphs=True` can never serve.
@@ -79,11 +89,12 @@ class Engine:
         self.cache.clear()
 
     def prepare(self, window: Any, prompt: Prompt, policy: Any, params: SamplingParams) -> None:
-        """Set the runner of a token model's next call; see `runner`. Canvas passes run eagerly.
+        """Set the runner of a token model's next call, see `runner`, and whether it may take the
+        fused decoder. Canvas passes run eagerly, by the model's own forward.
 
         Raises:
-            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; and as
-                `runner`.
+            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; `fused=True`
+                for a model that the fused decoder cannot serve; and as `runner`.
         """
         if kind_of(window) == "canvas":
             dispatch.check(window.device.type)
@@ -93,6 +104,14 @@ class Engine:
                     f"{type(window).__name__}, whose canvas is filled pass by pass; "
                     'set cuda_graphs="auto"'
                 )
+        if hasattr(window, "fused"):
+            window.fused = self.fused
+        elif self.fused is True:
+            raise UnsupportedModelError(
+                "fused=True: expected a decoder of transformers that is decoded in windows, "
+                f"received a {type(window).__name__}; set fused=False"
+            )
+        if kind_of(window) == "canvas":
             return
         runner = self.runner(window, prompt, policy, params)
         if hasattr(window, "runner"):

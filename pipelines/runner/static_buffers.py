@@ -66,7 +66,7 @@ class StaticModelBuffers:
             type(self),
             *(getattr(self, name) for name in self.options),
             *(getattr(self, name) is not None for name in self.row_inputs),
-            *(_address(getattr(self, name)) for name in self.constants),
+            *(find_address(getattr(self, name)) for name in self.constants),
             *_torch_settings(self.device),
         )
 
@@ -170,11 +170,12 @@ def model_state(model: nn.Module) -> Hashable:
     Cost: one visit of each parameter.
     """
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    addresses = tuple(_address(tensor) for tensor in chain(model.parameters(), model.buffers()))
+    addresses = tuple(find_address(tensor) for tensor in chain(model.parameters(), model.buffers()))
     return model.training, attention, addresses
 
 
-def _address(tensor: Tensor | None) -> Hashable:
+def find_address(tensor: Tensor | None) -> Hashable:
+    """Where a tensor is, its dtype and its shape; None for None."""
     if tensor is None:
         return None
     try:

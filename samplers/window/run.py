@@ -528,6 +528,8 @@ class WindowRun:
         reason = getattr(self.model, "attention_reason", None)
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
+        self.stats.route = getattr(self.model, "route", "")
+        self.stats.route_reason = getattr(self.model, "route_reason", "")
         self.stats.use_dtype(self._buffers.arithmetic)
         shared = getattr(self.model, "shared_rounding", "")
         if shared:

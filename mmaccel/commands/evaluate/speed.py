@@ -38,6 +38,7 @@ def speed(
     device: shared.Device = "auto",
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
+    fused: shared.Fused = False,
     trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
@@ -80,7 +81,7 @@ def speed(
     open_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
-        trust_remote_code=trust_remote_code,
+        fused=fused, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     name, options = pick_name(policy, options, kind_of(pipe.model))
     chosen = make_policy(name, **options)

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SIZE = 1000
+FUSED = ("add_norm", "rope_write", "gated_act")
 GRID = Grid(rows=1, width=4, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
 RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
     (Autoregressive(), {}, None),
@@ -62,7 +63,7 @@ def decode(
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels' functions that are called from now on."""
     launched: list[str] = []
-    for kernel in ("sample", "couple", "window_attention", "coarse_sweep"):
+    for kernel in ("sample", "couple", "window_attention", "coarse_sweep", *FUSED):
         module, name = import_module(f"mmaccel.kernels.{kernel}_triton"), dispatch.KERNELS[kernel]
         real = getattr(module, name)
 
@@ -108,3 +109,22 @@ def test_coarse_drafts(
     assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
     narrow = 2  # the first pass, and a last one of a single slot, have no sweep
     assert made.stats.passes >= launched.count("coarse_sweep") >= made.stats.passes - narrow > 1
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "cohere"])
+def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass by the interpreted kernels: the logits of the model's own forward."""
+    model = build_lm(name)
+    window = CausalLMWindow(model, attention="model", fused=True)
+    window.choose_route()  # its self-check runs the kernels too
+    launched = watch(monkeypatch)
+    tokens, start = torch.tensor([[5, 9, 11], [7, 8, 2]]), torch.tensor([0, 0])
+    logits = []
+    for fused in (False, True):
+        window.fused = fused
+        window.reserve(2, 4)
+        logits.append(window.forward(tokens, start))
+        assert bool(launched) == fused
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+    assert launched.count("rope_write") == launched.count("gated_act") == 2
+    assert launched.count("add_norm") == {"llama": 5, "gemma3": 13, "cohere": 3}[name]

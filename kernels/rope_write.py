@@ -1,0 +1,109 @@
+"""Rotary positions for queries and keys, and the write of keys and values into the cache.
+
+Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021
+(arXiv 2104.09864). Numbers of a head turn in pairs: the first half with the second
+(GPT-NeoX, Llama), or neighbours with each other (`interleaved`: GPT-J, Cohere).
+
+Departures: the sine has the sign of its pair's first number in it, see `sign_sine`, so that every
+number is `x cos + partner sin`; a pass prepares that once for all layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import ShapeError
+
+
+def sign_sine(sin: Tensor, interleaved: bool) -> Tensor:
+    """The sine `[..., P]`, negative for the first number of every pair."""
+    signed = sin.clone()
+    first = signed[..., ::2] if interleaved else signed[..., : sin.shape[-1] // 2]
+    first.neg_()
+    return signed
+
+
+def rope_write(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    *,
+    interleaved: bool = False,
+) -> Tensor:
+    """Rotate queries and keys, and write keys and values at their cache indices, in place.
+
+    Args:
+        qkv: `[T, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass's tokens, head by head.
+        cos, sin: `[T, P]` of the same dtype or float32, the sine from `sign_sine`; P even, at most
+            D, and the numbers of a head from P on are left as they are. None: nothing turns.
+        keys, values: `[S, Hkv, D]` of the same dtype, the cache's memory, written at `index`.
+        index: `[T]` int64; entries may repeat, and one of them then wins.
+        interleaved: whether neighbours turn with each other.
+
+    Returns:
+        The queries `[T, Hq, D]`.
+
+    Raises:
+        ShapeError: shapes that do not fit each other.
+
+    Cost: five operations in torch, one launch in Triton; no host synchronisation.
+    """
+    check_rope_write(qkv, cos, sin, keys, values, index)
+    kv_heads, width = keys.shape[1:]
+    heads = qkv.view(len(qkv), -1, width)
+    n_turned = heads.shape[1] - kv_heads
+    turned = heads[:, :n_turned]
+    if cos is not None and sin is not None:
+        turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
+    keys.index_copy_(0, index, turned[:, n_turned - kv_heads :])
+    values.index_copy_(0, index, heads[:, n_turned:])
+    return turned[:, : n_turned - kv_heads]
+
+
+def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    n_turned = cos.shape[-1]
+    some = heads if n_turned == heads.shape[-1] else heads[..., :n_turned]
+    if interleaved:
+        partner = some.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    else:
+        partner = some.roll(n_turned // 2, -1)
+    turned = (some * cos).addcmul_(partner, sin)
+    if turned.dtype != heads.dtype:
+        turned = turned.to(heads.dtype)
+    return turned if some is heads else torch.cat([turned, heads[..., n_turned:]], -1)
+
+
+def check_rope_write(
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+) -> None:
+    """Raise ShapeError unless the arguments of `rope_write` fit each other."""
+    n_tokens, packed = qkv.shape
+    kv_heads, width = keys.shape[1:]
+    if values.shape != keys.shape or packed % width or packed // width <= 2 * kv_heads:
+        raise ShapeError(
+            f"rope_write: expected keys and values [N, Hkv, D] and (Hq + 2 Hkv) D packed numbers, "
+            f"received {list(keys.shape)}, {list(values.shape)} and {packed}; "
+            "pack queries, keys and values in this order"
+        )
+    if index.shape != (n_tokens,):
+        raise ShapeError(
+            f"rope_write: expected cache indices [{n_tokens}], received "
+            f"{list(index.shape)}; give every token of the pass one"
+        )
+    for angles in (cos, sin):
+        if angles is not None and (
+            len(angles) != n_tokens or angles.shape[1] > width or angles.shape[1] % 2
+        ):
+            raise ShapeError(
+                f"rope_write: expected angles [{n_tokens}, P] with P even and at most {width}, "
+                f"received {list(angles.shape)}; prepare them for this pass"
+            )

@@ -1,0 +1,429 @@
+"""The fused decoder: a lean forward over a transformers decoder's own weights.
+
+A layer of transformers is some 40 operations, most of them small ones between the matrix products.
+Here it is at most ten: queries, keys and values come from one product with packed weights, and so
+do gate and up; the residual addition and the norm after it are one operation (`add_norm`), rotary
+positions and the write into the cache another (`rope_write`), the gate of the MLP a third
+(`gated_act`). On a GPU these are kernels; elsewhere their specifications in torch run.
+
+The packed tensor becomes the storage of the model's own parameters, which turn into views of it:
+there is no second copy, and a step of an optimiser or `load_state_dict` is seen here. `unpack`
+gives every parameter a storage of its own again. The model's objects stay as they are, and its own
+forward still runs.
+
+Departures: norms multiply by their weight in float32, where some models do so in their own dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmaccel.errors import MMAccelError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.add_norm import add_norm
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.kernels.gated_act import gated_act
+from mmaccel.kernels.rope_write import rope_write
+from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.causal_lm.attention import WindowPass
+from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
+from mmaccel.pipelines.runner.fused_structure import (
+    MLP,
+    Attention,
+    Head,
+    Norm,
+    Structure,
+    UnrecognisedError,
+    find_hook,
+    recognise,
+)
+from mmaccel.pipelines.runner.static_buffers import find_address
+
+Angles = tuple[Tensor, Tensor]
+Masks = Tensor | dict[str, Tensor]
+
+
+class PackedLinear:
+    """Linear layers that read the same input, as one.
+
+    Args:
+        linears: plain ones, all with a bias or none.
+
+    Attributes:
+        weight: `[N, C]`, the rows of all layers; their own weights are views of it.
+        bias: `[N]`, or None.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        self._linears = tuple(linears)
+        self.weight = _pack([linear.weight for linear in linears])
+        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self.bias = _pack(biases) if biases else None
+        self._columns = self.weight.detach().t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs `[T, N]` of inputs `[T, C]`."""
+        if self.bias is None:
+            return torch.mm(x, self._columns)
+        return torch.addmm(self.bias, x, self._columns)
+
+    def unpack(self) -> None:
+        """Give the layers' parameters storages of their own, where they still are views."""
+        for linear in self._linears:
+            for parameter, packed in ((linear.weight, self.weight), (linear.bias, self.bias)):
+                if parameter is not None and len(self._linears) > 1 and _is_inside(
+                    parameter, packed
+                ):  # fmt: skip
+                    parameter.data = parameter.data.clone()
+
+
+@torch.no_grad()
+def _pack(parameters: Sequence[Tensor]) -> Tensor:
+    """Parameters one after the other in one tensor, of which they become views."""
+    if len(parameters) == 1:
+        return parameters[0]
+    with torch.inference_mode(False):
+        packed = torch.cat([parameter.data for parameter in parameters])
+        rows = packed.split([len(parameter) for parameter in parameters])
+        for parameter, own in zip(parameters, rows):
+            parameter.data = own
+    return packed
+
+
+def _is_inside(parameter: Tensor, packed: Tensor | None) -> bool:
+    if packed is None or type(parameter) is not nn.Parameter:  # quantised since
+        return False
+    return parameter.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as a pass reads it; see `mmaccel.pipelines.runner.fused_structure.Layer`."""
+
+    attention: Attention
+    qkv: PackedLinear
+    out: PackedLinear
+    mlp: MLP
+    up: PackedLinear
+    down: PackedLinear
+    pre_attention: Norm | None
+    post_attention: Norm | None
+    pre_mlp: Norm | None
+    post_mlp: Norm | None
+    is_parallel: bool
+    scale: float
+    kind: str
+
+
+class FusedDecoder:
+    """A decoder's layers in few operations.
+
+    Args:
+        model: of transformers.
+        structure: of `recognise`.
+
+    Attributes:
+        head: makes logits of hidden states; None where the model does that otherwise.
+        head_reason: what the model does instead; empty where there is a head.
+
+    Memory: none beyond the model's own; packing a layer needs that of its largest packed weight.
+    """
+
+    def __init__(self, model: Any, structure: Structure) -> None:
+        self._structure, self.head = structure, structure.head
+        self.head_reason = structure.head_reason
+        self._layers = [
+            _Layer(
+                layer.attention,
+                PackedLinear(layer.attention.projections),
+                PackedLinear([layer.attention.out]),
+                layer.mlp,
+                PackedLinear(layer.mlp.projections),
+                PackedLinear([layer.mlp.out]),
+                layer.pre_attention,
+                layer.post_attention,
+                layer.pre_mlp,
+                layer.post_mlp,
+                layer.is_parallel,
+                layer.scale,
+                layer.kind,
+            )  # fmt: skip
+            for layer in structure.layers
+        ]
+        self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
+        self._implementation = model.config._attn_implementation
+
+    def unpack(self) -> None:
+        """Give all parameters storages of their own again."""
+        for layer in self._layers:
+            for packed in (layer.qkv, layer.up):
+                packed.unpack()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings `[R, W, C]` of tokens `[R, W]`."""
+        embedded: Tensor = self._structure.embed(tokens)
+        scale = self._structure.embed_scale
+        return embedded if scale == 1 else embedded * scale
+
+    def forward(
+        self,
+        hidden: Tensor,
+        position_ids: Tensor,
+        masks: Masks,
+        cache: Sequence[WindowLayer],
+        kernel_pass: WindowPass | None = None,
+    ) -> Tensor:
+        """The hidden states `[R, W, C]` after the last norm.
+
+        Args:
+            hidden: `[R, W, C]`, embeddings of the pass's tokens.
+            position_ids: `[R, W]`, or `[3, R, W]` where positions have three axes.
+            masks: as `mmaccel.pipelines.causal_lm.kv_cache.make_masks` makes them; not read where
+                `window_attention` runs.
+            cache: of every layer, prepared for the pass.
+            kernel_pass: what `window_attention` needs to know; None: attention under `masks`.
+
+        Cost: one pass, no host synchronisation on an accelerator.
+        """
+        device = hidden.device.type
+        norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
+        angles, shape = self._turn(hidden, position_ids), hidden.shape
+        hidden, update = hidden.flatten(0, 1), None  # [T, C]
+        scale = 1.0
+        for number, (layer, store) in enumerate(zip(self._layers, cache)):
+            hidden, x = _add(norm, hidden, update, layer.pre_attention, scale)
+            scale = layer.scale
+            qkv = _norm_heads(norm, layer.qkv(x), layer.attention)
+            if not store.has_room:
+                heads = qkv.view(*shape[:2], -1, layer.attention.head_dim).transpose(1, 2)
+                own = heads[:, -layer.attention.kv_heads :]  # values; keys have the same shape
+                store.make_room(own, own)
+            keys, values = store.keys, store.values
+            assert keys is not None and values is not None
+            cos_sin = angles[layer.kind] if layer.attention.turns else (None, None)
+            queries = write(
+                qkv, *cos_sin, keys, values, store.write_index(keys.device),
+                interleaved=self._structure.interleaved,
+            ).view(*shape[:2], -1, layer.attention.head_dim)  # fmt: skip
+            if kernel_pass is None:
+                mask = masks[layer.kind] if isinstance(masks, dict) else masks
+                seen = self._attend(layer.attention, queries, *store.visible(), mask)
+            else:
+                seen = _attend_by_kernel(layer.attention, queries, store, kernel_pass, number)
+            update = layer.out(seen.flatten(0, 1))
+            if layer.post_attention is not None:
+                _, update = _add(norm, update, None, layer.post_attention)
+            if layer.is_parallel:
+                update = update + _run_mlp(gate, layer, x)
+                continue
+            hidden, x = _add(norm, hidden, update, layer.pre_mlp, scale)
+            update = _run_mlp(gate, layer, x)
+            if layer.post_mlp is not None:
+                _, update = _add(norm, update, None, layer.post_mlp)
+        return _add(norm, hidden, update, self._structure.norm, scale)[1].view(shape)
+
+    def _turn(self, hidden: Tensor, position_ids: Tensor) -> dict[str, Angles]:
+        """Cosines and sines `[T, P]` of the pass, by kind of layer."""
+        structure = self._structure
+        if structure.has_axes and position_ids.ndim == 2:
+            position_ids = position_ids.expand(3, -1, -1)
+        if structure.has_kinds:
+            found = {k: structure.rotary(hidden, position_ids, k) for k in self._kinds}
+        else:
+            found = dict.fromkeys(self._kinds[:1], structure.rotary(hidden, position_ids))
+        turned = {
+            kind: structure.turn_angles(cos.flatten(0, 1), sin.flatten(0, 1))
+            for kind, (cos, sin) in found.items()
+        }
+        return turned if structure.has_kinds else dict.fromkeys(self._kinds, *turned.values())
+
+    def _attend(
+        self, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Attention `[R, W, Hq D]` under a mask, in the way that the model's attention is set to.
+
+        Args:
+            attention: the layer's.
+            queries: `[R, W, Hq, D]`.
+            keys, values: `[R, Hkv, S, D]`.
+            mask: `[R, 1, W, S]`.
+        """
+        groups = attention.heads // attention.kv_heads
+        if self._implementation == "eager":
+            return _attend_eagerly(attention, queries, keys, values, mask, groups)
+        on_cpu = queries.device.type == "cpu"
+        if groups > 1 and not on_cpu:  # a mask keeps grouped heads off the fast kernels of GPUs
+            keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
+        out = F.scaled_dot_product_attention(
+            queries.transpose(1, 2), keys, values, mask, scale=attention.scale,
+            enable_gqa=groups > 1 and on_cpu,
+        )  # fmt: skip
+        return out.transpose(1, 2).flatten(2)
+
+    def logits(self, hidden: Tensor, n_ids: int) -> Tensor:
+        """Logits `[R, W, n_ids]` of the first ids; hidden states where there is no `head`."""
+        head = self.head
+        if head is None:
+            return hidden
+        weight, bias = head.linear.weight[:n_ids], head.linear.bias
+        return finish_logits(head, F.linear(hidden, weight, None if bias is None else bias[:n_ids]))
+
+
+def finish_logits(head: Head, logits: Tensor) -> Tensor:
+    """Scale and softcap of a head."""
+    if head.scale != 1:
+        logits = logits * head.scale
+    return logits if head.softcap is None else head.softcap * (logits / head.softcap).tanh()
+
+
+def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """A kernel's specification where only that can run, else whichever the call's arguments allow.
+
+    So a pass on a CPU does not ask for every call.
+    """
+    if dispatch.takes(specification.__name__, device):
+        return partial(dispatch.run, specification)
+    return specification
+
+
+def _add(
+    norm: Callable[..., Any],
+    hidden: Tensor,
+    update: Tensor | None,
+    own: Norm | None,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """The sum of both, and its norm; the sum twice where there is no norm."""
+    if own is None:
+        total = hidden if update is None else torch.add(hidden, update, alpha=scale)
+        return total, total
+    found: tuple[Tensor, Tensor] = norm(
+        hidden, update, own.weight, own.bias, kind=own.kind, eps=own.eps, offset=own.offset,
+        scale=scale,
+    )  # fmt: skip
+    return found
+
+
+def _norm_heads(norm: Callable[..., Any], qkv: Tensor, attention: Attention) -> Tensor:
+    """Queries, keys and values `[T, N]` with the norms of queries and keys, in place."""
+    if attention.q_norm is None or attention.k_norm is None:
+        return qkv
+    n_queries, n_keys = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
+    parts = qkv.split([n_queries, n_keys, n_keys], -1)
+    for part, own in zip(parts, (attention.q_norm, attention.k_norm)):
+        flat = own.weight is not None and own.weight.shape == part.shape[-1:]
+        states = part if flat else part.unflatten(-1, (-1, attention.head_dim))
+        states.copy_(_add(norm, states, None, own)[1])
+    return qkv
+
+
+def _run_mlp(gate: Callable[..., Any], layer: _Layer, x: Tensor) -> Tensor:
+    up = layer.up(x)
+    between = layer.mlp.activation(up) if layer.mlp.gate is None else gate(up, layer.mlp.gate)
+    return layer.down(between)
+
+
+def _attend_eagerly(
+    attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, groups: int
+) -> Tensor:
+    rows, width = queries.shape[:2]
+    packed = queries.view(rows, width, -1, groups, attention.head_dim).permute(0, 2, 3, 1, 4)
+    scores = (packed @ keys[:, :, None].transpose(-1, -2)) * attention.scale  # [R, Hkv, G, W, S]
+    if attention.softcap is not None:
+        scores = attention.softcap * (scores / attention.softcap).tanh()
+    weights = (scores + mask[:, None]).softmax(-1, dtype=torch.float32).to(queries.dtype)
+    return (weights @ values[:, :, None]).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def _attend_by_kernel(
+    attention: Attention, queries: Tensor, store: WindowLayer, this: WindowPass, number: int
+) -> Tensor:
+    keys, values = store.visible()
+    out = dispatch.run(
+        window_attention, queries.transpose(1, 2), keys, values, this.start,
+        scale=attention.scale, softcap=attention.softcap, window=this.windows[number],
+    )  # fmt: skip
+    return out.transpose(1, 2).flatten(2)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What was found of a model in a state: a decoder, or the reason why there is none."""
+
+    state: tuple[Any, ...]
+    decoder: FusedDecoder | None
+    reason: str
+
+
+_known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+
+
+def open_fused(
+    model: Any, windows: Sequence[int | None], check: Callable[[FusedDecoder], str]
+) -> tuple[FusedDecoder | None, str]:
+    """The fused decoder of a model, or the reason why there is none.
+
+    What was found serves until the model changes: other modules, parameters that moved or were
+    replaced, another dtype, device or attention. Then it is recognised, packed and checked again.
+
+    Args:
+        model: of transformers, one that `check_causal_lm` accepts.
+        windows: as in `recognise`.
+        check: compares a decoder with the model's own forward; returns what is wrong, or "".
+
+    Cost: one visit of every module and parameter, where nothing changed.
+    """
+    state, known = _read_state(model), _known.get(model)
+    if known is not None and known.state == state:
+        return known.decoder, known.reason
+    close_fused(model)
+    decoder = None
+    try:
+        decoder = FusedDecoder(model, recognise(model, windows))
+        reason = check(decoder)
+    except UnrecognisedError as error:
+        reason = str(error)
+    except Exception as error:  # the model's own forward serves, unless the device failed
+        if decoder is not None:
+            decoder.unpack()
+        if is_device_error(error) or isinstance(error, MMAccelError):
+            raise
+        text = " ".join(str(error).split())[:80]
+        reason = f"layers that end recognition in a {type(error).__name__} ({text})"
+    except BaseException:  # interrupted
+        if decoder is not None:
+            decoder.unpack()
+        raise
+    if reason and decoder is not None:
+        decoder.unpack()
+        decoder = None
+    _known[model] = _Known(_read_state(model), decoder, reason)
+    return decoder, reason
+
+
+def close_fused(model: Any) -> None:
+    """Give a model's parameters storages of their own again, if they were packed."""
+    known = _known.pop(model, None)
+    if known is not None and known.decoder is not None:
+        known.decoder.unpack()
+
+
+def _read_state(model: Any) -> tuple[Any, ...]:
+    decoder = model.get_decoder()
+    tensors: list[Any] = []
+    for part in (decoder, model.get_output_embeddings()):
+        for module in part.modules() if part is not None else ():
+            tensors.append((id(module), type(module)))
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    tensors.append((id(parameter), parameter.device, find_address(parameter)))
+    hook = find_hook(model)
+    return (ref(decoder), model.config._attn_implementation, hook, tuple(tensors))

@@ -1,0 +1,68 @@
+"""Rotary positions and the write into the cache in Triton against the specification."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels import rope_write as specification
+from mmaccel.kernels import rope_write_triton as triton_version
+from mmaccel.kernels.rope_write import sign_sine
+from tests.kernels.case import Case, poison
+
+_OFF = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def _draw(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(shape[-1])).to(device, dtype)
+
+
+def _compare(
+    heads: int, kv_heads: int, width: int, n_turned: int, interleaved: bool,
+    device: torch.device, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Seven tokens into a cache of 12 places, values in a store with wider rows."""
+    qkv = _draw(device, dtype, 7, (heads + 2 * kv_heads) * width)
+    angles = _draw(device, torch.float32, 7, n_turned)
+    pair = None, None
+    if n_turned:
+        pair = angles.cos().to(dtype), sign_sine(angles.sin().to(dtype), interleaved)
+    index = torch.tensor([11, 0, 3, 4, 9, 1, 6], device=device)
+    stores = [
+        (poison((12, kv_heads, width), dtype, device),
+         poison((12, kv_heads + 1, width), dtype, device)[:, 1:])
+        for _ in range(2)
+    ]  # fmt: skip
+    assert triton_version.refuse_rope_write(qkv, *pair, *stores[0], index) is None
+    made, expected = (
+        version.rope_write(qkv, *pair, *store, index, interleaved=interleaved)
+        for version, store in zip((triton_version, specification), stores)
+    )
+    off = {"atol": 2 * _OFF[dtype], "rtol": 2 * _OFF[dtype], "equal_nan": True}
+    torch.testing.assert_close(made, expected, **off)
+    for received, wanted in zip(*stores):
+        torch.testing.assert_close(received, wanted, **off)
+    assert torch.equal(stores[0][1][index], qkv.view(7, -1, width)[:, -kv_heads:])
+
+
+def _refusals(device: torch.device, dtype: torch.dtype) -> None:
+    refuse, qkv = triton_version.refuse_rope_write, _draw(device, dtype, 2, 12)
+    store, index = qkv.new_zeros(4, 1, 4), torch.arange(2, device=device)
+    assert "float64" in (refuse(qkv.double(), None, None, store, store, index) or "")
+    assert "cache" in (refuse(qkv, None, None, store.half(), store, index) or "")
+    wide = qkv.new_zeros(4, 1, 8)[..., ::2]
+    assert "apart" in (refuse(qkv, None, None, wide, store, index) or "")
+
+
+_SHAPES = ((1, 1, 4, 4), (4, 4, 64, 64), (6, 2, 80, 80), (4, 1, 24, 10), (3, 3, 33, 0))
+CASES = [
+    Case(
+        f"{h} and {k} heads of {d}, {n} turned{', neighbours' * kind}",
+        partial(_compare, h, k, d, n, kind),
+    )
+    for h, k, d, n in _SHAPES
+    for kind in (False, True)
+]
+CASES += [Case("refusals", _refusals, (torch.float32,))]

@@ -1,0 +1,502 @@
+"""The fused decoder: the model's own logits, over the model's own storage, in few operations."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import re
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+import mmaccel
+from mmaccel import CausalLMWindow, UnsupportedModelError
+from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.models.glm_image import GlmImageWindow
+from mmaccel.pipelines.runner import fused_decoder
+from mmaccel.samplers.compare_logits import compare_logits
+from tests.fixtures.checkpoints import build_checkpoint, captions
+from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder
+from tests.fixtures.windows import build_janus, build_model
+
+PASSES = (((0, 0), 9), ((9, 4), 4), ((6, 11), 7), ((13, 2), 1))  # ragged rows; some roll back
+N_IDS = 40
+
+
+def run_passes(window: CausalLMWindow) -> list[Tensor]:
+    """Logits `[2, W, V]` of every pass of `PASSES`."""
+    ids = torch.randint(N_IDS, (2, 20), generator=torch.Generator().manual_seed(1))
+    window.reserve(2, 20)
+    logits = []
+    for starts, width in PASSES:
+        start = torch.tensor(starts)
+        logits.append(window.forward(ids.gather(1, start[:, None] + torch.arange(width)), start))
+    return logits
+
+
+def find_difference(model: Any, make: Callable[[Any], CausalLMWindow] = CausalLMWindow) -> float:
+    """The largest difference of the two routes' logits, in standard deviations."""
+    own, fused = make(model), make(model)
+    fused.fused = True
+    pairs = list(zip(run_passes(own), run_passes(fused)))
+    assert (own.route, fused.route, fused.route_reason) == ("model", "fused", "")
+    found = [compare_logits(*pair) for pair in pairs]
+    assert all(difference.is_telling for difference in found)
+    return max(difference.largest for difference in found)
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_logits_are_the_models_own(name: str) -> None:
+    assert find_difference(build_decoder(name)) < 1e-5
+    assert find_difference(build_decoder(name, torch.float64)) < 1e-5  # its norms are float32
+
+
+def test_image_models_of_other_heads() -> None:
+    """Their text is not served, as their heads mask ids; their image tokens are."""
+    assert find_difference(build_model("glm_image"), GlmImageWindow) < 1e-5
+    for name in ("chameleon", "emu3", "lumina"):
+        model = build_model(name)
+
+        def make(model: Any) -> CausalLMWindow:
+            window = ImageTokenWindow(model, list(range(10, 22)))
+            window._lengths = torch.tensor([3, 3])
+            return window
+
+        assert find_difference(model, make) < 1e-5
+    window = CausalLMWindow(build_model("chameleon"), fused="auto")
+    window.choose_route()
+    assert window.route == "model" and "vocabulary_mapping" in window.route_reason
+    assert find_difference(build_janus()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "gemma2, capped"])
+def test_under_window_attention(name: str) -> None:
+    """Passes without masks, as on a GPU: sliding windows and softcaps are the kernel's."""
+    model = build_decoder(name)
+    fused = CausalLMWindow(model, attention="kernel", fused=True)
+    pairs = list(zip(run_passes(CausalLMWindow(model)), run_passes(fused)))
+    assert fused.route == "fused" and fused.attention_reason == ""
+    assert all(compare_logits(*pair).largest < 1e-5 for pair in pairs)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_half_precision_differs_no_more_than_its_rounding(name: str) -> None:
+    model = build_decoder(name, torch.bfloat16)
+    fused = CausalLMWindow(model, fused=True)
+    for own, received in zip(run_passes(CausalLMWindow(model)), run_passes(fused)):
+        assert compare_logits(own, received).mean < 0.03
+
+
+@pytest.mark.parametrize("name", UNRECOGNISED)
+def test_an_unknown_layer_is_named(name: str) -> None:
+    model, reason = build_decoder(name), UNRECOGNISED[name][2]
+    window = CausalLMWindow(model, fused="auto")
+    run_passes(window)
+    assert window.route == "model"
+    with pytest.raises(UnsupportedModelError, match=f"fused=True.*{reason}.*set fused='auto'"):
+        mmaccel.attach(model, "jacobi", fused=True)
+
+
+def packed(model: Any) -> list[nn.Parameter]:
+    layer = model.model.layers[1]
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj)
+    return [*(one.weight for one in linears), *(one.bias for one in linears)]
+
+
+def storages(parameters: list[nn.Parameter]) -> list[int]:
+    return [parameter.untyped_storage().data_ptr() for parameter in parameters]
+
+
+def test_packed_weights_are_the_models_own_storage(tmp_path: Path) -> None:
+    """Storage is shared while attached, with no byte more; it is restored by `detach`."""
+    from safetensors.torch import load_file, save_file
+
+    model = build_decoder("llama with biases")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = packed(model)
+    n_bytes = sum(parameter.nbytes for parameter in parameters)
+    model.save_pretrained(tmp_path / "before")
+    with mmaccel.attach(model, "jacobi", fused=True):
+        assert packed(model)[0] is parameters[0]
+        shared = dict.fromkeys(storages(parameters))
+        assert len(set(storages(parameters))) == 4  # weights and biases of qkv and of gate and up
+        sizes = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
+        assert sum(sizes.values()) == n_bytes
+        model.save_pretrained(tmp_path / "attached")
+        save_file(model.state_dict(), tmp_path / "state.safetensors")
+    model.save_pretrained(tmp_path / "after")
+    assert len(set(storages(parameters))) == len(parameters) and not set(storages(parameters)) & {
+        *shared
+    }
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in parameters)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    files = [tmp_path / name / "model.safetensors" for name in ("before", "attached", "after")]
+    assert len({file.read_bytes() for file in files}) == 1
+    loaded = load_file(tmp_path / "state.safetensors")
+    assert loaded.keys() == before.keys() and all(v.equal(before[k]) for k, v in loaded.items())
+
+
+def test_packing_of_phi3_is_the_checkpoints() -> None:
+    model = build_decoder("phi3")
+    before = storages(list(model.parameters()))
+    with mmaccel.attach(model, "jacobi", fused=True):
+        assert storages(list(model.parameters())) == before
+
+
+def check_seen(model: Any, fused: CausalLMWindow) -> None:
+    """The fused route gives the logits of the model as it is now."""
+    own = run_passes(CausalLMWindow(copy.deepcopy(model)))
+    received = run_passes(fused)
+    assert fused.route == "fused"
+    for pair in zip(own, received):
+        assert compare_logits(*pair).largest < 1e-5
+
+
+def change_by_a_step(model: Any) -> None:
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
+    model(input_ids=torch.tensor([[1, 2, 3, 4]])).logits.square().mean().backward()
+    optimiser.step()
+
+
+def change_by_loading(model: Any) -> None:
+    state = {name: 1.5 * value for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+
+
+def change_by_assigning(model: Any) -> None:
+    state = {name: 1.5 * value for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+def change_a_weight(model: Any) -> None:
+    linear = model.model.layers[0].mlp.up_proj
+    linear.weight = nn.Parameter(2 * linear.weight.detach())
+
+
+def change_a_bias(model: Any) -> None:
+    model.model.layers[0].self_attn.k_proj.bias.data = torch.randn(16)
+
+
+def change_a_norm(model: Any) -> None:
+    norm = model.model.layers[1].input_layernorm
+    norm.weight = nn.Parameter(2 * norm.weight.detach())
+
+
+def change_the_dtype(model: Any) -> None:
+    model.to(torch.float64).to(torch.float32)
+
+
+def change_the_attention(model: Any) -> None:
+    model.set_attn_implementation("eager")
+
+
+CHANGES = (
+    change_by_a_step, change_by_loading, change_by_assigning, change_a_weight, change_a_bias,
+    change_a_norm, change_the_dtype, change_the_attention,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_changed_after_the_first_run(change: Callable[[Any], None]) -> None:
+    model = build_decoder("llama with biases")
+    fused = CausalLMWindow(model, fused="auto")
+    before = run_passes(fused)
+    change(model)
+    check_seen(model, fused)
+    if change not in (change_the_dtype, change_the_attention):
+        assert not torch.allclose(run_passes(fused)[0], before[0], atol=1e-3)
+
+
+def test_a_layer_added_after_the_first_run() -> None:
+    model = build_decoder("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused="auto") as handle:
+        options: dict[str, Any] = dict(max_new_tokens=9, do_sample=False, pad_token_id=0)
+        prompt = torch.tensor([[5, 6, 7]])
+        model.generate(prompt, **options)
+        layer = copy.deepcopy(model.model.layers[0])
+        layer.self_attn.layer_idx = 2
+        model.model.layers.append(layer)
+        model.config.num_hidden_layers = 3
+        model.generate(prompt, **options)
+        stats = handle.stats
+        assert stats is not None and (stats.route, stats.fallbacks) == ("fused", [])
+        fast = model.generate(prompt, **options)
+    assert fast.equal(model.generate(prompt, **options))
+
+
+def add_lora(model: Any) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    inject_adapter_in_model(LoraConfig(target_modules=["v_proj"]), model)
+
+
+def quantise(model: Any) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(model, Int8WeightOnlyConfig())
+
+
+def hook_a_layer(model: Any) -> None:
+    model.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+
+
+def hook_the_model(model: Any) -> None:
+    model.register_forward_pre_hook(lambda *_: None)
+
+
+def replace_a_forward(model: Any) -> None:
+    norm = model.model.norm
+    norm.forward = lambda x: x
+
+
+def spread_a_dtype(model: Any) -> None:
+    model.model.layers[0].mlp.double()
+
+
+REFUSED: dict[Callable[[Any], None], str] = {
+    add_lora: r"layers\.0\.self_attn\.v_proj, a peft",
+    quantise: "a .*Int8",
+    hook_a_layer: r"a hook on layers\.1\.mlp",
+    hook_the_model: "a hook on LlamaForCausalLM",
+    replace_a_forward: "another forward in norm",
+    spread_a_dtype: "torch.float32 on cpu, torch.float64 on cpu",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("change", REFUSED)
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_what_keeps_the_models_own_forward(change: Callable[[Any], None], is_packed: bool) -> None:
+    pytest.importorskip({add_lora: "peft", quantise: "torchao"}.get(change, "torch"))
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused="auto")
+    if is_packed:
+        window.choose_route()
+        assert window.route == "fused"
+    change(model)
+    window.choose_route()
+    assert window.route == "model"
+    assert re.search(REFUSED[change], window.route_reason), window.route_reason
+    if is_packed:  # and no storage is shared any more
+        linear = model.model.layers[1].self_attn.q_proj
+        linear = getattr(linear, "base_layer", linear)
+        if change is not quantise:
+            assert linear.weight.untyped_storage().nbytes() == linear.weight.nbytes
+
+
+@contextmanager
+def planted(monkeypatch: pytest.MonkeyPatch, name: str, fault: Any) -> Iterator[None]:
+    """A kernel of the fused decoder with a fault."""
+    own = getattr(fused_decoder, name)
+
+    def broken(*args: Any, **options: Any) -> Any:
+        return fault(own, *args, **options)
+
+    broken.__name__ = name
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_decoder, name, broken)
+        yield
+
+
+def forget_the_update(own: Any, hidden: Any, update: Any, *rest: Any, **options: Any) -> Any:
+    total, normed = own(hidden, update, *rest, **options)
+    return hidden, normed
+
+
+def forget_the_offset(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args, **{**options, "offset": 0.0})
+
+
+def take_another_eps(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args, **{**options, "eps": 1e-2})
+
+
+def turn_backwards(own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, **options: Any) -> Any:
+    return own(qkv, cos, -sin, *rest, **options)
+
+
+def turn_neighbours(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args, **{**options, "interleaved": not options["interleaved"]})
+
+
+def write_one_place_on(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args[:5], args[5] + (args[5] < args[5].max()), **options)
+
+
+def swap_keys_and_values(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args[:3], args[4], args[3], *args[5:], **options)
+
+
+def swap_gate_and_up(own: Any, given: Tensor, kind: Any) -> Any:
+    return own(torch.cat(given.chunk(2, -1)[::-1], -1), kind)
+
+
+def take_another_gelu(own: Any, given: Tensor, kind: Any) -> Any:
+    return own(given, "gelu")
+
+
+FAULTS = (
+    ("llama", "add_norm", forget_the_update), ("gemma", "add_norm", forget_the_offset),
+    ("llama", "add_norm", take_another_eps), ("llama", "rope_write", turn_backwards),
+    ("cohere", "rope_write", turn_neighbours), ("llama", "rope_write", write_one_place_on),
+    ("qwen3", "rope_write", swap_keys_and_values), ("llama", "gated_act", swap_gate_and_up),
+    ("gemma3", "gated_act", take_another_gelu),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kernel", "fault"), FAULTS)
+def test_a_planted_fault_is_caught(
+    name: str, kernel: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_decoder(name)
+    with planted(monkeypatch, kernel, fault):
+        window = CausalLMWindow(model, fused="auto")
+        window.choose_route()
+    assert window.route == "model"
+    assert "standard deviations off" in window.route_reason
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    assert weight.untyped_storage().nbytes() == weight.nbytes
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that are kernels on a device: no views, a kernel of ours as one."""
+
+    VIEWS = (
+        "view", "t", "transpose", "slice", "unsqueeze", "expand", "detach", "split", "alias",
+        "select", "permute", "_unsafe_view", "split_with_sizes", "as_strided",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.__name__.partition(".")[0]
+        if name not in self.VIEWS:
+            self.found[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def count_operations(
+    name: str, route: bool, monkeypatch: pytest.MonkeyPatch, n_layers: int
+) -> Counter[str]:
+    window = CausalLMWindow(build_decoder(name, num_hidden_layers=n_layers), fused=route)
+    ids = torch.randint(N_IDS, (2, 8))
+    window.reserve(2, 20)
+    window.forward(ids, torch.tensor([0, 3]))
+    operations = Operations()
+
+    def as_one(specification: Any, device: str) -> Any:
+        def launch(*args: Any, **options: Any) -> Any:
+            operations.found[specification.__name__] += 1
+            with _disable_current_modes():
+                return specification(*args, **options)
+
+        return launch
+
+    with monkeypatch.context() as patch, operations:
+        patch.setattr(fused_decoder, "_choose", as_one)
+        window.forward(ids, torch.tensor([3, 5]))
+    return operations.found
+
+
+@pytest.mark.parametrize("name", ["llama", "llama with biases", "cohere", "phi3", "qwen2"])
+def test_a_layer_has_at_most_ten_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products, attention and our kernels; a third layer costs what a second does."""
+    few, more = (count_operations(name, True, monkeypatch, n) for n in (2, 3))
+    layer = more - few
+    assert layer["rope_write"] == layer["gated_act"] == 1 and 1 <= layer["add_norm"] <= 2
+    assert layer["mm"] + layer["addmm"] == 4
+    assert layer.total() <= 10, dict(layer)
+    own = count_operations(name, False, monkeypatch, 3) - count_operations(
+        name, False, monkeypatch, 2
+    )
+    assert own.total() > 2 * layer.total()
+
+
+def test_calls_that_need_the_models_own_forward() -> None:
+    model = build_decoder("llama")
+    options: dict[str, Any] = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+    prompt = torch.tensor([[5, 6, 7]])
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=True) as handle:
+        plain = model.generate(prompt, **options)
+        states = model.generate(
+            prompt, **options, output_hidden_states=True, return_dict_in_generate=True
+        )
+        with torch.autocast("cpu", torch.bfloat16):
+            model.generate(prompt, **options)
+        routes = [(stats.route, stats.route_reason) for stats in handle.history]
+    assert routes[0] == ("fused", "")
+    assert routes[1] == ("model", "the call asks for output_hidden_states")
+    assert routes[2] == ("model", "autocast is on")
+    assert states.sequences.equal(plain)
+
+
+def test_an_error_in_recognition_keeps_the_models_own_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(fused_decoder, "recognise", fail)
+    window = CausalLMWindow(build_decoder("llama"), fused="auto")
+    run_passes(window)
+    assert window.route == "model" and "RuntimeError (no such thing)" in window.route_reason
+
+
+def test_a_fused_model_is_freed_with_its_last_reference() -> None:
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused=True)
+    window.choose_route()
+    left = weakref.ref(model)
+    del model, window
+    gc.collect()
+    assert left() is None
+
+
+def test_copies_and_pickles_begin_unfused() -> None:
+    window = CausalLMWindow(build_decoder("llama"), fused=True)
+    expected = run_passes(window)
+    for other in (copy.deepcopy(window), pickle.loads(pickle.dumps(window))):
+        assert all(map(torch.equal, run_passes(other), expected)) and other.route == "fused"
+        linear = other.model.model.layers[0].mlp.up_proj
+        linear.weight.data.zero_()
+        assert not torch.equal(run_passes(other)[0], expected[0])
+    assert all(map(torch.equal, run_passes(window), expected))
+
+
+def test_a_model_in_training_mode_is_asked_at_its_first_call() -> None:
+    model = build_decoder("llama", attention_dropout=0.3).train()
+    prompt, options = torch.tensor([[5, 6, 7]]), {"max_new_tokens": 4, "pad_token_id": 0}
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=True) as handle:
+        model.eval()
+        model.generate(prompt, **options, do_sample=False)
+        assert handle.stats is not None and handle.stats.route == "fused"
+
+
+def test_models_that_it_cannot_serve_are_refused_in_pipelines(tmp_path: Path) -> None:
+    folder = build_checkpoint("llamagen-t2i", tmp_path)
+    pipe = mmaccel.TextToImage.from_pretrained(folder, device="cpu", fused=True)
+    with pytest.raises(UnsupportedModelError, match="fused=True.*LlamaGenWindow"):
+        pipe(captions("llamagen-t2i")[0])
+    pipe = mmaccel.TextToImage.from_pretrained("scenes-masked", device="cpu", fused=True)
+    with pytest.raises(UnsupportedModelError, match="fused=True.*set fused=False"):
+        pipe(pipe.image_model.examples[0])
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_another_value_is_refused(value: Any) -> None:
+    with pytest.raises(mmaccel.OptionError, match="fused: expected 'auto', True or False"):
+        mmaccel.attach(build_decoder("llama"), "jacobi", fused=value)
