@@ -68,6 +68,11 @@ class Frames:
             )
         object.__setattr__(self, "ranges", tuple((int(low), int(high)) for low, high in pairs))
         object.__setattr__(self, "ends", tuple(int(end) for end in ends))
+        object.__setattr__(self, "_tables", {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles make their own tables."""
+        return type(self), (self.ranges, self.vocab_size, self.ends)
 
     @classmethod
     def interleaved(
@@ -109,12 +114,19 @@ class Frames:
 
     def allowed(self, slots: Tensor) -> Tensor | None:
         """Slots `[B, W]` to a boolean mask `[B, W, V]`, True for allowed tokens."""
-        return _table(self, slots.device)[slots % len(self.ranges)]
+        tables: dict[torch.device, Tensor] = vars(self)["_tables"]
+        if slots.device not in tables:
+            tables[slots.device] = _table(self, slots.device)
+        return tables[slots.device][slots % len(self.ranges)]
 
 
 @lru_cache(maxsize=8)
 def _table(frames: Frames, device: torch.device) -> Tensor:
-    """`[S, V]` bool: ids allowed at each slot of a frame."""
+    """`[S, V]` bool: ids allowed at each slot of a frame.
+
+    Equal layouts share a table. Each also holds its own for as long as it lives, because a captured
+    graph reads the table by its address, and holds the layout (`GraphEntry.layouts`).
+    """
     size = (len(frames.ranges), frames.vocab_size)
     table = torch.zeros(size, dtype=torch.bool, device="cpu")
     for slot, (low, high) in enumerate(frames.ranges):

@@ -37,12 +37,14 @@ class GraphEntry(StaticBuffers):
         graphs: replays a captured step, by the step's key.
         warm: keys of steps that ran once.
         pool, stream: memory and stream of the captures; None before the first.
+        layouts: of the runs that captured; graphs read tables that these hold (`Frames`).
     """
 
     graphs: dict[Hashable, Replay] = field(default_factory=dict)
     warm: set[Hashable] = field(default_factory=set)
     pool: Any = None
     stream: torch.cuda.Stream | None = None
+    layouts: list[Any] = field(default_factory=list)
 
 
 class GraphCache:
@@ -180,6 +182,8 @@ class CudaGraphRunner:
         if replay is None:
             return self._fall_back(step, error)
         graphs[key] = replay
+        if self._key is not None:  # a graph of this run alone dies with it
+            self._entry.layouts.append(self._key.layout)
         self.captures += 1
         replay()
         return False

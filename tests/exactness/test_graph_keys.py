@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from copy import deepcopy
 from dataclasses import replace
@@ -12,7 +13,7 @@ from weakref import ref
 import pytest
 import torch
 
-from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams, SpeculativeJacobi
+from mmaccel import CausalLMWindow, Frames, Jacobi, Noise, SamplingParams, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
@@ -54,6 +55,33 @@ def test_another_key_is_captured_anew(other: tuple[Policy, Call], model: Any) ->
     again = decode(Jacobi(window=6), CALLS[1], cache, model)  # the first key is still there
     assert again.stats.captures == 0
     assert_like(again, decode(Jacobi(window=6), CALLS[1], None, model))
+
+
+def test_tables_of_a_layout_live_as_long_as_the_graphs_that_read_them(model: Any) -> None:
+    """A graph reads a table of `Frames` by its address, and equal layouts of later calls come and
+    go. The records are put out of the way, since they hold tensors as no graph does.
+    """
+    cache, tables = GraphCache(), []
+
+    def call(n_captures: int) -> None:
+        frames = Frames(((0, 20), (10, 39)), 40, ends=(39,))
+        made = decode(Jacobi(window=6), replace(CALLS[0], layout=frames), cache, model)
+        assert made.stats.captures == n_captures
+        tables.append(ref(vars(frames)["_tables"][torch.device("cpu")]))
+        for n in range(9):  # more than are kept for layouts that nothing holds
+            Frames(((n, n + 1),), 40).allowed(torch.zeros(1, 1, dtype=torch.int64))
+
+    call(1)
+    call(0)
+    (entry,) = cache._entries.values()
+    entry.graphs = dict.fromkeys(entry.graphs, lambda: None)
+    entry.state.clear()
+    gc.collect()
+    assert tables[0]() is not None
+    del entry
+    cache.clear()
+    gc.collect()
+    assert tables[0]() is None
 
 
 def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
