@@ -92,8 +92,8 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
         items: `[B]` int64 in 0..2^32-1.
         slots: `[B, W]` int64 in 0..2^32-1.
         n_values: V. The first V' < V values of a slot are the same for every V.
-        purpose: `[]` int64 in 0..2^32-1, what the numbers are for; on the device, so that a
-            captured step can move it on.
+        purpose: `[]` or `[B]` int64 in 0..2^32-1, what the numbers are for; on the device, so that
+            a captured step can move it on.
 
     Returns:
         `[B, W, V]` float32, see `to_uniform`. Value v is word v mod 4 of block v div 4.
@@ -101,9 +101,8 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
     blocks = torch.arange((n_values + 3) // 4, device=slots.device)
     seed = seeds[:, None, None]
     schedule = key_schedule((seed & _LOW, (seed >> 32) & _LOW))
-    return spread(
-        philox((blocks, slots[..., None], items[:, None, None], purpose), schedule), n_values
-    )
+    counter = (blocks, slots[..., None], items[:, None, None], purpose.view(-1, 1, 1))
+    return spread(philox(counter, schedule), n_values)
 
 
 def spread(words: tuple[Tensor, ...], n_values: int) -> Tensor:

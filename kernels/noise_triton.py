@@ -74,14 +74,15 @@ def interleave(a, b, c, d):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _uniforms_kernel(  # type: ignore[no-untyped-def]
-    seeds, items, slots, purpose, out, width, n_values, BLOCK: tl.constexpr
+    seeds, items, slots, purpose, out, width, n_values, purpose_step, BLOCK: tl.constexpr
 ):
     entry = tl.program_id(0)
     row = entry // width
     blocks = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     a, b, c, d = words(
-        tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row), tl.load(purpose), blocks
-    )
+        tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row),
+        tl.load(purpose + row * purpose_step), blocks,
+    )  # fmt: skip
     value = interleave(to_uniform(a), to_uniform(b), to_uniform(c), to_uniform(d))
     index = tl.program_id(1) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
     tl.store(out + entry.to(tl.int64) * n_values + index, value, mask=index < n_values)
@@ -102,7 +103,7 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
     if out.numel():
         _uniforms_kernel[grid](
             seeds.contiguous(), items.contiguous(), slots.contiguous(), purpose, out, width,
-            n_values, BLOCK=BLOCK, num_warps=WARPS,
+            n_values, purpose.stride(0) if purpose.ndim else 0, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
     return out
 
@@ -115,6 +116,7 @@ def builds() -> list[Build]:
         "out": "*fp32",
         "width": "i32",
         "n_values": "i32",
+        "purpose_step": "i32",
         "BLOCK": "constexpr",
     }
     names = (*pointers, "out")

@@ -179,11 +179,8 @@ class Noise:
         Returns:
             `[B, W, V]` float32.
         """
-        is_alike = isinstance(step, int) or not step.ndim
-        if is_alike and dispatch.takes("noise", slots.device.type):
-            purpose = _purpose(stream, step, slots.device)
-            key = (self.seeds, self.items, slots, vocab_size, purpose)
-            return to_gumbel(dispatch.run(uniforms, *key))
+        if dispatch.takes("noise", slots.device.type):
+            return to_gumbel(self._uniforms(slots, vocab_size, stream, step))
         blocks = torch.arange((vocab_size + 3) // 4, device=slots.device)
         words = self._words(blocks, slots, stream, step)  # four of [B, W, V / 4]
         return to_gumbel(spread(words, vocab_size))  # [B, W, V]
@@ -195,6 +192,8 @@ class Noise:
             slots: `[B, W]` int64.
             step: pass number, an int, `[]` int64 or each row's own `[B]`.
         """
+        if dispatch.takes("noise", slots.device.type):  # one launch, and some 160 below
+            return Fresh(*self._uniforms(slots, 3, Stream.FRESH, step).unbind(-1))
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
         return Fresh(*to_uniform(words[..., 0]).unbind())
@@ -205,17 +204,23 @@ class Noise:
         seed = self.seeds[:, None, None]
         return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
+    def _uniforms(
+        self, slots: Tensor, n_values: int, stream: Stream, step: int | Tensor
+    ) -> Tensor:
+        """`[B, W, n]` float32, by the kernel."""
+        purpose = _purpose(stream, step, slots.device)
+        return dispatch.run(uniforms, self.seeds, self.items, slots, n_values, purpose)
+
     def _words(
         self, blocks: Tensor, slots: Tensor, stream: Stream, step: int | Tensor
     ) -> tuple[Tensor, ...]:
-        purpose = _purpose(stream, step, slots.device)
+        purpose = _purpose(stream, step, slots.device).view(-1, 1, 1)
         counter = (blocks, slots[..., None], self.items[:, None, None], purpose)
         return philox(counter, self.schedule)
 
 
 def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:
-    """Stream and pass as one word of the counter: `[]` int64, or `[B, 1, 1]`."""
+    """Stream and pass as one word of the counter: `[]` int64, or `[B]`."""
     if isinstance(step, int):
         return torch.full((), (int(stream) | step << 8) & _LOW, device=device)
-    purpose = ((step << 8) + int(stream)).bitwise_and_(_LOW)
-    return purpose[:, None, None] if purpose.ndim else purpose
+    return ((step << 8) + int(stream)).bitwise_and_(_LOW)

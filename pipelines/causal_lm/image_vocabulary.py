@@ -94,4 +94,6 @@ class ImageTokenWindow(CausalLMWindow):
         if self.keeps_states:
             self.last_states = hidden
         logits = F.linear(hidden, self._weight, self._bias)
-        return SimpleNamespace(logits=F.pad(logits, (0, self._n_structural)))
+        if self._n_structural:  # torch copies to pad nothing as well
+            logits = F.pad(logits, (0, self._n_structural))
+        return SimpleNamespace(logits=logits)

@@ -20,7 +20,7 @@ from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
-from tests.fixtures.graph_replay import Replay
+from tests.fixtures.graph_replay import Replay, list_operations
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.toy_models import make_prompt
 from tests.fixtures.windows import build_janus, build_model, janus_prompts, prompts
@@ -167,6 +167,23 @@ def test_windows_of_image_tokens() -> None:
         image.begin(prompt)
         codes.append(decode(image, prompt).tokens)
     assert tokens[0].equal(tokens[1]) and codes[0].equal(codes[1])
+
+
+@pytest.mark.parametrize(("structural", "n_pads"), [((), 0), ((6,), 1)])
+def test_logits_are_padded_where_there_is_a_structural_token(
+    structural: tuple[int, ...], n_pads: int
+) -> None:
+    """torch copies a tensor that it pads with nothing."""
+    window = ImageTokenWindow(build_model("chameleon"), range(10, 26), structural)
+    window.begin(make_prompt([[5, 9]]))
+    window.reserve(1, 4)
+    made = []
+
+    def step() -> None:
+        made.append(window.forward(torch.tensor([[5, 9]]), torch.tensor([0])))
+
+    assert list_operations(step).count("constant_pad_nd") == n_pads
+    assert made[0].shape == (1, 2, 16 + n_pads)
 
 
 def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,21 @@ def _strides(device: torch.device, dtype: torch.dtype) -> None:
     assert torch.equal(noise_triton.uniforms(*args), noise.uniforms(*args))
 
 
+def _purposes(device: torch.device, dtype: torch.dtype) -> None:
+    """A purpose of each row, every second number of a tensor."""
+    seeds, items = torch.arange(3, device=device), torch.arange(3, device=device)
+    slots = torch.arange(12, device=device).view(3, 4)
+    purpose = torch.tensor([1, 0, 2**32 - 1, 0, 2, 0], device=device)[::2]
+    found = noise_triton.uniforms(seeds, items, slots, 3, purpose)
+    assert torch.equal(found, noise.uniforms(seeds, items, slots, 3, purpose))
+    alone = noise.uniforms(seeds[1:2], items[1:2], slots[1:2], 3, purpose[1])
+    assert torch.equal(found[1:2], alone)
+
+
 _ONCE = (torch.float32,)  # no floating-point input
 _SIZES = (1, 63, 100, 1023, 1024, 1025)
 CASES = [Case(f"bits of {n}", partial(_bits, n), _ONCE) for n in _SIZES]
 CASES += [Case("bits of a large vocabulary", partial(_bits, 262_144), _ONCE, large=True)]
 CASES += [Case("strides", _strides, _ONCE)]
+CASES += [Case("purposes", _purposes, _ONCE)]
 CASES += [Case("gumbels", _gumbels, _ONCE)]

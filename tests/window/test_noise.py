@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from mmaccel import Noise, OptionError
+from mmaccel.kernels import dispatch
 from mmaccel.kernels.noise import key_schedule, philox, to_gumbel, to_uniform
 from mmaccel.samplers.noise import Stream
+from tests.fixtures.graph_replay import count_operations
 
 ONES = 0xFFFFFFFF
 # Random123's known-answer file (kat_vectors, philox4x32 with 10 rounds): counter, key, result.
@@ -198,3 +200,22 @@ def test_noise_does_not_heed_the_default_dtype(default: torch.dtype) -> None:
         assert torch.equal(noise.frozen(slots, 50, 1.0), wanted)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("step", [3, torch.tensor(3), torch.tensor([3, 0, 2**24 - 1])])
+def test_the_kernel_s_fresh_numbers_are_those_of_torch(
+    step: int | Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch of the `noise` kernel instead of Philox in torch, for rows of any pass."""
+    noise = Noise.from_seed([5, 6, 2**63], 3)
+    slots = torch.arange(6).view(3, 2) + 40
+    expected, gumbel = noise.fresh(slots, step), noise.gumbel(slots, 7, Stream.CHOICE, step)
+    n_plain = count_operations(lambda: noise.fresh(slots, step))
+    monkeypatch.setattr(dispatch, "takes", lambda *_: True)
+    for made, known in zip(noise.fresh(slots, step), expected, strict=True):
+        assert made.equal(known)
+    assert noise.gumbel(slots, 7, Stream.CHOICE, step).equal(gumbel)
+    launch = torch.zeros(3, 2, 3)
+    monkeypatch.setattr(dispatch, "run", lambda *_: launch.clone())  # an operation, as a launch
+    n_launched = count_operations(lambda: noise.fresh(slots, step))
+    assert n_launched <= 8 and n_plain > 10 * n_launched
