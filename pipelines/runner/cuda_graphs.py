@@ -7,26 +7,31 @@ out of the cache and puts it back after its last token. So nested and concurrent
 of their own, and an interrupted run puts none back.
 
 The first step of a width runs eagerly on a side stream, because libraries initialise themselves at
-their first call, which no graph may contain. The second step is captured, and later ones are
-replayed. All widths of an entry share a memory pool, which is safe because they never run at once
+their first call, which no graph may contain. The first one of a model and a kind of policy is a
+trial as well: where it synchronises with the host, torch raises an error, and the run goes on
+eagerly. In a capture the same mistake would leave torch's allocator in a state in which freeing
+memory may fail. The second step is captured, and later ones are replayed. All widths of an entry share a memory pool, which is safe because they never run at once
 and leave nothing in it for one another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import TokenModel
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.samplers.window.step_runner import GraphKey, StaticBuffers
 
 Replay = Callable[[], None]
+_TRIED: WeakKeyDictionary[Any, set[type]] = WeakKeyDictionary()  # model -> kinds of policies
 
 
 @dataclass
@@ -163,6 +168,7 @@ class CudaGraphRunner:
 
         Raises:
             torch.OutOfMemoryError: no memory for the graph, unless `falls_back`.
+            UnsupportedModelError: the step synchronises with the host, unless `falls_back`.
         """
         if self.reason or key is None:
             step()
@@ -173,8 +179,11 @@ class CudaGraphRunner:
             return True
         if key not in warm:
             warm.add(key)
-            self._warm_up(step)
-            return False
+            if self._is_tried():
+                self._warm_up(step)
+                return False
+            error = self._try_step(step)
+            return self._go_on(step, error) if error else False
         replay, error = self._try_capture(step)
         if replay is None:  # a capture cannot use memory that is cached
             self.free_memory()
@@ -213,6 +222,54 @@ class CudaGraphRunner:
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
+    def _is_tried(self) -> bool:
+        """Whether a step of this model under this kind of policy was tried."""
+        model = None if self._key is None else self._key.model()
+        return model is not None and type(self._key.policy) in _TRIED.get(model, ())
+
+    def _try_step(self, step: Callable[[], None]) -> str:
+        """Warm up with a step that must not synchronise with the host.
+
+        Returns:
+            The error's text if it does, and everything that outlives a step is as before; else "".
+        """
+        tensors = [*self._entry.inputs.values(), *self._entry.state.values()]
+        before = [tensor.clone() for tensor in tensors]
+        try:
+            with self._refuse_sync():
+                self._warm_up(step)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+            return " ".join(str(error).split())
+        model = None if self._key is None else self._key.model()
+        if model is not None:
+            _TRIED.setdefault(model, set()).add(type(self._key.policy))
+        return ""
+
+    @contextmanager
+    def _refuse_sync(self) -> Iterator[None]:
+        """torch raises RuntimeError where it synchronises with the host. It holds in all threads."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def _go_on(self, step: Callable[[], None], error: str) -> bool:
+        """Run a step that synchronises with the host, and all later ones, eagerly; or raise."""
+        if not self.falls_back:
+            raise UnsupportedModelError(
+                "cuda_graphs=True: expected passes that never synchronise with the host, received "
+                f'one that does ({error[:120]}); set cuda_graphs="auto"'
+            )
+        self.reason = f"a pass that synchronises with the host ({error[:120]})"
+        step()
+        return False
+
     def _fall_back(self, step: Callable[[], None], error: str) -> bool:
         """Run a step that was not captured, and all later ones, eagerly; or raise."""
         self._entry.graphs.clear()
@@ -224,7 +281,7 @@ class CudaGraphRunner:
         step()
         return False
 
-    def _warm_up(self, step: Callable[[], None]) -> None:
+    def _warm_up(self, step: Callable[[], None]) -> str:
         """Run a step on the stream that graphs are captured on."""
         stream, current = self._side_stream(), torch.cuda.current_stream(self.device)
         stream.wait_stream(current)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from threading import Thread
@@ -12,14 +14,23 @@ from weakref import ref
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmaccel import CausalLMWindow, Frames, Jacobi, Noise, SamplingParams, SpeculativeJacobi
+from mmaccel import (
+    CausalLMWindow,
+    Frames,
+    Jacobi,
+    Noise,
+    SamplingParams,
+    SpeculativeJacobi,
+    UnsupportedModelError,
+)  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.token_buffer import measure
-from tests.exactness.test_graph_reuse import CALLS, GRID, Call, assert_like, decode
+from tests.exactness.test_graph_reuse import CALLS, FREE, GRID, Call, assert_like, decode
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -82,6 +93,59 @@ def test_tables_of_a_layout_live_as_long_as_the_graphs_that_read_them(model: Any
     cache.clear()
     gc.collect()
     assert tables[0]() is None
+
+
+class SyncError(TorchDispatchMode):
+    """What torch does on a GPU under `set_sync_debug_mode("error")`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ == "_local_scalar_dense":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        return func(*args, **(kwargs or {}))
+
+
+class Tried(Replay):
+    """A `Replay` with the trial of a GPU's runner."""
+
+    trials = 0
+
+    @contextmanager
+    def _refuse_sync(self) -> Iterator[None]:
+        self.trials += 1
+        with SyncError():
+            yield
+
+
+def look(*given: Any) -> None:
+    float(torch.zeros(()))
+
+
+@pytest.mark.parametrize("place", ["model", "acceptance", ""])
+def test_a_pass_that_synchronises_is_found_before_the_capture(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on eagerly, with the same tokens, although the pass was half done."""
+    policy, own = Jacobi(window=6), build_lm("llama")
+    plain = decode(policy, FREE, None, own)
+    if place == "model":
+        own.model.layers[1].register_forward_hook(look)
+    elif place:
+        accept = WindowRun.accept
+        monkeypatch.setattr(WindowRun, "accept", lambda *given: look(accept(*given)))
+    runners = [Tried(), Tried(cache=GraphCache()), Tried(cache=GraphCache())]
+    for runner in runners:
+        made = decode(policy, FREE, None, own, runner=runner)
+        assert made.tokens.equal(plain.tokens) and made.passes.equal(plain.passes)
+        assert made.stats.runner == ("eager" if place else "cuda graphs")
+        assert ("synchroniz" in made.stats.runner_reason) == bool(place)
+        assert made.stats.captures == (0 if place else 1)
+    # without a key always, with one until a trial of the model and the policy went well
+    assert [runner.trials for runner in runners] == [1, 1, int(bool(place))]
+    strict = Tried()
+    strict.falls_back = False
+    if place:
+        with pytest.raises(UnsupportedModelError, match="never synchronise with the host"):
+            decode(policy, FREE, None, own, runner=strict)
 
 
 def test_a_call_with_a_callback_has_another_key(model: Any) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,11 @@ class Counting(CudaGraphRunner):
     def _empty_allocator(self) -> None:
         self.log.append("free")
 
+    @contextmanager
+    def _refuse_sync(self) -> Iterator[None]:
+        self.log.append("trial")
+        yield
+
 
 def window(device: str = "cuda", **others: Any) -> Any:
     return SimpleNamespace(device=torch.device(device), runner=None, model=object(), **others)
@@ -69,7 +75,8 @@ def test_a_width_is_run_then_captured_then_replayed() -> None:
     runner, runs = Counting(), []
     usual = [runner.run_step(key, lambda: runs.append(1)) for key in (None, 8, 8, 8, 4, 8)]
     assert usual == [False, False, False, True, False, True]
-    assert runner.log == ["warm up", "capture", "replay", "replay", "warm up", "replay"]
+    tail = ["trial", "warm up", "replay"]  # a run without a key is tried anew
+    assert runner.log == ["trial", "warm up", "capture", "replay", "replay", *tail]
     assert len(runs) == 6 and runner.name == "cuda graphs" and not runner.reason
     runner.load(None, {})  # another run starts
     runner.run_step(8, lambda: runs.append(1))
@@ -81,13 +88,13 @@ def test_no_memory_for_a_graph() -> None:
     runner, runs = Counting(failures=2), []
     usual = [runner.run_step(8, lambda: runs.append(1)) for _ in range(4)]
     assert len(runs) == 4 and usual == [False, False, True, True]
-    assert runner.log == ["warm up", "free", "free"] and runner.name == "eager"
+    assert runner.log == ["trial", "warm up", "free", "free"] and runner.name == "eager"
     assert runner.reason == ("no memory for a graph (CUDA out of memory. Tried to allocate 2 GiB)")
     strict = Counting(failures=2, falls_back=False)
     strict.run_step(8, lambda: None)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 2 GiB"):
         strict.run_step(8, lambda: None)
-    assert strict.log == ["warm up", "free", "free"]
+    assert strict.log == ["trial", "warm up", "free", "free"]
 
 
 def test_a_failed_graph_is_deleted_before_its_step_runs() -> None:
@@ -108,7 +115,7 @@ def test_a_failed_graph_is_deleted_before_its_step_runs() -> None:
     runner = Holding(failures=2)
     for _ in range(2):
         runner.run_step(8, lambda: None)
-    assert len(alive) == 2 and runner.log == ["warm up", "free", "free"]
+    assert len(alive) == 2 and runner.log == ["trial", "warm up", "free", "free"]
 
 
 def test_an_error_of_the_device_is_not_swallowed() -> None:
