@@ -2,6 +2,7 @@
 image pipeline; what each costs.
 
 - library: transformers' `generate`, nothing attached; its draws are its own;
+- library-static: the same with a static cache, whose pass transformers compiles on a GPU;
 - transformers: the same call under a policy;
 - direct: `mmaccel.TextToImage`, which computes the image ids of the head alone.
 """
@@ -107,6 +108,8 @@ class Routes:
         if way.guidance != 1:
             empty = torch.tensor([words.unconditional()] * len(ids), device=self.model.device)
             guidance = {"guidance_scale": way.guidance, "negative_prompt_ids": empty}
+        if way.route == "library-static":
+            guidance["cache_implementation"] = "static"
         out = self.model.generate(
             torch.tensor(padded, device=self.model.device),
             attention_mask=torch.tensor(mask, device=self.model.device),

@@ -204,9 +204,7 @@ class Noise:
         seed = self.seeds[:, None, None]
         return key_schedule((seed & _LOW, (seed >> 32) & _LOW))
 
-    def _uniforms(
-        self, slots: Tensor, n_values: int, stream: Stream, step: int | Tensor
-    ) -> Tensor:
+    def _uniforms(self, slots: Tensor, n_values: int, stream: Stream, step: int | Tensor) -> Tensor:
         """`[B, W, n]` float32, by the kernel."""
         purpose = _purpose(stream, step, slots.device)
         return dispatch.run(uniforms, self.seeds, self.items, slots, n_values, purpose)

@@ -1,6 +1,7 @@
 """Timings of `window_attention` and torch's own attention, shape by shape.
 
-SDPA takes the causal tail as a mask, FlexAttention (`torch.nn.attention.flex_attention`) as a
+SDPA takes the causal tail as a mask of the queries' dtype, which it adds as it is (a mask of bools
+would be converted in every call), FlexAttention (`torch.nn.attention.flex_attention`) as a
 function of positions with blocks that nobody sees left out. FlexAttention is compiled for every
 shape; where it does not compile, or the seconds for compiling are used up, the row says so.
 """
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Part
-from benchmarks.gpu.timing import Time, cache, copy_bandwidth, time_call
+from benchmarks.gpu.timing import Time, cache, copies_for, copy_bandwidth, time_call, timer_of
 from mmaccel.kernels.device_errors import is_device_error
 
 LARGE = 32 * 10**6  # bytes of keys and values from which on the bandwidth counts
@@ -53,6 +54,7 @@ def time_attention(
     widths: Sequence[int] = WIDTHS,
     rooms: Sequence[int] = ROOMS,
     compiling: float = _COMPILING,
+    copies: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Two rows of a model at every width and room, as a part of the report keeps them.
@@ -65,6 +67,7 @@ def time_attention(
         gb_per_s: bandwidth of a copy; None measures it.
         widths, rooms: queries, and positions of the cache.
         compiling: seconds for compiling FlexAttention.
+        copies: caches that the calls take turns with; 0: as many as no GPU's cache holds.
         clock: seconds, for `compiling`.
     """
     kernel = _triton_twin() if ours is None else ours
@@ -72,24 +75,26 @@ def time_attention(
     rows, spent = [], 0.0
     for room in rooms:
         for width in widths:
-            q, k, v, start = cache(2, heads.query, heads.key, width, heads.width, room, device)
-            scale = heads.width**-0.5
-            mask = _tail(room, start, width)
-            calls: dict[str, Callable[[], Any]] = {
-                "ours": partial(kernel, q, k, v, start, scale=scale),
-                "sdpa": partial(
-                    torch.nn.functional.scaled_dot_product_attention, q, k, v, attn_mask=mask,
-                    scale=scale, enable_gqa=heads.query != heads.key,
-                ),
-            }  # fmt: skip
-            n_bytes = 2 * k.numel() * k.element_size()
+            sizes = (2, heads.query, heads.key, width, heads.width, room, device)
+            n_bytes = 2 * 2 * heads.key * room * heads.width * 2
+            held = [cache(*sizes) for _ in range(copies if copies else copies_for(n_bytes))]
+            q, k, v, start = held[0]
+            scale, mask = heads.width**-0.5, _tail(room, start, width, q.dtype)
+            sdpa = partial(
+                torch.nn.functional.scaled_dot_product_attention, attn_mask=mask, scale=scale,
+                enable_gqa=heads.query != heads.key,
+            )  # fmt: skip
+            calls: dict[str, list[Callable[[], Any]]] = {
+                "ours": [partial(kernel, *own, scale=scale) for own in held],
+                "sdpa": [partial(sdpa, *own[:3]) for own in held],
+            }
             row: dict[str, Any] = {
                 "model": name, "heads": list(heads), "width": width, "room": room,
-                "bytes": n_bytes,
-            } | {f"{kind}_ms": timer(call) for kind, call in calls.items()}  # fmt: skip
+                "bytes": n_bytes, "copies": len(held),
+            } | {f"{kind}_ms": timer(*each) for kind, each in calls.items()}  # fmt: skip
             began = clock()
             if spent < compiling:
-                row |= _time_flex(q, k, v, start, scale, timer)
+                row |= _time_flex(held, scale, timer)
             else:
                 row |= {"flex_ms": None, "flex_reason": "seconds for compiling were used up"}
             spent += clock() - began
@@ -112,15 +117,23 @@ def find_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     return figures
 
 
-def attention_parts() -> list[Part]:
-    """A part for each model."""
+def attention_parts(device: torch.device, tiny: bool = False) -> list[Part]:
+    """A part for each model; tiny: one shape, the specification instead of the kernel."""
+    options: dict[str, Any] = {}
+    if tiny:
+        options = {"widths": (4,), "rooms": (64,), "copies": 1, "compiling": 0.0}
+        options["gb_per_s"] = copy_bandwidth(device, 2**20)
+    if device.type != "cuda":
+        from mmaccel.kernels.window_attention import window_attention
+
+        options |= {"ours": window_attention, "timer": timer_of(device)}
     return [
-        Part(f"time-window_attention-{number}", partial(time_attention, name, heads))
+        Part(f"time-window_attention-{number}", partial(time_attention, name, heads, **options))
         for number, (name, heads) in enumerate(HEADS.items(), 1)
     ]
 
 
-def flex(q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float) -> Callable[[], Any]:
+def flex(q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float) -> partial[Any]:
     """A call of compiled FlexAttention."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -135,12 +148,13 @@ def flex(q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float) -> Callab
     return partial(compiled, q, k, v, block_mask=mask, scale=scale, enable_gqa=gqa)
 
 
-def _time_flex(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float, timer: Time
-) -> dict[str, Any]:
+def _time_flex(held: list[tuple[Tensor, ...]], scale: float, timer: Time) -> dict[str, Any]:
     """Its time, or why there is none."""
     try:
-        return {"flex_ms": timer(flex(q, k, v, start, scale)), "flex_reason": ""}
+        q, k, v, start = held[0]
+        call = flex(q, k, v, start, scale)  # compiled for its shape and this mask
+        calls = [partial(call.func, *own[:3], **call.keywords) for own in held]
+        return {"flex_ms": timer(*calls), "flex_reason": ""}
     except Exception as error:  # whatever its compiler raises; the row says so
         if is_device_error(error):
             raise
@@ -148,10 +162,11 @@ def _time_flex(
         return {"flex_ms": None, "flex_reason": f"{type(error).__name__}: {said}"}
 
 
-def _tail(room: int, start: Tensor, width: int) -> Tensor:
-    """Positions each query sees, `[R, 1, W, S]` bool."""
+def _tail(room: int, start: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of each query, `[R, 1, W, S]`: 0 where it sees, else -inf."""
     query = start[:, None, None] + torch.arange(width, device=start.device)[:, None]
-    return (torch.arange(room, device=start.device) <= query)[:, None]
+    seen = (torch.arange(room, device=start.device) <= query)[:, None]
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, -torch.inf)
 
 
 def _triton_twin() -> Attention:

@@ -1,13 +1,21 @@
-"""The check on a GPU: all its parts in order, and its command line (`scripts/gpu_check.py`).
+"""The check on a GPU: all its parts in five calls, and its command line (`scripts/gpu_check.py`).
 
-What a part needs beyond torch, triton, numpy and transformers is imported when the part runs: where
-a package is missing, that part alone fails.
+A call is what ten minutes hold; each can be run alone, on a machine of its own, and writes what it
+has after every part. What a part needs beyond torch, triton, numpy and transformers is imported
+when the part runs: where a package is missing, that part alone fails. On a GPU the parts that
+capture passes run in processes of their own: a capture that goes wrong leaves torch's allocator in
+a state that later parts would fail in.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +24,18 @@ import torch
 
 from benchmarks.gpu.attention import attention_parts
 from benchmarks.gpu.machine import describe, slug
-from benchmarks.gpu.models import SIZES, Size, build, open_window
-from benchmarks.gpu.parts import Part, failed_parts, run_parts
-from benchmarks.gpu.steps import device_clock, measure_steps
+from benchmarks.gpu.models import SIZES, Size, build, open_window, shrink
+from benchmarks.gpu.parts import CheckError, Part, attempt, failed_parts, run_parts
+from benchmarks.gpu.steps import device_clock, measure_steps, routes_of, time_step
 from benchmarks.gpu.timing import copy_bandwidth, timing_parts
-from mmaccel.errors import MMAccelError
+from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.kernels.dispatch import KERNELS, find_obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
+CALLS = ("correctness", "llama", "others", "kernels", "profile")
+_LIMIT = 540.0  # seconds after which a part's own process is ended
+_LONGEST = 10  # nodes of a profile
+_TINY = {"contexts": (24,), "windows": (4,), "n_passes": 8, "n_warm": 2, "compiled": False}
 
 
 def main(arguments: list[str], description: str) -> int:
@@ -38,28 +50,41 @@ def main(arguments: list[str], description: str) -> int:
         with a wrong option.
     """
     reader = argparse.ArgumentParser(description=description)
+    reader.add_argument(
+        "--call", action="append", default=[], choices=CALLS,
+        help="run the parts of this call; may be repeated; all of them if left out",
+    )  # fmt: skip
     reader.add_argument("--part", action="append", default=[], help="run this one; may be repeated")
     reader.add_argument("--again", action="store_true", help="run parts that are there as well")
     reader.add_argument(
-        "--budget", type=float, default=420.0, help="seconds after which no part starts"
+        "--budget", type=float, default=480.0, help="seconds after which no part starts"
     )
     reader.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results", help="folder")
+    reader.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    reader.add_argument("--tiny", action="store_true", help="tiny sizes, to try the check itself")
+    reader.add_argument("--child", type=Path, help=argparse.SUPPRESS)  # where a child writes
     options = reader.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("gpu_check: expected a GPU that torch finds, received none; nothing was written")
-        return 2
-    obstacle = find_obstacle("cuda")
-    if obstacle is not None:
+    obstacle = _find_obstacle(options.device)
+    if obstacle:
         print(f"gpu_check: {obstacle}; nothing was written")
         return 2
     torch.set_float32_matmul_precision("highest")  # some images turn TF32 on, by the environment
-    device = torch.device("cuda", torch.cuda.current_device())
+    is_gpu = options.device == "cuda"
+    device = torch.device("cuda", torch.cuda.current_device()) if is_gpu else torch.device("cpu")
+    if options.child is not None:
+        return _run_child(options.part, options.child, device, options.tiny)
     facts = describe(ROOT, device, " ".join(["python", "scripts/gpu_check.py", *arguments]))
-    file = options.out / f"gpu-{slug(facts['device'])}.json"
+    facts["device"] += ", tiny sizes" * options.tiny
+    file = (
+        options.out
+        / f"{'gpu' if is_gpu and not options.tiny else 'check'}-{slug(facts['device'])}.json"
+    )
+    calls = make_calls(device, options.tiny)
+    names = [part.name for name in options.call for part in calls[name]]
     try:
         report = run_parts(
-            make_parts(), file, facts, device,
-            only=options.part, again=options.again, budget=options.budget,
+            [part for name in CALLS for part in calls[name]], file, facts, device,
+            only=[*names, *options.part], again=options.again, budget=options.budget,
         )  # fmt: skip
     except MMAccelError as error:
         print(f"gpu_check: {error}")
@@ -73,56 +98,175 @@ def main(arguments: list[str], description: str) -> int:
     return int(bool(failed))
 
 
-def make_parts() -> list[Part]:
-    """Everything there is to run, in order: what must be right first, then what it costs."""
+def _find_obstacle(device: str) -> str | None:
+    """Why the check cannot run."""
+    if device == "cpu":
+        return None
+    if not torch.cuda.is_available():
+        return "expected a GPU that torch finds, received none"
+    return find_obstacle("cuda")
+
+
+def make_calls(
+    device: torch.device, tiny: bool = False, alone: bool = True
+) -> dict[str, list[Part]]:
+    """The parts of each call, in order: what must be right first, then what it costs.
+
+    Args:
+        device: where they run.
+        tiny: sizes that a CPU takes in seconds.
+        alone: whether parts that capture passes run in processes of their own, on a GPU.
+    """
     from tests.kernels.gpu_cases import cases_part
 
-    kernels, engine = list(KERNELS), engine_parts()
-    timings = [*timing_parts(kernels), *attention_parts()]
-    return [*map(cases_part, kernels), *engine, *timings]
+    kernels = list(KERNELS)
+    llama = [size for size in SIZES if size.kind.startswith("Llama")]
+    others = [size for size in SIZES if size not in llama]
+    found = {
+        "correctness": [Part("engine-bitwise", partial(run_bitwise, tiny=tiny)),
+                        Part("engine-promise", partial(run_promise, tiny=tiny))],
+        "llama": [_step_part(size, tiny) for size in llama],
+        "others": [*(_step_part(size, tiny) for size in others),
+                   Part("scenes", partial(run_scenes, tiny=tiny)),
+                   Part("canvas", partial(run_canvas, tiny=tiny))],
+        "kernels": [],
+        "profile": [Part(f"profile-{slug(size.name)}", partial(run_profile, size, tiny=tiny))
+                    for size in llama],
+    }  # fmt: skip
+    if alone and device.type == "cuda":
+        for parts in found.values():
+            parts[:] = [Part(part.name, partial(run_alone, part.name, tiny)) for part in parts]
+    if device.type == "cuda":  # the cases run in Triton's interpreter where there is no GPU
+        found["correctness"] = [*map(cases_part, kernels), *found["correctness"]]
+    found["kernels"] = [*timing_parts(kernels, tiny), *attention_parts(device, tiny)]
+    return found
 
 
-def engine_parts() -> list[Part]:
-    """Same tokens in graphs, the trained models end to end, and steps at true size."""
-    return [
-        Part("engine-bitwise", run_bitwise),
-        Part("scenes", run_scenes),
-        Part("canvas", run_canvas),
-        *(Part(f"engine-step-{slug(size.name)}", partial(run_size, size)) for size in SIZES),
-    ]
+def run_alone(name: str, tiny: bool, device: torch.device) -> dict[str, Any]:
+    """Run a part in a process of its own; memory that nothing holds is given back before.
+
+    Raises:
+        CheckError: the part failed, or its process was ended or ran too long.
+    """
+    free(device)
+    script = ROOT / "scripts" / "gpu_check.py"
+    command = [sys.executable, str(script), "--part", name, "--device", device.type]
+    return run_process([*command, *(["--tiny"] if tiny else [])])
 
 
-def run_bitwise(device: torch.device) -> dict[str, Any]:
+def run_process(command: Sequence[str], limit: float = _LIMIT) -> dict[str, Any]:
+    """Run a command that takes `--child FILE` and writes a part's result there.
+
+    Raises:
+        CheckError: the result is a failure, or there is none.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        try:
+            done = subprocess.run([*command, "--child", str(file)], timeout=limit, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise CheckError(f"its process did not end in {limit:.0f} s", {}) from error
+        if not file.is_file():
+            raise CheckError(f"its process ended with {done.returncode} and no result", {})
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if result.pop("status") == "failed":
+        raise CheckError(result.pop("message"), result)
+    return result
+
+
+def _run_child(names: Sequence[str], file: Path, device: torch.device, tiny: bool) -> int:
+    """The one part that a parent asks for; the result, a failure as well, goes into `file`."""
+    parts = {
+        part.name: part for call in make_calls(device, tiny, alone=False).values() for part in call
+    }
+    if len(names) != 1 or names[0] not in parts:
+        raise OptionError(f"part: expected one of {', '.join(parts)}, received {names!r}")
+    result, _ = attempt(parts[names[0]], device)
+    file.write_text(json.dumps(result), encoding="utf-8")
+    return 0
+
+
+def _step_part(size: Size, tiny: bool) -> Part:
+    return Part(f"engine-step-{slug(size.name)}", partial(run_size, size, tiny=tiny))
+
+
+def run_bitwise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """See `bitwise.check_bitwise`."""
     from benchmarks.gpu.bitwise import check_bitwise
+    from mmaccel.samplers.window.jacobi import Jacobi
 
-    return check_bitwise(device)
+    few = {"policies": (Jacobi(4),), "batches": ((2, 4),), "scales": (1.0,), "length": 6}
+    return check_bitwise(device, **(few if tiny else {}))
 
 
-def run_scenes(device: torch.device) -> dict[str, Any]:
+def run_promise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
+    """See `bitwise.check_promise`."""
+    from benchmarks.gpu.bitwise import check_promise
+
+    few = {"windows": (4,), "rows": 1, "scales": (1.0,), "length": 6}
+    return check_promise(device, **(few if tiny else {}))  # type: ignore[arg-type]
+
+
+def run_scenes(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """See `scenes.measure_scenes`."""
     from benchmarks.gpu.scenes import measure_scenes
+    from benchmarks.route_runs import Routes
 
-    return measure_scenes(device)
+    if not tiny:
+        return measure_scenes(device, needs_graphs=device.type == "cuda")
+    routes = Routes("scenes", length=4, device=device)
+    return measure_scenes(
+        device, routes, batches=(1,), scales=(1.0,), repeats=1, needs_graphs=False
+    )
 
 
-def run_canvas(device: torch.device) -> dict[str, Any]:
+def run_canvas(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """See `canvas.measure_canvas`."""
-    from benchmarks.gpu.canvas import measure_canvas
+    from benchmarks.gpu.canvas import POLICIES, measure_canvas
 
-    return measure_canvas(device)
+    if not tiny:
+        return measure_canvas(device)
+    return measure_canvas(device, policies=POLICIES[:2], batches=(1,), repeats=1)
 
 
-def run_size(size: Size, device: torch.device) -> dict[str, Any]:
+def run_size(size: Size, device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """Steps of one model; its memory is free again after it."""
-    peak = copy_bandwidth(device)
+    peak = copy_bandwidth(device, 2**20) if tiny else copy_bandwidth(device)
+    size = shrink(size) if tiny else size
     model: Any = build(size, device)
     try:
         with torch.no_grad():
             window: Any = open_window(model, size)
-            return measure_steps(size.name, model, window, peak, device_clock(device))
+            options: Any = _TINY if tiny else {}
+            return measure_steps(size.name, model, window, peak, device_clock(device), **options)
     finally:
         model = window = None  # a window holds its model
+        free(device)
+
+
+def run_profile(size: Size, device: torch.device, tiny: bool = False) -> dict[str, Any]:
+    """The nodes of a captured pass that take longest, of five replays, by forward and window."""
+    from mmaccel.samplers.window.autoregressive import Autoregressive
+    from mmaccel.samplers.window.jacobi import Jacobi
+
+    size = shrink(size) if tiny else size
+    model: Any = build(size, device)
+    rows = []
+    try:
+        with torch.no_grad():
+            window: Any = open_window(model, size)
+            for route in routes_of(window):
+                if hasattr(window, "fused"):
+                    window.fused = route == "fused"
+                for policy in (Autoregressive(), Jacobi(4 if tiny else 32)):
+                    step = time_step(
+                        window, policy, 24 if tiny else 1024, device_clock(device),
+                        n_passes=8 if tiny else 32, n_warm=2, profile=_LONGEST,
+                    )  # fmt: skip
+                    rows.append({"model": size.name, "route": route, "policy": repr(policy)} | step)
+        return {"profiles": rows}
+    finally:
+        model = window = None
         free(device)
 
 

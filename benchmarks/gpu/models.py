@@ -4,13 +4,14 @@ Sizes come from the published configurations. Janus-Pro: `language_config` of
 deepseek-ai/Janus-Pro-1B and -7B, with the head of 16384 image codes of `gen_head_config` in the
 place of the text head, which makes no image (the inner layer of that head is left out).
 Chameleon-7B and Emu3: the defaults of transformers' `ChameleonConfig` and `Emu3TextConfig`, which
-are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf. Image tokens of Chameleon have the ids
+are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf, with more positions, which no weight
+belongs to. Image tokens of Chameleon have the ids
 4..8195, those of Emu3 the last 32768.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,12 +46,24 @@ def _janus(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
+_LONG = {"max_position_embeddings": 16_384}
 SIZES = (
     Size("Janus-Pro-1B", "LlamaForCausalLM", _janus(2048, 5632, 24, 16)),
     Size("Janus-Pro-7B", "LlamaForCausalLM", _janus(4096, 11_008, 30, 32)),
-    Size("Chameleon-7B", "ChameleonForConditionalGeneration", {}, range(4, 8196)),
-    Size("Emu3-8B", "Emu3ForCausalLM", {}, range(151_854, 184_622)),
+    Size("Chameleon-7B", "ChameleonForConditionalGeneration", _LONG, range(4, 8196)),
+    Size("Emu3-8B", "Emu3ForCausalLM", _LONG, range(151_854, 184_622)),
 )
+
+
+def shrink(size: Size) -> Size:
+    """The same classes with next to nothing in them, for machines without a GPU."""
+    small = dict(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, vocab_size=128, bos_token_id=1,
+        pad_token_id=0,
+    )  # fmt: skip
+    codes = None if size.codes is None else range(4, 100)
+    return replace(size, config=size.config | small, codes=codes)
 
 
 def sketch(size: Size, dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -55,7 +55,7 @@ def run_parts(
     *,
     only: Sequence[str] = (),
     again: bool = False,
-    budget: float = 420.0,
+    budget: float = 480.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
     """Run what the report at `file` does not hold yet, and write it after every part.
@@ -109,7 +109,7 @@ def run_parts(
             write_report(
                 file, {**facts, "date": at, "left": left, "parts": done | {part.name: begun}}
             )
-        result, error = _attempt(part, device)
+        result, error = attempt(part, device)
         done[part.name] = {"of": origin, "seconds": clock() - began, "date": at} | result
         report = {**facts, "date": _now(), "left": left, "parts": done}
         write_report(file, report)
@@ -133,7 +133,8 @@ def write_report(file: Path, report: Report) -> None:
     write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
 
 
-def _attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exception | None]:
+def attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exception | None]:
+    """Run a part; what goes into the report, and the error if it failed."""
     try:
         found = part.run(device)
         if device.type == "cuda":

@@ -1,6 +1,7 @@
-"""The trained model end to end: transformers' own `generate` against Jacobi in captured steps.
+"""The trained model end to end: transformers' own `generate`, as it is and with a static cache and
+its compiled pass, against Jacobi in captured steps.
 
-Both make whole images of `scenes` in float32, the same captions; seconds are those of the tokens.
+All make whole images of `scenes` in float32, the same captions; seconds are those of the tokens.
 What counts are calls after the first of their kind, which go on in its buffers and replay its
 records (widths that the adaptive window first takes later are captured within them); the first
 call, in which libraries are set up and passes captured, is reported separately. The figures are the
@@ -17,11 +18,13 @@ import torch
 from benchmarks.gpu.parts import CheckError
 from benchmarks.route_runs import Routes, Way
 from mmaccel.contracts import Policy
+from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.samplers.window.jacobi import Jacobi
 
 BATCHES = (1, 8, 64)
 SCALES = (1.0, 2.0)
 POLICIES: tuple[Policy | None, ...] = (None, Jacobi(32), Jacobi("adaptive"))
+STATIC = "library-static"  # the route of `benchmarks.route_runs` with a static cache
 _REPEATS = 2  # after the first call of a kind, which is reported separately
 
 
@@ -32,6 +35,7 @@ def measure_scenes(
     batches: Sequence[int] = BATCHES,
     scales: Sequence[float] = SCALES,
     repeats: int = _REPEATS,
+    needs_graphs: bool = True,
 ) -> dict[str, Any]:
     """Images per second of each way, as a part of the report keeps them.
 
@@ -40,6 +44,7 @@ def measure_scenes(
         routes: runs one batch; None: `scenes`, on the device, in captured steps.
         batches, scales: batch sizes and guidance scales; figures are of 1 and of the largest.
         repeats: timed runs of each.
+        needs_graphs: whether eager passes are a failure; otherwise they fill no figure.
 
     Raises:
         CheckError: something that was to be captured was not.
@@ -49,28 +54,62 @@ def measure_scenes(
     for scale in scales:
         for batch in batches:
             own = [_measure(routes, policy, batch, scale, repeats) for policy in POLICIES]
-            plain = own[0]["seconds"]
-            rows += [row | {"speed_up": plain / row["seconds"]} for row in own]
+            plain, compiled = own[0]["seconds"], _measure_static(routes, batch, scale, repeats)
+            if compiled["seconds"] is not None:
+                own.insert(1, compiled)
+            rows += [
+                row | {
+                    "speed_up": plain / row["seconds"],
+                    "over_compiled": compiled["seconds"] and compiled["seconds"] / row["seconds"],
+                    "compiled_reason": compiled["reason"],
+                }
+                for row in own
+            ]  # fmt: skip
     jacobi = [row for row in rows if row["policy"] is not None]
     eager = [row for row in jacobi if row["runner"] != "cuda graphs"]
-    if eager:
+    if eager and needs_graphs:
         raise CheckError(f"{len(eager)} of {len(jacobi)} were not captured", {"scenes": rows})
+    return {"scenes": rows, "figures": {} if eager else _find_figures(jacobi, scales, batches)}
+
+
+def _find_figures(
+    jacobi: list[dict[str, Any]], scales: Sequence[float], batches: Sequence[int]
+) -> dict[str, float]:
+    """Of one image the faster window, and of the scales the worse."""
     single = [
-        max(row["speed_up"] for row in jacobi if (row["batch"], row["guidance"]) == (1, scale))
+        max(
+            (row for row in jacobi if (row["batch"], row["guidance"]) == (1, scale)),
+            key=lambda row: row["speed_up"],
+        )
         for scale in scales
     ]
     widest = [row["images_per_s"] for row in jacobi if row["batch"] == max(batches)]
-    figures = {"product": min(single), "scenes_images_per_s": max(widest)}
-    return {"scenes": rows, "figures": figures}
+    figures = {"product": min(row["speed_up"] for row in single)}
+    figures["scenes_images_per_s"] = max(widest)
+    if all(row["over_compiled"] is not None for row in single):
+        figures["product_compiled"] = min(row["over_compiled"] for row in single)
+    return figures
+
+
+def _measure_static(routes: Routes, batch: int, scale: float, repeats: int) -> dict[str, Any]:
+    """transformers' loop with a static cache and its compiled pass; no seconds where it fails."""
+    try:
+        return _measure(routes, None, batch, scale, repeats, STATIC)
+    except Exception as error:  # whatever its compiler raises; the rows say so
+        if is_device_error(error):
+            raise
+        said = " ".join(str(error).split())[:200]
+        return {"seconds": None, "reason": f"{type(error).__name__}: {said}"}
 
 
 def _measure(
-    routes: Routes, policy: Policy | None, batch: int, scale: float, repeats: int
-) -> dict[str, Any]:
+    routes: Routes, policy: Policy | None, batch: int, scale: float, repeats: int,
+    library: str = "library",
+) -> dict[str, Any]:  # fmt: skip
     """One way; the first run is reported separately."""
     examples = routes.pipe.image_model.examples
     captions = [examples[n % len(examples)] for n in range(batch)]
-    way = Way("library" if policy is None else "direct", policy, batch, scale)
+    way = Way(library if policy is None else "direct", policy, batch, scale)
     # each run has its own seeds, and all ways the same
     first, *pieces = [
         routes.run(way, captions, range(run * batch, (run + 1) * batch))
@@ -80,10 +119,11 @@ def _measure(
     stats = [piece.stats for piece in pieces if piece.stats is not None]
     tokens, passes = sum(s.tokens for s in stats), sum(s.row_passes for s in stats)
     return {
-        "batch": batch, "guidance": scale, "policy": None if policy is None else repr(policy),
+        "batch": batch, "guidance": scale, "route": way.route, "policy": None if policy is None else repr(policy),
         "seconds": seconds, "images_per_s": 1 / seconds, "first_seconds": first.seconds / batch,
         "captures": [p.stats.captures for p in (first, *pieces) if p.stats is not None],
         "tokens_per_pass": tokens / passes if passes else 1.0,
+        "attention": stats[-1].attention if stats else "",
         "runner": stats[-1].runner if stats else "eager",
         "reason": stats[-1].runner_reason if stats else "",
     }  # fmt: skip

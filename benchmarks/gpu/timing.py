@@ -1,8 +1,11 @@
 """Timings of kernels on a GPU: the torch reference and the Triton kernel, by entry.
 
-A call is captured into a CUDA graph and replayed, so that what is timed is the device's work and
-not the time to launch it; that the call can be captured is thereby checked as well. Before each
-replay a buffer larger than the cache is overwritten.
+Ten calls or more are captured into one CUDA graph, so that what is timed is the device's work and
+neither the time to launch it nor the start of a graph; that a call can be captured is thereby
+checked as well. Operands that fit into a GPU's cache are there several times, 128 MB together or
+more, and the calls take turns with them: in a model, a pass of weights lies between two calls.
+Before each replay a buffer larger than the cache is read, which leaves nothing there that has to be
+written back while the clock runs.
 
 `TIMINGS` says what is timed: sizes, arguments, and the bytes that have to move. `window_attention`
 has a file of its own, `attention`, since it is compared with more than its reference.
@@ -10,8 +13,10 @@ has a file of its own, `attention`, since it is compared with more than its refe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from statistics import median
 from typing import Any
@@ -242,63 +247,115 @@ TIMINGS: dict[str, list[Timing]] = {
     ],
 }  # fmt: skip
 
-Time = Callable[[Callable[[], Any]], float]
-REPEATS = 21
+Time = Callable[..., float]
+REPEATS, CALLS = 21, 10  # replays, and calls in a graph
+SPREAD = 128 * 10**6  # bytes of operands between two calls with the same ones
+_WARM = 3  # replays before those that count
+_MOST_COPIES = 64
 _COPY_BYTES = 2**30
 _FLUSH_BYTES = 2**28  # an H200 caches 50 MB
 
 
-def time_call(call: Callable[[], Any], repeats: int = REPEATS) -> float:
-    """Milliseconds of device work, the median of `repeats` replays of a captured graph."""
-    call()  # compiles
+def time_call(*calls: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """Milliseconds of device work of a call, the median of `repeats` replays of a captured graph.
+
+    Args:
+        calls: the same call with operands of its own each; they take turns.
+        repeats: replays.
+    """
+    n_rounds = -(-CALLS // len(calls))
+    for call in calls:
+        call()  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        for _ in range(n_rounds):
+            for call in calls:
+                call()
+    flush = torch.zeros(_FLUSH_BYTES // 4, device="cuda")
     found = []
-    for _ in range(repeats):
+    for _ in range(_WARM + repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
+        flush.sum()
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
         found.append(begin.elapsed_time(end))
-    return median(found)
+    return median(found[_WARM:]) / (n_rounds * len(calls))
 
 
-def copy_bandwidth(device: torch.device) -> float:
+def time_call_on_cpu(*calls: Callable[[], Any], repeats: int = REPEATS) -> float:
+    """`time_call` where there is no GPU: one call after the other, by the clock."""
+    found = []
+    for call in calls * (_WARM + -(-repeats // len(calls))):
+        began = time.perf_counter()
+        call()
+        found.append(1000 * (time.perf_counter() - began))
+    return median(found[_WARM:])
+
+
+def timer_of(device: torch.device) -> Time:
+    """`time_call` on a GPU."""
+    return time_call if device.type == "cuda" else partial(time_call_on_cpu, repeats=3)
+
+
+def copies_for(n_bytes: int) -> int:
+    """How often operands have to be there so that a cache does not hold them all."""
+    return min(-(-SPREAD // max(n_bytes, 1)), _MOST_COPIES)
+
+
+def copy_bandwidth(device: torch.device, n_bytes: int = _COPY_BYTES) -> float:
     """GB/s of a large copy, its read and its write counted: the memory's practical peak."""
-    source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
+    source = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / time_call(lambda: target.copy_(source)) / 1e6
+    return 2 * n_bytes / timer_of(device)(lambda: target.copy_(source)) / 1e6
 
 
-def time_kernel(kernel: str, device: torch.device) -> dict[str, Any]:
-    """All timings of a kernel, as a part of the report keeps them."""
+def time_kernel(kernel: str, device: torch.device, tiny: bool = False) -> dict[str, Any]:
+    """All timings of a kernel, as a part of the report keeps them.
+
+    Args:
+        kernel: its name.
+        device: where to run; without a GPU the torch version alone is timed, and no figure is made.
+        tiny: a copy of a megabyte for the bandwidth, and the first row alone.
+    """
     torch_module = import_module(f"mmaccel.kernels.{kernel}")
-    triton_module = import_module(f"mmaccel.kernels.{kernel}_triton")
-    peak, rows = copy_bandwidth(device), []
+    triton_module = (
+        import_module(f"mmaccel.kernels.{kernel}_triton") if device.type == "cuda" else None
+    )
+    timer, rows = timer_of(device), []
+    peak = copy_bandwidth(device, 2**20 if tiny else _COPY_BYTES)
     figures: dict[str, float] = {}
-    for timing in TIMINGS[kernel]:
-        args = timing.prepare(device)
-        slow, fast = (getattr(module, timing.function) for module in (torch_module, triton_module))
-        options = dict(timing.options)
-        torch_ms = time_call(lambda: slow(*args, **options))  # noqa: B023
-        triton_ms = time_call(lambda: fast(*args, **options))  # noqa: B023
-        rate = timing.n_bytes / triton_ms / 1e6
-        row = {"kernel": kernel, "name": timing.name, "torch_ms": torch_ms, "triton_ms": triton_ms}
-        rows.append(row | {"gb_per_s": rate, "share_of_copy": rate / peak})
-        if timing.figure is not None:
-            figures[timing.figure] = max(triton_ms, figures.get(timing.figure, 0.0))
+    for timing in TIMINGS[kernel][: 1 if tiny else None]:
+        n_copies = 1 if tiny else copies_for(timing.n_bytes)
+        operands = [timing.prepare(device) for _ in range(n_copies)]
+
+        def run(module: Any, timing: Timing = timing, operands: Any = operands) -> float:
+            function = getattr(module, timing.function)
+            return timer(*(partial(function, *own, **timing.options) for own in operands))
+
+        row = {
+            "kernel": kernel,
+            "name": timing.name,
+            "copies": n_copies,
+            "torch_ms": run(torch_module),
+        }
+        row |= {"triton_ms": None, "gb_per_s": None, "share_of_copy": None}
+        if triton_module is not None:
+            row["triton_ms"] = triton_ms = run(triton_module)
+            rate = timing.n_bytes / triton_ms / 1e6
+            row |= {"gb_per_s": rate, "share_of_copy": rate / peak}
+            if timing.figure is not None:
+                figures[timing.figure] = max(triton_ms, figures.get(timing.figure, 0.0))
+        rows.append(row)
     return {"copy_gb_per_s": peak, "timings": rows, "figures": figures}
 
 
-def timing_parts(kernels: list[str]) -> list[Part]:
+def timing_parts(kernels: list[str], tiny: bool = False) -> list[Part]:
     """A part for the device's copy bandwidth and one for each kernel that has timings."""
-    parts = [Part("copy", lambda device: {"copy_gb_per_s": copy_bandwidth(device)})]
-    for kernel in kernels:
-        if kernel in TIMINGS:
-            parts.append(Part(f"time-{kernel}", lambda device, k=kernel: time_kernel(k, device)))  # type: ignore[misc]
+    n_bytes = 2**20 if tiny else _COPY_BYTES
+    parts = [Part("copy", lambda device: {"copy_gb_per_s": copy_bandwidth(device, n_bytes)})]
+    timed = [kernel for kernel in kernels if kernel in TIMINGS]
+    parts += [Part(f"time-{kernel}", partial(time_kernel, kernel, tiny=tiny)) for kernel in timed]
     return parts
