@@ -22,7 +22,7 @@ from mmaccel.kernels.nearest_code import check_codebook
 NARROW, WIDE = 16, 32  # columns at a time, for codes of up to 16 and of more
 SINGLES = {"ROWS": 32, "CODES": 32, "COLUMNS": NARROW, "HALVES": False}  # of a lookup's program
 HALVES = {"ROWS": 32, "CODES": 64, "HALVES": True}
-CHAIN = {"ROWS": 16, "CODES": 64}
+CHAIN = {"ROWS": 16, "CODES": 32}  # with 64, Triton 3.6 spills registers on sm_90
 WARPS = 8
 PROGRAMS = 264  # worth splitting the codebook for: two programs for each processor of an H200
 _HALVES = (torch.float16, torch.bfloat16)

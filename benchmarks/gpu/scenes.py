@@ -119,7 +119,8 @@ def _measure(
     stats = [piece.stats for piece in pieces if piece.stats is not None]
     tokens, passes = sum(s.tokens for s in stats), sum(s.row_passes for s in stats)
     return {
-        "batch": batch, "guidance": scale, "route": way.route, "policy": None if policy is None else repr(policy),
+        "batch": batch, "guidance": scale, "route": way.route,
+        "policy": None if policy is None else repr(policy),
         "seconds": seconds, "images_per_s": 1 / seconds, "first_seconds": first.seconds / batch,
         "captures": [p.stats.captures for p in (first, *pieces) if p.stats is not None],
         "tokens_per_pass": tokens / passes if passes else 1.0,

@@ -10,8 +10,9 @@ The first step of a width runs eagerly on a side stream, because libraries initi
 their first call, which no graph may contain. The first one of a model and a kind of policy is a
 trial as well: where it synchronises with the host, torch raises an error, and the run goes on
 eagerly. In a capture the same mistake would leave torch's allocator in a state in which freeing
-memory may fail. The second step is captured, and later ones are replayed. All widths of an entry share a memory pool, which is safe because they never run at once
-and leave nothing in it for one another.
+memory may fail. The second step is captured, and later ones are replayed. All widths of an
+entry share a memory pool, which is safe because they never run at once and leave nothing in it for
+one another.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ class CudaGraphRunner:
 
     @contextmanager
     def _refuse_sync(self) -> Iterator[None]:
-        """torch raises RuntimeError where it synchronises with the host. It holds in all threads."""
+        """torch raises RuntimeError where it synchronises with the host, in every thread."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
