@@ -20,7 +20,7 @@ from benchmarks.gpu.parts import Part
 from benchmarks.gpu.timing import Time, cache, copies_for, copy_bandwidth, time_call, timer_of
 from mmaccel.kernels.device_errors import is_device_error
 
-LARGE = 32 * 10**6  # bytes of keys and values from which on the bandwidth counts
+LARGE = 128 * 10**6  # bytes of keys and values from which on the bandwidth counts
 WIDTHS = (1, 32, 16, 64)
 ROOMS = (4096, 16_384, 1024)
 _COMPILING = 25.0  # seconds a model may spend on compiling FlexAttention

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.nodes import StaticEagerRunner
 from benchmarks.gpu.parts import CheckError
-from benchmarks.gpu.steps import StaticEagerRunner
 from mmaccel.contracts import Policy, Prompt
 from mmaccel.handle import attach
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow

@@ -1,27 +1,53 @@
 """How many nodes a pass has as a CUDA graph, and which of them take the time.
 
 Two ways. `profile_step` asks the profiler of a GPU: kernels, copies and fills of a replayed pass.
-`record_step` needs no GPU: it runs the pass on a CPU and counts the operations that would launch
-something, views and allocations left out. Where a kernel of this library would run, the launches of
-its Triton version are counted, which are made and not executed, and its specification computes the
-values. Where torch fuses less or more on a GPU than its dispatcher shows (a cuBLAS product split
-into two kernels, a fill before a reduction), the two differ by that.
+`record_step` and `record_pass` need no GPU: they run a pass on a CPU and count the operations that
+would launch something, views and allocations left out. `record_pass` counts as on a GPU: where a
+kernel of this library would run, the launches of its Triton version are counted, which are made and
+not executed, and its specification computes the values. Where torch launches more or less on a GPU
+than its dispatcher shows (a product split in two, a fill before a reduction), the two differ.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmaccel.kernels import dispatch
+from mmaccel.samplers.window.step_runner import EagerRunner, GraphKey, StaticBuffers, StepRunner
 
-_NO_LAUNCH = ("empty", "new_empty", "detach", "alias", "lift", "sym_", "is_", "_local_scalar")
+_NO_LAUNCH = (
+    "_unsafe_view",
+    "empty",
+    "new_empty",
+    "detach",
+    "alias",
+    "lift",
+    "sym_",
+    "is_",
+    "_local_scalar",
+)
+
+
+class StaticEagerRunner(EagerRunner):
+    """Runs steps as Python on static buffers: what a captured step does, where there is no GPU."""
+
+    is_static = True
+
+    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers:
+        """See `StepRunner.load`."""
+        return StaticBuffers({name: value.clone() for name, value in inputs.items()})
+
+
+class _Counted(Exception):
+    """The pass that was wanted is counted."""
 
 
 class _Counter(TorchDispatchMode):
@@ -38,21 +64,40 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def record_step(step: Callable[[], object], kernels: bool = True) -> Counter[str]:
-    """Run a step on a CPU; operations that launch something, by name.
+def record_step(step: Callable[[], object]) -> Counter[str]:
+    """Run a step; the operations that launch something, by name."""
+    found: Counter[str] = Counter()
+    with torch.no_grad(), _Counter(found):
+        step()
+    return found
+
+
+def record_pass(run: Callable[[StepRunner], object], at: int = 3) -> Counter[str]:
+    """Run a policy on a CPU; what one pass would launch on a GPU, by name.
 
     Args:
-        step: runs one pass.
-        kernels: whether the kernels of this library count as their Triton versions, as on a GPU;
-            triton must be installed.
+        run: carries out a whole run with the runner it is given.
+        at: number of the pass that is counted, from 0.
     """
     found: Counter[str] = Counter()
-    with torch.no_grad(), _Counter(found) as counter:
-        if not kernels:
-            step()
-            return found
-        with _as_kernels(counter):
-            step()
+    counter = _Counter(found)
+    counter.is_paused = True
+
+    class Watching(StaticEagerRunner):
+        n_passes = 0
+
+        def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
+            self.n_passes += 1
+            if self.n_passes <= at:
+                step()
+                return True
+            counter.is_paused = False
+            with counter:
+                step()
+            raise _Counted
+
+    with torch.no_grad(), _as_kernels(counter), suppress(_Counted):
+        run(Watching())
     return found
 
 
@@ -95,9 +140,9 @@ def _as_kernels(counter: _Counter) -> Iterator[None]:
         counter.found[f"triton: {kernel.__name__.strip('_')}"] += 1
 
     def run_counted(specification: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        version = getattr(dispatch._triton_module(specification), specification.__name__)
-        refused = dispatch._refusal(specification)(*args, **options)
-        if refused is None:
+        was_paused = counter.is_paused
+        if not was_paused and dispatch._refusal(specification)(*args, **options) is None:
+            version = getattr(dispatch._triton_module(specification), specification.__name__)
             jit.run = count_launch
             try:
                 version(*args, **options)
@@ -107,7 +152,7 @@ def _as_kernels(counter: _Counter) -> Iterator[None]:
         try:
             return specification(*args, **options)
         finally:
-            counter.is_paused = False
+            counter.is_paused = was_paused
 
     dispatch.takes, dispatch.run = lambda *_: True, run_counted  # type: ignore[assignment]
     try:

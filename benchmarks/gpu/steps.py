@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.models import key_bytes, weight_bytes
-from benchmarks.gpu.nodes import profile_step, record_step
+from benchmarks.gpu.nodes import StaticEagerRunner, profile_step, record_step
 from benchmarks.gpu.parts import CheckError
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.kernels.device_errors import is_device_error
@@ -35,7 +35,7 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
-from mmaccel.samplers.window.step_runner import EagerRunner, GraphKey, StaticBuffers, StepRunner
+from mmaccel.samplers.window.step_runner import GraphKey, StaticBuffers, StepRunner
 
 Clock = Callable[[], float]
 _GENERATED = "buffer.n_generated"  # among a run's static inputs
@@ -43,16 +43,6 @@ _GENERATED = "buffer.n_generated"  # among a run's static inputs
 
 class Enough(Exception):
     """All passes that were wanted are timed."""
-
-
-class StaticEagerRunner(EagerRunner):
-    """Runs steps as Python on static buffers: what a captured step does, where there is no GPU."""
-
-    is_static = True
-
-    def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers:
-        """See `StepRunner.load`."""
-        return StaticBuffers({name: value.clone() for name, value in inputs.items()})
 
 
 class Stopwatch:
@@ -263,7 +253,7 @@ def _count_nodes(window: CausalLMWindow, watch: Stopwatch, n_rows: int) -> dict[
     assert watch.last is not None
     key, step = watch.last
     if window.device.type != "cuda":
-        counted = record_step(step, kernels=False)
+        counted = record_step(step)
         found = {"nodes": sum(counted.values()), "nodes_by": "recorded operations"}
         most = [{"name": name, "count": n} for name, n in counted.most_common(n_rows)]
         return found | ({"profile": most} if n_rows else {})

@@ -32,11 +32,11 @@ def cases() -> dict[str, Case]:
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("name", ["scenes", "tiny llama"])
 def test_the_same_tokens_captured(name: str, policy: Policy, scale: float) -> None:
-    runs = dict(compare(cases()[name], policies=[policy], scales=[scale]))
-    assert len(runs) == 4 and {run: wrong for run, wrong in runs.items() if wrong} == {}
+    runs = list(compare(cases()[name], policies=[policy], scales=[scale]))
+    assert len(runs) == 4 and [run for run in runs if run["wrong"]] == []
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_the_same_tokens_attached(policy: Policy) -> None:
-    runs = dict(compare_attached(tiny_llama(torch.device("cuda")), [policy]))
-    assert len(runs) == 4 and {run: wrong for run, wrong in runs.items() if wrong} == {}
+    runs = list(compare_attached(tiny_llama(torch.device("cuda")), [policy]))
+    assert len(runs) == 4 and [run for run in runs if run["wrong"]] == []
