@@ -22,7 +22,7 @@ from mmaccel.kernels.nearest_code import check_codebook
 NARROW, WIDE = 16, 32  # columns at a time, for codes of up to 16 and of more
 SINGLES = {"ROWS": 32, "CODES": 32, "COLUMNS": NARROW, "HALVES": False}  # of a lookup's program
 HALVES = {"ROWS": 32, "CODES": 64, "HALVES": True}
-CHAIN = {"ROWS": 16, "CODES": 32}  # with 64, Triton 3.6 spills registers on sm_90
+CHAIN_ROWS = 16
 WARPS = 8
 PROGRAMS = 264  # worth splitting the codebook for: two programs for each processor of an H200
 _HALVES = (torch.float16, torch.bfloat16)
@@ -157,7 +157,7 @@ def nearest_codes_residual(vectors: Tensor, codebooks: Tensor) -> tuple[Tensor, 
     left = vectors.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     codes = torch.empty(n_vectors, n_books, dtype=torch.int64, device=vectors.device)
     if codes.numel():
-        sizes = CHAIN | {"COLUMNS": NARROW if width <= NARROW else WIDE}
+        sizes = _chain_sizes(width)
         _chain_kernel[(triton.cdiv(n_vectors, sizes["ROWS"]),)](
             left, codebooks.contiguous(), codes, n_vectors, n_books, n_codes, width, **sizes,
             num_warps=WARPS,
@@ -168,6 +168,12 @@ def nearest_codes_residual(vectors: Tensor, codebooks: Tensor) -> tuple[Tensor, 
 def _lookup_sizes(halves: bool, width: int) -> dict[str, int]:
     """Block sizes of a lookup; products of float32 take more registers."""
     return HALVES | {"COLUMNS": NARROW if width <= NARROW else WIDE} if halves else SINGLES
+
+
+def _chain_sizes(width: int) -> dict[str, int]:
+    """Block sizes of a chain; on sm_90 other pairs spill registers with Triton 3.6 or 3.7."""
+    codes, columns = (32, NARROW) if width <= NARROW else (64, WIDE)
+    return {"ROWS": CHAIN_ROWS, "CODES": codes, "COLUMNS": columns}
 
 
 def builds() -> list[Build]:
@@ -185,7 +191,7 @@ def builds() -> list[Build]:
         signature = {"left": "*fp32", "codebooks": "*fp32", "out": "*i64"}
         names = tuple(signature)
         signature |= dict.fromkeys(("n_vectors", "n_books", "n_codes", "width"), "i32")
-        sizes = CHAIN | {"COLUMNS": width}
+        sizes = _chain_sizes(width)
         signature |= dict.fromkeys(sizes, "constexpr")
         found.append(Build(_chain_kernel, signature, sizes, WARPS, 2, 128, names))
     return found
