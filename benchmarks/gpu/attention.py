@@ -153,7 +153,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float) -> partia
     return partial(compiled, q, k, v, block_mask=mask, scale=scale, enable_gqa=gqa)
 
 
-def _time_flex(held: list[tuple[Tensor, ...]], scale: float, timer: Time) -> dict[str, Any]:
+def _time_flex(held: Sequence[tuple[Tensor, ...]], scale: float, timer: Time) -> dict[str, Any]:
     """Its time, or why there is none."""
     try:
         q, k, v, start = held[0]

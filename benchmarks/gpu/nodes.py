@@ -154,7 +154,7 @@ def _as_kernels(counter: _Counter) -> Iterator[None]:
         finally:
             counter.is_paused = was_paused
 
-    dispatch.takes, dispatch.run = lambda *_: True, run_counted  # type: ignore[assignment]
+    dispatch.takes, dispatch.run = lambda *_: True, run_counted
     try:
         yield
     finally:

@@ -180,10 +180,13 @@ class CudaGraphRunner:
             return True
         if key not in warm:
             warm.add(key)
-            if self._is_tried():
+            tried = self._tried()
+            if self._key is not None and type(self._key.policy) in tried:
                 self._warm_up(step)
                 return False
             error = self._try_step(step)
+            if self._key is not None and not error:
+                tried.add(type(self._key.policy))
             return self._go_on(step, error) if error else False
         replay, error = self._try_capture(step)
         if replay is None:  # a capture cannot use memory that is cached
@@ -223,10 +226,10 @@ class CudaGraphRunner:
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
-    def _is_tried(self) -> bool:
-        """Whether a step of this model under this kind of policy was tried."""
+    def _tried(self) -> set[type]:
+        """The kinds of policies of which a step was tried with this model; without a key, none."""
         model = None if self._key is None else self._key.model()
-        return model is not None and type(self._key.policy) in _TRIED.get(model, ())
+        return set() if model is None else _TRIED.setdefault(model, set())
 
     def _try_step(self, step: Callable[[], None]) -> str:
         """Warm up with a step that must not synchronise with the host.
@@ -245,9 +248,6 @@ class CudaGraphRunner:
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
             return " ".join(str(error).split())
-        model = None if self._key is None else self._key.model()
-        if model is not None:
-            _TRIED.setdefault(model, set()).add(type(self._key.policy))
         return ""
 
     @contextmanager
@@ -282,13 +282,15 @@ class CudaGraphRunner:
         step()
         return False
 
-    def _warm_up(self, step: Callable[[], None]) -> str:
+    def _warm_up(self, step: Callable[[], None]) -> None:
         """Run a step on the stream that graphs are captured on."""
         stream, current = self._side_stream(), torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            step()
-        current.wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                step()
+        finally:  # what a trial has done is undone on the current stream
+            current.wait_stream(stream)
 
     def _capture(self, step: Callable[[], None]) -> Replay:
         """Capture a step without running it; returns its replay."""
