@@ -195,7 +195,12 @@ def run_bitwise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     from benchmarks.gpu.bitwise import check_bitwise
     from mmaccel.samplers.window.jacobi import Jacobi
 
-    few = {"policies": (Jacobi(4),), "batches": ((2, 4),), "scales": (1.0,), "length": 6}
+    few: dict[str, Any] = {
+        "policies": (Jacobi(4),),
+        "batches": ((2, 4),),
+        "scales": (1.0,),
+        "length": 6,
+    }
     return check_bitwise(device, **(few if tiny else {}))
 
 
@@ -203,8 +208,8 @@ def run_promise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """See `bitwise.check_promise`."""
     from benchmarks.gpu.bitwise import check_promise
 
-    few = {"windows": (4,), "rows": 1, "scales": (1.0,), "length": 6}
-    return check_promise(device, **(few if tiny else {}))  # type: ignore[arg-type]
+    few: dict[str, Any] = {"windows": (4,), "rows": 1, "scales": (1.0,), "length": 6}
+    return check_promise(device, **(few if tiny else {}))
 
 
 def run_scenes(device: torch.device, tiny: bool = False) -> dict[str, Any]:
