@@ -50,7 +50,7 @@ POLICIES: tuple[Policy, ...] = (
 BATCHES = ((1, 1), (1, 4), (3, 4), (8, 1))  # rows, passes between two reads of the host
 SCALES = (1.0, 2.5)
 LENGTH = 48
-GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of scores, in units of a logit
+GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of scores without guidance; it multiplies them
 LEAST = 0.9  # share of equal tokens, where there is no gap to read
 _PLAIN = Autoregressive()
 _VOCAB = 64
@@ -149,15 +149,16 @@ def compare(
             name += f", sync every {sync_every}"
             gap = find_gap(case, policy, rows, scale, plain[rows], made.tokens)
             runner = _runner_of(case.window.device, made.stats.runner)
-            wrong = find_mistake(plain[rows], made.tokens, runner, gap)
+            most = GAPS[torch.float32] * max(scale, 1.0)
+            wrong = find_mistake(plain[rows], made.tokens, runner, gap, most)
             yield describe(name, plain[rows], made.tokens, gap, wrong)
 
 
 def check_promise(
     device: torch.device, make_runner: MakeRunner = engine_runner, *,
     cases: Sequence[Case] | None = None, dtypes: Sequence[torch.dtype] = tuple(GAPS),
-    windows: Sequence[int] = (4, 16, 32), rows: int = 3, scales: Sequence[float] = SCALES,
-    length: int = LENGTH,
+    windows: Sequence[int] = (4, 16, 32), rows: int = 8, scales: Sequence[float] = SCALES,
+    length: int = 160,
 ) -> dict[str, Any]:  # fmt: skip
     """Jacobi against Autoregressive, as a part of the report keeps it.
 
@@ -175,7 +176,8 @@ def check_promise(
                     made = decode(case, policy, rows, scale, True, 4, make_runner, length)
                     gap = find_gap(case, policy, rows, scale, plain.tokens, made.tokens)
                     runner = _runner_of(case.window.device, made.stats.runner)
-                    wrong = find_mistake(plain.tokens, made.tokens, runner, gap, dtype)
+                    most = GAPS[dtype] * max(scale, 1.0)
+                    wrong = find_mistake(plain.tokens, made.tokens, runner, gap, most)
                     claim = made.stats.exactness
                     if not wrong and claim != exactness_in("bitwise", made.stats.dtype):
                         wrong = f"claims {claim} in {made.stats.dtype}"
@@ -279,7 +281,7 @@ def _halves(made: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 def find_mistake(
     plain: Tensor, captured: Tensor, runner: str, gap: float | None = None,
-    dtype: torch.dtype = torch.float32,
+    most: float = GAPS[torch.float32],
 ) -> str:  # fmt: skip
     """What is wrong with a captured run."""
     if runner != "cuda graphs":
@@ -289,7 +291,6 @@ def find_mistake(
     differ = int((plain != captured).sum())
     text = f"{differ} of {plain.numel()} tokens differ"
     if gap is not None:
-        most = GAPS[dtype]
         return f"{text}, the first with scores {gap:.3g} apart, {most:g} at most" * (gap > most)
     return text * (differ > (1 - LEAST) * plain.numel())
 
