@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -26,16 +27,17 @@ from benchmarks.gpu.attention import attention_parts
 from benchmarks.gpu.machine import describe, slug
 from benchmarks.gpu.models import SIZES, Size, build, open_window, shrink
 from benchmarks.gpu.parts import CheckError, Part, attempt, failed_parts, run_parts
-from benchmarks.gpu.steps import device_clock, measure_steps, routes_of, time_step
+from benchmarks.gpu.steps import CONTEXTS, device_clock, measure_steps, routes_of, time_step
 from benchmarks.gpu.timing import copy_bandwidth, timing_parts
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.kernels.dispatch import KERNELS, find_obstacle
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = ("correctness", "llama", "others", "kernels", "profile")
-_LIMIT = 540.0  # seconds after which a part's own process is ended
+_CALL, _LEAST = 590.0, 60.0  # seconds of a call, and those that a part's own process has at least
+_STARTED = time.monotonic()
 _LONGEST = 10  # nodes of a profile
-_TINY = {"contexts": (24,), "windows": (4,), "n_passes": 8, "n_warm": 2, "compiled": False}
+_TINY = {"windows": (4,), "n_passes": 8, "n_warm": 2, "compiled": False}
 
 
 def main(arguments: list[str], description: str) -> int:
@@ -125,8 +127,8 @@ def make_calls(
     found = {
         "correctness": [Part("engine-bitwise", partial(run_bitwise, tiny=tiny)),
                         Part("engine-promise", partial(run_promise, tiny=tiny))],
-        "llama": [_step_part(size, tiny) for size in llama],
-        "others": [*(_step_part(size, tiny) for size in others),
+        "llama": [part for size in llama for part in _step_parts(size, tiny)],
+        "others": [*(part for size in others for part in _step_parts(size, tiny)),
                    Part("scenes", partial(run_scenes, tiny=tiny)),
                    Part("canvas", partial(run_canvas, tiny=tiny))],
         "kernels": [],
@@ -151,10 +153,11 @@ def run_alone(name: str, tiny: bool, device: torch.device) -> dict[str, Any]:
     free(device)
     script = ROOT / "scripts" / "gpu_check.py"
     command = [sys.executable, str(script), "--part", name, "--device", device.type]
-    return run_process([*command, *(["--tiny"] if tiny else [])])
+    left = _CALL - (time.monotonic() - _STARTED)
+    return run_process([*command, *(["--tiny"] if tiny else [])], max(left, _LEAST))
 
 
-def run_process(command: Sequence[str], limit: float = _LIMIT) -> dict[str, Any]:
+def run_process(command: Sequence[str], limit: float) -> dict[str, Any]:
     """Run a command that takes `--child FILE` and writes a part's result there.
 
     Raises:
@@ -186,8 +189,12 @@ def _run_child(names: Sequence[str], file: Path, device: torch.device, tiny: boo
     return 0
 
 
-def _step_part(size: Size, tiny: bool) -> Part:
-    return Part(f"engine-step-{slug(size.name)}", partial(run_size, size, tiny=tiny))
+def _step_parts(size: Size, tiny: bool) -> list[Part]:
+    """One for each context, so that a part that is ended takes no other's times with it."""
+    return [
+        Part(f"engine-step-{slug(size.name)}-{n}", partial(run_size, size, n, tiny=tiny))
+        for n in ((24,) if tiny else CONTEXTS)
+    ]
 
 
 def run_bitwise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
@@ -231,19 +238,24 @@ def run_canvas(device: torch.device, tiny: bool = False) -> dict[str, Any]:
 
     if not tiny:
         return measure_canvas(device)
-    return measure_canvas(device, policies=POLICIES[:2], batches=(1,), repeats=1)
+    # a slot a pass takes a CPU a minute
+    made = measure_canvas(device, policies=POLICIES[1:3], batches=(1,), repeats=1)
+    return made | {"figures": {}}
 
 
-def run_size(size: Size, device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """Steps of one model; its memory is free again after it."""
+def run_size(size: Size, context: int, device: torch.device, tiny: bool = False) -> dict[str, Any]:
+    """Steps of one model at one context; its memory is free again after it."""
     peak = copy_bandwidth(device, 2**20) if tiny else copy_bandwidth(device)
     size = shrink(size) if tiny else size
     model: Any = build(size, device)
     try:
         with torch.no_grad():
             window: Any = open_window(model, size)
-            options: Any = _TINY if tiny else {}
-            return measure_steps(size.name, model, window, peak, device_clock(device), **options)
+            # each context is compiled for itself, which takes a minute
+            options: Any = _TINY if tiny else {"compiled": context == CONTEXTS[0]}
+            return measure_steps(
+                size.name, model, window, peak, device_clock(device), contexts=(context,), **options
+            )
     finally:
         model = window = None  # a window holds its model
         free(device)

@@ -452,7 +452,7 @@ def test_calls_have_parts_of_their_own_names() -> None:
         assert len(set(names)) == len(names)
         assert {"engine-bitwise", "engine-promise"} <= {part.name for part in calls["correctness"]}
         steps = [part.name for call in ("llama", "others") for part in calls[call]]
-        assert sum(name.startswith("engine-step-") for name in steps) == len(SIZES)
+        assert sum(name.startswith("engine-step-") for name in steps) == 2 * len(SIZES)
         assert steps[-2:] == ["scenes", "canvas"]
         alone = [part.name for parts in calls.values() for part in parts if is_alone(part)]
         assert bool(alone) == (device.type == "cuda")
@@ -494,8 +494,8 @@ def test_a_child_writes_what_its_part_found(tmp_path: Path) -> None:
     assert made["status"] == "passed" and made["copy_gb_per_s"] > 0
 
 
-TINY = ("engine-promise", "engine-step-emu3-8b", "scenes", "profile-janus-pro-1b", "time-compact",
-        "time-window_attention-4")  # fmt: skip
+TINY = ("engine-promise", "engine-step-emu3-8b-24", "scenes", "profile-janus-pro-1b",
+        "time-compact", "time-window_attention-4")  # fmt: skip
 
 
 def test_the_check_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -521,8 +521,6 @@ def test_a_call_is_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(check, "run_parts", run)
     assert main(["--device", "cpu", "--tiny", "--call", "llama", "--call", "profile"], "") == 0
-    sizes = ("janus-pro-1b", "janus-pro-7b")
-    assert seen["only"] == [
-        f"{kind}-{size}" for kind in ("engine-step", "profile") for size in sizes
-    ]
+    steps = [f"engine-step-janus-pro-{size}-24" for size in ("1b", "7b")]
+    assert seen["only"] == [*steps, "profile-janus-pro-1b", "profile-janus-pro-7b"]
     assert {"canvas", "copy", *seen["only"]} < set(seen["all"])
