@@ -117,8 +117,8 @@ def test_cached_graphs_are_dropped_before_a_capture_falls_back(replayed: None) -
     """Without memory, cached graphs are freed and the capture is repeated once."""
     engine, runs = Engine(), []
     for failures, log in (
-        (1, ["warm up", "free", "capture", "replay"]),
-        (2, ["warm up", "free", "free"]),
+        (1, ["trial", "warm up", "free", "capture", "replay"]),
+        (2, ["trial", "warm up", "free", "free"]),
     ):
         cache_one(engine)
         runner = Counting(failures=failures, cache=engine.cache)
