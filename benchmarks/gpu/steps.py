@@ -372,11 +372,16 @@ def find_figures(rows: list[dict[str, Any]], windows: tuple[int, ...]) -> dict[s
     return found
 
 
-def routes_of(window: CausalLMWindow) -> tuple[str, ...]:
-    """The forwards that can be compared: the model's own and, where a window has it, the fused
+def routes_of(window: Any) -> tuple[str, ...]:
+    """The forwards that can be compared: the model's own and, where it serves the model, the fused
     decoder.
     """
-    return ("model", "fused") if hasattr(window, "fused") else ("model",)
+    before, window.fused = window.fused, "auto"
+    try:
+        window.reserve(2, 8)
+        return ("model", "fused") if window.route == "fused" else ("model",)
+    finally:
+        window.fused = before
 
 
 def _measure_route(

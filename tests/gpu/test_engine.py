@@ -507,7 +507,8 @@ def test_the_check_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     report = json.loads(file.read_text())
     assert set(report["parts"]) == set(TINY) and report["device"] == "cpu, tiny sizes"
     assert not any(part.get("figures") for part in report["parts"].values())
-    (profile, _) = report["parts"]["profile-janus-pro-1b"]["profiles"]
+    profile, *others = report["parts"]["profile-janus-pro-1b"]["profiles"]
+    assert [other["route"] for other in others] == ["model", "fused", "fused"]
     assert 5 <= len(profile["profile"]) <= 10 and profile["nodes"] > 50
     assert "left for the next call: engine-bitwise" in capsys.readouterr().out
 
