@@ -379,6 +379,7 @@ print("the same image alone:", both.tokens[1].equal(alone.tokens[0]))
         python(
             _SCENES
             + """
+
 def show(pipe, step, n_tokens, state):
     print(step, n_tokens)
     return state
@@ -427,6 +428,7 @@ print("the same tokens:", made.equal(plain))
         python(
             _LLAMA
             + """
+
 def sharpen(ids, scores):
     return scores * 2
 
@@ -440,6 +442,7 @@ with mmaccel.attach(model, "jacobi") as run:
         python(
             _LLAMA
             + """
+
 @mmaccel.stateless
 def sharpen(ids, scores):
     return scores * 2
