@@ -34,7 +34,7 @@ def write_page(steps: Sequence[Step], done: Mapping[int, Sequence[Done]]) -> str
         parts.append(f"| {number} | [{step.title}](#step-{number}) | {_cell(step.remedy)} |")
     parts.append("")
     for number, step in enumerate(steps, 1):
-        parts.append(f"### {number}. {step.title} {{ #step-{number} }}\n")
+        parts.append(f"### Step {number}\n\n**{step.title}**\n")
         for file, text in step.files.items():
             shown = _shorten(text.strip("\n"))
             parts.append(f"`{file}`:\n\n```text\n{shown}\n```\n")

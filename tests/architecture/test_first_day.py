@@ -57,7 +57,7 @@ def test_every_mistake_has_a_remedy_that_is_carried_out() -> None:
 
 
 def test_the_page_has_the_steps() -> None:
-    titles = re.findall(r"^### \d+\. (.*) \{", PAGE, re.MULTILINE)
+    titles = re.findall(r"^### Step \d+\n\n\*\*(.*)\*\*$", PAGE, re.MULTILINE)
     assert titles == [step.title for step in STEPS]
     for step in STEPS:
         for run in filter(None, (step.run, step.then)):

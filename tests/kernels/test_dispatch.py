@@ -236,7 +236,13 @@ def test_a_logits_processor_and_the_sample_kernel(
     buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
     run: Any = SimpleNamespace(
-        params=params, buffer=buffer, noise=noise, vocab_size=5, is_recorded=False, coarse=None
+        params=params,
+        buffer=buffer,
+        noise=noise,
+        vocab_size=5,
+        is_recorded=False,
+        coarse=None,
+        frozen_noise=lambda: noise.frozen(ROWS[:, None], 5, 0.0),
     )
     if mode == "triton":
         with pytest.raises(MissingBackendError, match="expected no logits processor"):
