@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -98,6 +100,7 @@ def main() -> None:
             )
     if options.out is not None:
         where = {
+            "command": shlex.join(["python", *sys.argv]),
             "machine": platform.processor() or platform.machine(),
             "device": str(windows["model"].device), "threads": torch.get_num_threads(),
             "torch": torch.__version__,

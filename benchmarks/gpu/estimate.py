@@ -1,8 +1,8 @@
 """What a captured pass may take on a GPU, on paper: counted nodes and bytes, assumed speeds.
 
-    python -m benchmarks.gpu.estimate
+    python -m benchmarks.gpu.estimate --json benchmarks/results/pass-nodes.json
 
-writes `benchmarks/results/pass-nodes.json`, from which `scripts/update_docs.py` makes the table of
+writes the file from which `scripts/update_docs.py` makes the table of
 docs/performance.md. Nodes are counted on a CPU (`nodes.record_pass`) on models of the same classes
 with one and two tiny layers: the difference is a layer's, the rest is what the pass does once.
 Neither depends on sizes, but for attention's second kernel, which runs where keys are split, as it
@@ -17,6 +17,7 @@ the two constants. No figure here was measured on a GPU.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -51,20 +52,22 @@ POLICIES: tuple[Policy, ...] = (Autoregressive(), Jacobi(32))
 CONTEXT = 1024
 NODE_US = 2.5  # a small kernel in a graph: the gap before it and its own work
 GB_PER_S = 3000.0  # 90 % of the 3.35 TB/s in the data sheet of an H100 SXM
-FILE = Path(__file__).resolve().parents[1] / "results" / "pass-nodes.json"
 _ROOM = 600  # positions: keys of 512 and more are split
 
 
 def main() -> int:
     """Count, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, required=True)
+    file = parser.parse_args().json
     report = {
-        "command": "python -m benchmarks.gpu.estimate",
+        "command": f"python -m benchmarks.gpu.estimate --json {file}",
         "versions": {"torch": torch.__version__.split("+")[0]},
         "node_us": NODE_US, "gb_per_s": GB_PER_S, "context": CONTEXT,
         "passes": [row for size in SIZES if size.name in MODELS for row in estimate(size)],
     }  # fmt: skip
     text = json.dumps(report, indent=1) + "\n"
-    write_whole(FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
     return 0
 
 

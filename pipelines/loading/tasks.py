@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from os.path import isfile  # unlike Path.is_file, false for names too long for a file
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +67,7 @@ def find_command(folder: Path) -> str | None:
     Raises:
         UnsupportedModelError: a configuration that cannot be read.
     """
-    if (folder / "words.json").is_file():
+    if isfile(folder / "words.json"):
         return _TEXTS if "tasks" in _read(folder / "words.json") else "generate"
     if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:
         return "generate"
@@ -76,5 +77,5 @@ def find_command(folder: Path) -> str | None:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    found: Any = read_json(file) if file.is_file() else {}
+    found: Any = read_json(file) if isfile(file) else {}
     return found if isinstance(found, Mapping) else {}

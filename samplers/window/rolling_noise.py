@@ -15,6 +15,7 @@ from torch import Tensor
 from mmaccel.samplers.noise import Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
+_AT_ONCE = 2**16  # values of all rows that are made at once, which takes 12 bytes a value
 
 
 class RollingNoise:
@@ -27,7 +28,7 @@ class RollingNoise:
     """
 
     def __init__(self, noise: Noise, vocab_size: int, widest: int) -> None:
-        rows, room = noise.seeds.shape[0], widest + min(widest, _AHEAD // vocab_size)
+        rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
         self._noise, self._vocab_size = noise, vocab_size
         device = noise.seeds.device
         self._rows = torch.arange(rows, device=device)[:, None]
@@ -53,6 +54,8 @@ class RollingNoise:
         """Make what is missing of `wanted` `[B, R]` int64, every place of the ring."""
         places = wanted % len(self._index)
         rows, columns = (self._slots.gather(1, places) != wanted).nonzero(as_tuple=True)
-        slots, at = wanted[rows, columns], (rows, places[rows, columns])
-        made = self._noise.rows(rows).gumbel(slots[:, None], self._vocab_size)
-        self._values[at], self._slots[at] = made[:, 0], slots
+        slots, places = wanted[rows, columns], places[rows, columns]
+        for part in torch.arange(len(rows)).split(max(_AT_ONCE // self._vocab_size, 1)):
+            made = self._noise.rows(rows[part]).gumbel(slots[part, None], self._vocab_size)
+            self._values[rows[part], places[part]] = made[:, 0]
+        self._slots[rows, places] = slots

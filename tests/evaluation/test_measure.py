@@ -24,7 +24,9 @@ def test_every_result_can_be_made_again(script: dict) -> None:
     assert commands
     for name, command in commands.items():
         if command[0] == "python":
-            assert (ROOT / command[1]).is_file(), name
+            module = command[1] == "-m"
+            script = command[2].replace(".", "/") + ".py" if module else command[1]
+            assert (ROOT / script).is_file(), name
         made = f"benchmarks/results/{name}"  # a file, or the folder of a report
         assert {f"{made}.json", made} & set(command), name
 

@@ -117,6 +117,7 @@ class Tokens:
     """An image tokenizer of 15 codes whose images are blank."""
 
     vocab_size, grid, size = 15, (16, 16), 4
+    device = torch.device("cpu")
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(tokens), 3, 4, 4)

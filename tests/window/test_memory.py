@@ -1,11 +1,14 @@
 """Peak memory of an attached model against the library's own run, byte by byte.
 
 The unit is X = 4 B W V bytes, one float for every token of every slot of a window. Jacobi's peak
-exceeds the plain run's by what its window holds at once, whichever is more:
+exceeds the library's by what its window holds at once:
 
-- while noise is computed, 3 X: two halves of Philox's words and their product, int64 of V / 2 each;
-- without guidance, 3 X: noise, logits, and scores;
+- the noise that is kept for the window and for as many slots in advance, 2 X;
+- without guidance, 3 X: the window's noise, logits, and scores;
 - with guidance, 6 X: noise, logits of both branches (2), their logarithms (2), the guided scores.
+
+A plain run keeps the noise of its slot and of 16 in advance. While noise is made, 2^16 values at a
+time take 16 bytes each.
 
 The scores of a window's last slot, from which the next drafts come, exist twice: 2 X / W more.
 A logits processor that reads the prefix would take one more. Hidden states are small compared with
@@ -25,6 +28,7 @@ from tests.fixtures.tiny_lms import build_lm
 
 BATCH, VOCAB, WINDOW = 4, 2000, 16
 UNIT = 4 * BATCH * WINDOW * VOCAB
+NOISE = 4 * BATCH * (1 + 16) * VOCAB + 16 * 2**16
 ATTACHED = mmaccel.Autoregressive(), mmaccel.Jacobi(window=WINDOW)
 
 
@@ -48,13 +52,13 @@ def _peak(policy: Any, prompt: int, new: int, **options: Any) -> int:
     return memory.peak
 
 
-@pytest.mark.parametrize(("scale", "copies", "new"), [(1.0, 3, 240), (2.0, 6, 80)])
+@pytest.mark.parametrize(("scale", "copies", "new"), [(1.0, 5, 240), (2.0, 8, 80)])
 def test_a_window_takes_what_its_vocabulary_does(scale: float, copies: int, new: int) -> None:
     guided: dict[str, Any] = {}
     if scale != 1:
         guided = {"guidance_scale": scale, "negative_prompt_ids": torch.full((BATCH, 5), 9)}
     library, plain, jacobi = (_peak(policy, 10, new, **guided) for policy in (None, *ATTACHED))
-    assert plain <= 1.1 * library
+    assert plain <= 1.1 * library + NOISE
     assert jacobi <= 1.1 * library + (copies + 2 / WINDOW) * UNIT
 
 
@@ -66,7 +70,7 @@ def test_a_long_prompt_takes_one_rows_mask() -> None:
 @pytest.mark.parametrize(("prompt", "new"), [(120, 24), (30, 150)])
 def test_the_cache_of_all_tokens_is_reserved_after_the_prompts_pass(prompt: int, new: int) -> None:
     library, plain = _peak(None, prompt, new), _peak(mmaccel.Autoregressive(), prompt, new)
-    assert plain <= 1.1 * library
+    assert plain <= 1.1 * library + NOISE
 
 
 def test_the_measure_sees_every_storage_once() -> None:
