@@ -55,7 +55,9 @@ class RollingNoise:
         places = wanted % len(self._index)
         rows, columns = (self._slots.gather(1, places) != wanted).nonzero(as_tuple=True)
         slots, places = wanted[rows, columns], places[rows, columns]
-        for part in torch.arange(len(rows)).split(max(_AT_ONCE // self._vocab_size, 1)):
-            made = self._noise.rows(rows[part]).gumbel(slots[part, None], self._vocab_size)
-            self._values[rows[part], places[part]] = made[:, 0]
+        n_at_once = max(_AT_ONCE // self._vocab_size, 1)
+        for part in zip(*(states.split(n_at_once) for states in (rows, slots, places))):
+            own_rows, own_slots, own_places = part
+            made = self._noise.rows(own_rows).gumbel(own_slots[:, None], self._vocab_size)
+            self._values[own_rows, own_places] = made[:, 0]
         self._slots[rows, places] = slots
