@@ -62,7 +62,8 @@ def add_norm(
         normed = F.layer_norm(wide, (width,), None, None, eps)
     else:
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        smallest = _make_scalar(eps) if length.device.type == "cpu" else length.new_full((), eps)
+        is_kept = length.device.type == "cpu" and not torch.compiler.is_compiling()
+        smallest = _make_scalar(eps) if is_kept else length.new_full((), eps)
         normed = wide * torch.addcmul(smallest, length, length, value=1 / width).rsqrt_()
     if weight is not None and offset == 1:
         normed = torch.addcmul(normed, normed, weight.to(normed.dtype))

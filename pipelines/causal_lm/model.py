@@ -41,6 +41,7 @@ from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_reason
 from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
+from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.recorder import StepRecorder
@@ -64,11 +65,15 @@ class CausalLMWindow(StaticModelBuffers):
         fused: whether passes take the fused decoder (`mmaccel.pipelines.runner.fused_decoder`)
             instead of the model's own forward: True raises where it does not serve, "auto" takes it
             where it does.
+        compile: whether the fused decoder's passes on a CPU run compiled, where that is faster, see
+            `mmaccel.pipelines.runner.compiled_passes`: True tries it at once, "auto" where long
+            runs will pay for it.
 
     Attributes:
         attention_reason: why the model's own attention runs, since `reserve`; empty where the
             kernel runs.
-        route: the forward of the current run, "fused" or "model", since `choose_route`.
+        route: the forward of the current run, since `choose_route`: "fused", "compiled" since a
+            pass of the fused decoder ran compiled, or "model".
         route_reason: why it is the model's own; empty where it is the fused decoder.
         windows: sliding window of every layer, in positions; None where it sees everything.
         choices: collects (layer, version of the kernel) of every attention call, unless None.
@@ -95,6 +100,7 @@ class CausalLMWindow(StaticModelBuffers):
         stride: int | Literal["auto"] | None = "auto",
         attention: Literal["auto", "model", "kernel"] = "auto",
         fused: Literal["auto"] | bool = False,
+        compile: UseCompile = False,
     ) -> None:
         self.windows = check_causal_lm(model)
         self.model = model
@@ -116,8 +122,10 @@ class CausalLMWindow(StaticModelBuffers):
         self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
         self.fused: Literal["auto"] | bool | FusedDecoder = fused
+        self.compile = compile
         self.route, self.route_reason = "model", "no run has begun"
         self._decoder: FusedDecoder | None = None
+        self._compiled_run: CompiledRun | None = None
         self._kernel_pass: WindowPass | None = None
         self.choices: Choices | None = None
         self.recorder: StepRecorder | None = None
@@ -170,7 +178,7 @@ class CausalLMWindow(StaticModelBuffers):
 
     def __getstate__(self) -> dict[str, Any]:
         """As in `StaticModelBuffers`; the fused decoder is of this very model."""
-        return super().__getstate__() | {"_decoder": None}
+        return super().__getstate__() | {"_decoder": None, "_compiled_run": None}
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """As in `StaticModelBuffers`, after the forward of the run was chosen."""
@@ -187,7 +195,8 @@ class CausalLMWindow(StaticModelBuffers):
 
         Cost: one visit of every module and parameter; six short passes at a model's first run.
         """
-        self._decoder, self.route_reason = None, self._find_unfused()
+        self._decoder, self._compiled_run = None, None
+        self.route_reason = self._find_unfused()
         if not self.route_reason:
             self._decoder, self.route_reason = self._find_decoder()
             if self.fused is True and self._decoder is None:
@@ -196,6 +205,8 @@ class CausalLMWindow(StaticModelBuffers):
                     f"{type(self.model).__name__} with {self.route_reason}; set fused='auto'"
                 )
         self.route = "model" if self._decoder is None else "fused"
+        if self._decoder is not None:
+            self._compiled_run = CompiledRun(self._decoder.compiled, self.compile)
 
     def _find_unfused(self) -> str:
         """What about this call needs the model's own forward; empty where nothing does."""
@@ -427,8 +438,10 @@ class CausalLMWindow(StaticModelBuffers):
         hidden = decoder.forward(
             decoder.embed(inputs["input_ids"]) if embedded is None else embedded,
             inputs["position_ids"], inputs["attention_mask"], self._cache.layers,
-            self._kernel_pass,
+            self._kernel_pass, self._compiled_run,
         )  # fmt: skip
+        if self._compiled_run is not None and self._compiled_run.ran:
+            self.route = "compiled"
         if self.keeps_states:
             self.last_states = hidden
         return hidden

@@ -35,6 +35,7 @@ from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.attention import WindowPass
 from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
+from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
     MLP,
     Attention,
@@ -133,6 +134,7 @@ class FusedDecoder:
     Attributes:
         head: makes logits of hidden states; None where the model does that otherwise.
         head_reason: what the model does instead; empty where there is a head.
+        compiled: what is known about compiling its passes on a CPU.
 
     Memory: none beyond the model's own; packing a layer needs that of its largest packed weight.
     """
@@ -160,6 +162,7 @@ class FusedDecoder:
         ]
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = model.config._attn_implementation
+        self.compiled = CompiledPasses(type(self).run_tensors)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
@@ -180,6 +183,7 @@ class FusedDecoder:
         masks: Masks,
         cache: Sequence[WindowLayer],
         kernel_pass: WindowPass | None = None,
+        run: CompiledRun | None = None,
     ) -> Tensor:
         """The hidden states `[R, W, C]` after the last norm.
 
@@ -190,35 +194,90 @@ class FusedDecoder:
                 `window_attention` runs.
             cache: of every layer, prepared for the pass.
             kernel_pass: what `window_attention` needs to know; None: attention under `masks`.
+            run: decides which passes on a CPU run compiled; None: none.
 
         Cost: one pass, no host synchronisation on an accelerator.
         """
+        angles = self._turn(hidden, position_ids)
+        if run is not None and kernel_pass is None and run.takes(hidden, cache):
+            stores = [(store.keys, store.values) for store in cache]
+            return run.run(self, hidden, angles, masks, stores, cache[0].layout.write_index)
+
         device = hidden.device.type
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
-        angles, shape = self._turn(hidden, position_ids), hidden.shape
+
+        def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
+            store, attention = cache[number], layer.attention
+            if not store.has_room:
+                heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
+                own = heads[:, -attention.kv_heads :]  # values; keys have the same shape
+                store.make_room(own, own)
+            assert store.keys is not None and store.values is not None
+            index = store.write_index(store.keys.device)
+            queries = write(
+                qkv, *_find_turns(angles, layer), store.keys, store.values, index,
+                interleaved=self._structure.interleaved,
+            ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
+            if kernel_pass is not None:
+                return _attend_by_kernel(attention, queries, store, kernel_pass, number)
+            return self._attend(attention, queries, *store.visible(), _pick(masks, layer.kind))
+
+        return self._run_layers(hidden, attend, norm, gate)
+
+    def run_tensors(
+        self,
+        hidden: Tensor,
+        angles: dict[str, Angles],
+        masks: Masks,
+        stores: Sequence[tuple[Tensor, Tensor]],
+        index: Tensor,
+    ) -> Tensor:
+        """`forward` of all rows of a cache that has room, as a function of tensors alone.
+
+        Args:
+            hidden, masks: as in `forward`.
+            angles: cosines and sines `[R W, P]` by kind of layer.
+            stores: keys and values `[R L, Hkv, D]` of every layer's cache, which the pass writes.
+            index: `[R W]` int64, flat indices that the pass writes.
+        """
+        rows = hidden.shape[0]
+
+        def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
+            mask, own = _pick(masks, layer.kind), stores[number]
+            queries = rope_write(
+                qkv, *_find_turns(angles, layer), *own, index,
+                interleaved=self._structure.interleaved,
+            ).view(*hidden.shape[:2], -1, layer.attention.head_dim)  # fmt: skip
+            keys, values = (
+                states.view(rows, -1, *states.shape[1:])[:, : mask.shape[-1]].transpose(1, 2)
+                for states in own
+            )
+            return self._attend(layer.attention, queries, keys, values, mask)
+
+        return self._run_layers(hidden, attend, add_norm, gated_act)
+
+    def _run_layers(
+        self,
+        hidden: Tensor,
+        attend: Callable[[int, _Layer, Tensor], Tensor],
+        norm: Callable[..., Any],
+        gate: Callable[..., Any],
+    ) -> Tensor:
+        """See `forward`.
+
+        Args:
+            attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of its
+                queries, keys and values `[R W, (Hq + 2 Hkv) D]`.
+            norm, gate: `add_norm` and `gated_act`, or their kernels.
+        """
+        shape = hidden.shape
         hidden, update = hidden.flatten(0, 1), None  # [T, C]
         scale = 1.0
-        for number, (layer, store) in enumerate(zip(self._layers, cache)):
+        for number, layer in enumerate(self._layers):
             hidden, x = _add(norm, hidden, update, layer.pre_attention, scale)
             scale = layer.scale
             qkv = _norm_heads(norm, layer.qkv(x), layer.attention)
-            if not store.has_room:
-                heads = qkv.view(*shape[:2], -1, layer.attention.head_dim).transpose(1, 2)
-                own = heads[:, -layer.attention.kv_heads :]  # values; keys have the same shape
-                store.make_room(own, own)
-            keys, values = store.keys, store.values
-            assert keys is not None and values is not None
-            cos_sin = angles[layer.kind] if layer.attention.turns else (None, None)
-            queries = write(
-                qkv, *cos_sin, keys, values, store.write_index(keys.device),
-                interleaved=self._structure.interleaved,
-            ).view(*shape[:2], -1, layer.attention.head_dim)  # fmt: skip
-            if kernel_pass is None:
-                mask = masks[layer.kind] if isinstance(masks, dict) else masks
-                seen = self._attend(layer.attention, queries, *store.visible(), mask)
-            else:
-                seen = _attend_by_kernel(layer.attention, queries, store, kernel_pass, number)
-            update = layer.out(seen.flatten(0, 1))
+            update = layer.out(attend(number, layer, qkv).flatten(0, 1))
             if layer.post_attention is not None:
                 _, update = _add(norm, update, None, layer.post_attention)
             if layer.is_parallel:
@@ -282,6 +341,14 @@ def finish_logits(head: Head, logits: Tensor) -> Tensor:
     if head.scale != 1:
         logits = logits * head.scale
     return logits if head.softcap is None else head.softcap * (logits / head.softcap).tanh()
+
+
+def _find_turns(angles: dict[str, Angles], layer: _Layer) -> tuple[Tensor | None, Tensor | None]:
+    return angles[layer.kind] if layer.attention.turns else (None, None)
+
+
+def _pick(masks: Masks, kind: str) -> Tensor:
+    return masks[kind] if isinstance(masks, dict) else masks
 
 
 def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any]:

@@ -1,0 +1,233 @@
+"""Passes of the fused decoder on a CPU as compiled code, where that is faster.
+
+`torch.compile` makes one loop of the small operations between two matrix products. Compiling takes
+some ten seconds, and a pass of a small model milliseconds: it pays after some hundred seconds of
+passes at the earliest, and for some shapes never. So there is a trial before it is used: at the
+first pass of a shape in a run, both ways take turns over the same input, and the faster one runs
+the shape's passes from then on. `True` makes the trial at once. "auto" waits until passes of the
+kind have taken as long as compiling may take, so that at most twice the least time is spent.
+
+A function is compiled for a number of rows, and for one token of each or several: the numbers of
+tokens and keys may change without compiling again. A prompt's first pass, which makes room in the
+cache, and passes of some of a cache's rows run as they are.
+
+The logits differ from those of the fused decoder in their last bits, as those differ from the
+model's own forward; the trial compares them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from statistics import median
+from types import FunctionType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+
+UseCompile = Literal["auto"] | bool
+Shape = tuple[int, int]  # rows, tokens of each
+Kind = tuple[int, bool]  # rows, whether there are several tokens
+Given = tuple[Any, ...]
+
+_COMPILE_SECONDS = 20.0  # of passes of a kind, before "auto" compiles it
+_TRIAL_SECONDS = 1.0  # of passes of a shape, before "auto" measures it where its kind is compiled
+_ROUNDS = 7  # passes by each way in a trial
+_GAIN = 1.03  # by how much the compiled passes must be faster
+
+logger = logging.getLogger("mmaccel")
+
+
+class CompiledPasses:
+    """What is known about compiling the passes of a decoder, over all runs.
+
+    Args:
+        plain: a pass as a function of a decoder and tensors; it overwrites what it wrote before.
+
+    Attributes:
+        reasons: why passes of a kind are not compiled, by kind.
+        gains: seconds of a plain pass over those of a compiled one, by shape, of all trials.
+    """
+
+    def __init__(self, plain: Callable[..., Tensor]) -> None:
+        self.plain = plain
+        self.reasons: dict[Kind, str] = {}
+        self.gains: dict[Shape, float] = {}
+        self._compiled: dict[Kind, Callable[..., Tensor]] = {}
+        self._seconds: dict[Shape, float] = {}
+
+    def choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
+        """What runs the passes of a shape in a run, after a trial if it is time for one.
+
+        Args:
+            mode: True or "auto", see above.
+            shape: of the pass.
+            given: the decoder and tensors that `plain` takes, of the pass.
+
+        Raises:
+            UnsupportedModelError: the mode is True, and the pass cannot be compiled.
+
+        Cost: of a trial: compiling if need be, and 16 passes.
+        """
+        kind = _find_kind(shape)
+        if shape not in self.gains and kind not in self.reasons and self._is_time(mode, shape):
+            self._try(shape, kind, given)
+        if mode is True and kind in self.reasons:
+            raise UnsupportedModelError(
+                "compile=True: expected layers that torch.compile takes, received "
+                f"{self.reasons[kind]}; set compile='auto'"
+            )
+        is_faster = self.gains.get(shape, 0.0) > _GAIN
+        return self._compiled[kind] if is_faster else self.plain
+
+    def add_seconds(self, shape: Shape, seconds: float) -> None:
+        """Count the seconds of a pass that ran as it is."""
+        self._seconds[shape] = self._seconds.get(shape, 0.0) + seconds
+
+    def _is_time(self, mode: UseCompile, shape: Shape) -> bool:
+        if mode is True:
+            return True
+        kind = _find_kind(shape)
+        if kind in self._compiled:
+            return self._seconds.get(shape, 0.0) > _TRIAL_SECONDS
+        own = (seconds for other, seconds in self._seconds.items() if _find_kind(other) == kind)
+        return sum(own) > _COMPILE_SECONDS and not find_obstacle()
+
+    def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
+        """Compile a kind if need be, compare, and measure."""
+        began = time.perf_counter()
+        compiled = self._compiled.get(kind) or _compile(self.plain)
+        try:
+            _mark(given[1:], several=kind[1])
+            expected, received = self.plain(*given), compiled(*given)
+        except Exception as error:
+            if is_device_error(error):
+                raise
+            text = " ".join(str(error).split())[:120]
+            self.reasons[kind] = f"a pass that ends in a {type(error).__name__} ({text})"
+            return
+        seconds = time.perf_counter() - began
+        difference = compare_logits(expected, received)
+        if not difference.is_telling:  # rows that have ended may hold anything; another pass tells
+            return
+        dtype = expected.dtype
+        is_single = dtype in (torch.float32, torch.float64)
+        tolerance = Tolerance.strict(torch.float32) if is_single else Tolerance.of(dtype)
+        if not difference.within(tolerance):
+            self.reasons[kind] = f"compiled passes that are {difference}"
+            return
+        if kind not in self._compiled:
+            logger.info("compiled passes of the fused decoder in %.1f s", seconds)
+        self._compiled[kind] = compiled
+        plain_seconds, compiled_seconds = _measure((self.plain, compiled), given)
+        self.gains[shape] = plain_seconds / compiled_seconds
+
+
+class CompiledRun:
+    """The passes of one run. All passes of a shape run in the same way.
+
+    Args:
+        passes: of the decoder.
+        mode: True or "auto", see above; False compiles nothing.
+
+    Attributes:
+        ran: whether a pass ran compiled.
+    """
+
+    def __init__(self, passes: CompiledPasses, mode: UseCompile) -> None:
+        self._passes, self._mode = passes, mode
+        self._chosen: dict[Shape, Callable[..., Tensor]] = {}
+        self.ran = False
+
+    def takes(self, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:
+        """Whether `run` takes a pass: on a CPU, of all rows of a cache that has room."""
+        if self._mode is False or hidden.device.type != "cpu" or dispatch.mode() == "triton":
+            return False
+        layout = cache[0].layout
+        is_whole = layout.selected_rows is None and layout.pass_rows == layout.max_rows
+        return is_whole and all(store.has_room for store in cache)
+
+    def run(self, decoder: Any, hidden: Tensor, *tensors: Any) -> Tensor:
+        """Run a pass.
+
+        Args:
+            decoder, tensors: what the plain pass takes.
+            hidden: `[R, W, C]`.
+
+        Raises:
+            UnsupportedModelError: the mode is True, and the pass cannot be compiled.
+        """
+        shape, given = (hidden.shape[0], hidden.shape[1]), (decoder, hidden, *tensors)
+        call = self._chosen.get(shape)
+        if call is None:
+            call = self._chosen[shape] = self._passes.choose(self._mode, shape, given)
+        began = time.perf_counter()
+        states = call(*given)
+        if call is self._passes.plain:
+            self._passes.add_seconds(shape, time.perf_counter() - began)
+        else:
+            self.ran = True
+        return states
+
+
+def _find_kind(shape: Shape) -> Kind:
+    return shape[0], shape[1] > 1
+
+
+def _measure(calls: Sequence[Callable[..., Tensor]], given: Given) -> list[float]:
+    """Median seconds of every call; they take turns."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(_ROUNDS):
+        for call, own in zip(calls, seconds):
+            began = time.perf_counter()
+            call(*given)
+            own.append(time.perf_counter() - began)
+    return [median(own) for own in seconds]
+
+
+def _compile(plain: Any) -> Callable[..., Tensor]:
+    """Compile a copy of a function: torch counts what it compiled of a function's code, and stops
+    compiling it after some models."""
+    code = plain.__code__.replace()
+    own = FunctionType(
+        code, plain.__globals__, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def _mark(given: Sequence[Any], several: bool) -> None:
+    """Tell torch which lengths of a pass's tensors may change: tokens, if several, and keys."""
+    hidden, angles, masks, stores, index = given
+    by_kind = masks.values() if isinstance(masks, dict) else [masks]
+    axes = [(mask, 3) for mask in by_kind] + [(states, 0) for pair in stores for states in pair]
+    if several:
+        axes += [(hidden, 1), (index, 0), *((mask, 2) for mask in by_kind)]
+        axes += [(turns, 0) for pair in angles.values() for turns in pair]
+    for tensor, axis in axes:
+        torch._dynamo.maybe_mark_dynamic(tensor, axis)
+
+
+@cache
+def find_obstacle() -> str:
+    """Why passes on a CPU cannot be compiled on this machine; empty where they can.
+
+    Cost: at the first call, one run of the compiler.
+    """
+    try:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    except Exception as error:
+        text = " ".join(str(error).split())[:80]
+        return f"torch finds no C++ compiler ({type(error).__name__}: {text})"
+    return ""

@@ -1,0 +1,223 @@
+"""Compiled passes: the fused decoder's hidden states, where a trial found them faster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams, UnsupportedModelError
+from mmaccel.pipelines.runner import compiled_passes
+from mmaccel.pipelines.runner.compiled_passes import find_obstacle
+from mmaccel.samplers.compare_logits import compare_logits
+from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.toy_models import make_prompt
+
+ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
+needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=find_obstacle())
+
+
+def open_windows(name: str = "llama") -> tuple[CausalLMWindow, CausalLMWindow]:
+    """The same model by the fused decoder, as it is and compiled."""
+    model = build_decoder(name)
+    return CausalLMWindow(model, fused=True), CausalLMWindow(model, fused=True, compile=True)
+
+
+def run_passes(
+    window: CausalLMWindow, widths: tuple[int, ...] = (4, 1, 3, 4), rows: int = 1, room: int = 30
+) -> list[Tensor]:
+    """Logits of passes of these widths behind a prompt of 3 tokens."""
+    ids = torch.randint(40, (rows, 30), generator=torch.Generator().manual_seed(1))
+    window.reserve(rows, room)
+    window.prefill(ids[:, :3], torch.zeros(rows, dtype=torch.int64))
+    made, at = [], torch.full((rows,), 3)
+    for width in widths:
+        made.append(window.forward(ids[:, int(at[0]) : int(at[0]) + width], at))
+        at = at + width
+    return made
+
+
+def passes_of(window: CausalLMWindow) -> compiled_passes.CompiledPasses:
+    assert window._decoder is not None
+    return window._decoder.compiled
+
+
+@pytest.fixture
+def always_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_passes, "_GAIN", 0.0)
+
+
+Made = list[Callable[..., Tensor]]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """Stands for torch.compile: collects functions that do what they were made of."""
+    found: Made = []
+
+    def compile(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        found.append(lambda *given: plain(*given))
+        return found[-1]
+
+    monkeypatch.setattr(compiled_passes, "_compile", compile)
+    return found
+
+
+@needs_compiler
+@pytest.mark.usefixtures("always_faster")
+@pytest.mark.parametrize("name", ["llama", "gemma2, capped", "cohere2"])
+def test_compiled_passes_give_the_same_logits(name: str) -> None:
+    plain, compiled = open_windows(name)
+    for expected, received in zip(run_passes(plain), run_passes(compiled)):
+        assert compare_logits(expected, received).largest < 1e-5
+    assert (plain.route, compiled.route) == ("fused", "compiled")
+    assert passes_of(compiled).reasons == {}
+    assert set(passes_of(compiled).gains) == {(1, 4), (1, 1), (1, 3)}
+    with torch.no_grad():  # new weights, in the same storage
+        for parameter in plain.model.parameters():
+            parameter.mul_(1.1)
+    for expected, received in zip(run_passes(plain), run_passes(compiled)):
+        assert compare_logits(expected, received).largest < 1e-5
+
+
+@needs_compiler
+@pytest.mark.usefixtures("always_faster")
+def test_numbers_of_tokens_and_keys_may_change_without_compiling_again() -> None:
+    from torch._dynamo.utils import counters
+
+    _, window = open_windows()
+    run_passes(window, (4, 3, 5), rows=2)
+    before = counters["stats"]["unique_graphs"]
+    run_passes(window, (2, 4, 6, 3), rows=2, room=45)
+    assert counters["stats"]["unique_graphs"] == before > 0
+    assert window.route == "compiled"
+
+
+@needs_compiler
+@pytest.mark.usefixtures("always_faster")
+def test_tokens_are_those_of_the_fused_decoder() -> None:
+    drawn = [
+        Jacobi(8).sample(
+            window,
+            make_prompt([[5, 9, 2]]),
+            20,
+            params=SamplingParams(),
+            noise=Noise.from_seed(4, 1),
+        )
+        for window in open_windows()
+    ]
+    assert torch.equal(drawn[0].tokens, drawn[1].tokens)
+    assert [one.stats.passes for one in drawn] == [drawn[0].stats.passes] * 2
+    assert [one.stats.route for one in drawn] == ["fused", "compiled"]
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_one_function_serves_a_kind_and_a_trial_each_shape(made: Made) -> None:
+    _, window = open_windows()
+    run_passes(window, (4, 1, 3, 4, 1))
+    assert len(made) == 2  # one token, and several
+    assert set(passes_of(window).gains) == {(1, 1), (1, 3), (1, 4)}
+    gains = dict(passes_of(window).gains)
+    run_passes(window, (4, 1, 3, 4, 1))
+    assert passes_of(window).gains == gains and len(made) == 2
+
+
+def test_a_shape_that_is_not_faster_compiled_runs_as_it_is(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {(1, 4): [1.0, 0.5], (1, 3): [1.0, 0.98], (1, 1): [1.0, 2.0]}
+    monkeypatch.setattr(
+        compiled_passes, "_measure", lambda calls, given: times[tuple(given[1].shape[:2])]
+    )
+    _, window = open_windows()
+    run_passes(window, (3, 1))
+    assert window.route == "fused"
+    run_passes(window, (3, 4))
+    assert window.route == "compiled"
+
+
+def test_auto_waits_until_passes_took_as_long_as_compiling_may(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused="auto", compile="auto")
+    run_passes(window)
+    assert not made and window.route == "fused"
+    passes_of(window).add_seconds((1, 4), 25.0)
+    monkeypatch.setattr(compiled_passes, "find_obstacle", lambda: "no compiler")
+    run_passes(window)
+    assert not made
+    monkeypatch.setattr(compiled_passes, "find_obstacle", lambda: "")
+    run_passes(window, (4, 1, 3))
+    assert len(made) == 1  # the kind of one token has not taken long
+    assert set(passes_of(window).gains) == {(1, 4)}  # nor has the shape (1, 3)
+
+
+def test_passes_of_a_shape_run_in_one_way_through_a_run(made: Made) -> None:
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused=True, compile="auto")
+    run_passes(window, (4,))
+    passes_of(window).add_seconds((1, 4), 25.0)
+    window.forward(torch.zeros(1, 4, dtype=torch.int64), torch.full((1,), 8))
+    assert not made  # the run began before it was time
+    run_passes(window, (4,))
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda states: states + states.abs().mean(), "standard deviations off"),
+        (lambda states: states * float("nan"), "inf standard deviations off"),
+        (lambda states: states.no_such_thing, "AttributeError"),
+    ],
+    ids=["shifted", "nan", "error"],
+)
+def test_what_is_not_the_same_is_not_used(
+    wrong: Callable[[Tensor], Tensor], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        compiled_passes, "_compile", lambda plain: lambda *given: wrong(plain(*given))
+    )
+    plain, window = open_windows()
+    expected = run_passes(plain)
+    with pytest.raises(UnsupportedModelError, match="compile=True: expected layers"):
+        run_passes(window)
+    window.compile = "auto"
+    for one, other in zip(expected, run_passes(window)):
+        assert torch.equal(one, other)
+    assert window.route == "fused"
+    assert message in passes_of(window).reasons[SEVERAL] and ONE not in passes_of(window).reasons
+
+
+@pytest.mark.usefixtures("always_faster")
+def test_prompts_and_some_of_the_rows_run_as_they_are(made: Made) -> None:
+    window = CausalLMWindow(build_decoder("llama"), stride=1, fused=True, compile=True)
+    window.reserve(2, 20)
+    ids = torch.randint(40, (2, 20), generator=torch.Generator().manual_seed(1))
+    window.forward(ids[:, :5], torch.zeros(2, dtype=torch.int64))
+    window.forward(ids[:, 5:7], torch.full((2,), 5))  # makes room for the rest
+    assert not made
+    layout: Any = window._kv_layout
+    with layout.select(torch.tensor([1])):
+        window.forward(ids[1:, 7:9], torch.full((1,), 7))
+    assert not made and window.route == "fused"
+    window.forward(ids[:, 7:9], torch.full((2,), 7))
+    assert len(made) == 1
+
+
+def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpp_builder
+
+    def find() -> str:
+        raise RuntimeError("No working C++ compiler found in config.cpp.cxx")
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", find)
+    find_obstacle.cache_clear()
+    try:
+        assert "finds no C++ compiler" in find_obstacle()
+    finally:
+        find_obstacle.cache_clear()
