@@ -91,6 +91,7 @@ class CausalLMWindow(StaticModelBuffers):
     reserved = (*StaticModelBuffers.reserved, "_configs", "_positions")
     options = (*StaticModelBuffers.options, "_stride", "route")
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
+    prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
 
     def __init__(
         self,
@@ -316,11 +317,15 @@ class CausalLMWindow(StaticModelBuffers):
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, with the logits of one position only, if the model can leave them out,
-        and one row's mask for all, if `start` is one number expanded.
+        and one row's mask for all, if `start` is one number expanded. On an accelerator the width
+        is rounded up to a multiple of 64, so that libraries plan a few shapes and not one a prompt:
+        what surplus tokens write is overwritten before a query sees it.
 
         Raises:
             ShapeError: as in `forward`.
         """
+        if tokens.device.type != "cpu" and self.own_prompt is None and not self.shared_rounding:
+            tokens = pad(tokens, (0, -tokens.shape[1] % self.prompt_step))
         self._pass(tokens, start, **self._last_only)
 
     @torch.no_grad()
@@ -345,7 +350,7 @@ class CausalLMWindow(StaticModelBuffers):
             )
         else:  # a mask of one zero: given none, some models synchronise to check for padding
             masks = start.new_zeros(layout.rows, 1, 1, 1, dtype=dtype)
-        with self._watched_head(), ExitStack() as stack:
+        with self._watched_head(), _without_cudnn(tokens.device), ExitStack() as stack:
             for short in self._short_layers:
                 stack.enter_context(short.masked(positions, dtype))
             if self._layer_steps is not None:
@@ -455,3 +460,17 @@ class CausalLMWindow(StaticModelBuffers):
         if head.bias is not None:
             replaced[f"{self._narrow_head}.bias"] = head.bias[: self.vocab_size]
         return replaced
+
+
+@contextmanager
+def _without_cudnn(device: torch.device) -> Iterator[None]:
+    """Inside the block, masked attention does not run in cuDNN, which plans every shape anew."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -48,6 +48,7 @@ class ImageGPTWindow(CausalLMWindow):
     """ImageGPT as a token model."""
 
     reserved = (*CausalLMWindow.reserved, "_table")
+    prompt_step = 1  # the table has no room for surplus tokens
     _table: Tensor
 
     def reserve(self, rows: int, positions: int) -> None:

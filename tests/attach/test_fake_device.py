@@ -184,3 +184,38 @@ def test_amused() -> None:
         return made
 
     assert same(make)
+
+
+def test_prompts_of_many_lengths_are_of_few_widths() -> None:
+    """On an accelerator; tokens are those of a CPU, where a prompt's pass has its own width."""
+    widths: dict[str, list[int]] = {}
+
+    def make(device: Any) -> Tensor:
+        model = build_lm("llama", max_position_embeddings=256).to(device)
+        seen = widths.setdefault(model.device.type, [])
+        model.model.embed_tokens.register_forward_pre_hook(
+            lambda module, given: seen.append(given[0].shape[1])
+        )
+        made = []
+        for length in (7, 40, 65, 100):
+            ids = torch.arange(2 * length).view(2, length) % 40
+            prompt = Prompt(ids.to(device), torch.full((2,), length, device=device))
+            noise = Noise.from_seed(3, 2, device=device)
+            window = mmaccel.CausalLMWindow(model)
+            drawn = Jacobi(4).sample(window, prompt, 5, params=SamplingParams(), noise=noise)
+            made.append(drawn.tokens)
+        return torch.cat(made)
+
+    assert same(make)
+    (accelerator,) = (kind for kind in widths if kind != "cpu")
+    assert {64, 128} <= set(widths[accelerator]) <= {64, 128, *range(1, 6)}
+    assert {6, 39, 64, 99} <= set(widths["cpu"])
+
+
+def test_attention_of_masked_passes_is_not_cudnn_s() -> None:
+    from mmaccel.pipelines.causal_lm import model
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with model._without_cudnn(torch.device("cuda")):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
