@@ -89,13 +89,20 @@ class Handle:
         if isinstance(self._service, GenerateService):
             close_fused(self._target)
 
-    def detach(self) -> None:
+    def detach(self, *, keep_packed: bool = False) -> None:
         """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
+
+        Args:
+            keep_packed: whether parameters that are views of packed tensors stay such views, so
+                that the next policy that is attached packs nothing.
 
         Raises:
             AttachError: other code changed the model's class since.
         """
-        self.reset()
+        if hasattr(self._service, "engine"):
+            self._service.engine.close()
+        if isinstance(self._service, GenerateService) and not keep_packed:
+            close_fused(self._target, forget=False)
         self._injection.remove()
 
     def __enter__(self) -> Handle:
@@ -129,7 +136,7 @@ def attach(
     layout: Layout | None = None,
     cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
-    fused: UseFused = False,
+    fused: UseFused = "auto",
     assume_stateless: bool = False,
     visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
 ) -> Handle:
@@ -162,9 +169,10 @@ def attach(
             "auto" the statistics say why passes are not captured.
         sync_every: captured passes between two synchronisations with the host.
         fused: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`. The fused
-            decoder packs weights in place: the model's parameters become views of larger tensors,
-            until `detach`. Its logits differ from those of the model's own forward in their last
-            bits; `stats.route` says which of the two ran.
+            decoder packs weights in place: with the first call, or here where it is True, the
+            model's parameters become views of larger tensors, until `detach`. Its logits differ
+            from those of the model's own forward in their last bits; `stats.route` says which of
+            the two ran.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.

@@ -95,7 +95,7 @@ def open_pipeline(
     decoder: Path | None = None,
     family: str | None = None,
     cuda_graphs: str = "auto",
-    fused: bool = False,
+    fused: Literal["auto"] | bool = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> TextToImage:
@@ -104,8 +104,8 @@ def open_pipeline(
     Args:
         model: name, folder, file or hub id.
         device, dtype: as `TextToImage.from_pretrained` takes them.
-        size, decoder, family, cuda_graphs, fused, trust_remote_code, revision: as on the command
-            line.
+        size, decoder, family, cuda_graphs, trust_remote_code, revision: as on the command line.
+        fused: as `TextToImage.from_pretrained` takes it.
 
     Raises:
         OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.

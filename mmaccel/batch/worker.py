@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
@@ -43,8 +43,9 @@ class Setup:
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         params: given fields of `SamplingParams`; the others are those the model recommends.
-        device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision, fused: options of
+        device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision: options of
             `mmaccel generate`.
+        fused: as `TextToImage.from_pretrained` takes it.
         size: pixels as text, for rows without a size.
         rows: images generated together.
         negative: negative prompt of rows without one.
@@ -65,7 +66,7 @@ class Setup:
     negative: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
-    fused: bool = False
+    fused: Literal["auto"] | bool = "auto"
 
     def open(self) -> TextToImage:
         """Load the model for images of `size`.

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from mmaccel.catalog import MODELS
 from mmaccel.comfy.table import MODEL, PREFIX, Host, NodeResult, NodeSpec, Output, Widget
-from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, device_widgets
+from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, FUSED, device_widgets
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import is_hub_id
@@ -215,6 +215,7 @@ LOAD = NodeSpec(
             choices=(AUTO, *IMAGE_MODELS), stands_for=((AUTO, None),), is_advanced=True,
         ),
         CUDA_GRAPHS,
+        FUSED,
     ),
     outputs=(Output("model", MODEL, "The loaded model."),),
     run=load_model,

@@ -12,7 +12,7 @@ from mmaccel.comfy.policies import NamedPolicy, default_policy
 from mmaccel.comfy.progress import MediaProgress
 from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import PREFIX, Host, NodeResult, NodeSpec, Output, Widget
-from mmaccel.comfy.widgets import CUDA_GRAPHS, device_widgets
+from mmaccel.comfy.widgets import CUDA_GRAPHS, FUSED, device_widgets
 from mmaccel.pipelines.loading.hub import is_hub_id
 from mmaccel.pipelines.loading.sources import content_files, find_model
 from mmaccel.pipelines.runner.engine import UseGraphs
@@ -49,6 +49,7 @@ def load_node(
             *device_widgets(part),
             *extra,
             CUDA_GRAPHS,
+            FUSED,
         ),
         outputs=(output,),
         run=load,

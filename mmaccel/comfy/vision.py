@@ -29,6 +29,7 @@ from mmaccel.comfy.table import (
 )
 from mmaccel.comfy.widgets import (
     CUDA_GRAPHS,
+    FUSED,
     POLICY_INPUT,
     SEEDS,
     STATS_OUTPUT,
@@ -70,7 +71,9 @@ def _files(model: str) -> list[Path]:
     return content_files(source) if source.is_dir() else []
 
 
-def check_load(*, model: str, device: str, dtype: str, cuda_graphs: UseGraphs) -> None:
+def check_load(
+    *, model: str, device: str, dtype: str, cuda_graphs: UseGraphs, **others: Any
+) -> None:
     """Check what can be checked before anything is loaded.
 
     Raises:
@@ -103,6 +106,7 @@ LOAD_VISION = NodeSpec(
         ),
         *device_widgets("model"),
         CUDA_GRAPHS,
+        FUSED,
     ),
     outputs=(Output("vision_model", VISION, "The loaded model."),),
     run=load_vision,
@@ -198,7 +202,7 @@ def answer_questions(
     loaded, questions, images = vision_model.pipe, read_prompts(question), to_images(image)
     pipe = ImageToText(
         loaded.model, loaded.processor, policy=chosen.policy, cuda_graphs=loaded.cuda_graphs,
-        visual_tokens=None if visual_tokens is None else visual_tokens.methods,
+        fused=loaded.fused, visual_tokens=None if visual_tokens is None else visual_tokens.methods,
     )  # fmt: skip
     host.check_interrupt()
     total, done = len(questions) * max_tokens, 0

@@ -21,6 +21,12 @@ CUDA_GRAPHS = Widget(
     "Whether forward passes are captured in CUDA graphs; auto does where that works.",
     choices=(AUTO, "on", "off"), stands_for=(("on", True), ("off", False)), is_advanced=True,
 )  # fmt: skip
+FUSED = Widget(
+    "fused", "choice", AUTO,
+    "Whether forward passes run over packed weights in fewer operations; auto does where the "
+    "model is recognised.",
+    choices=(AUTO, "on", "off"), stands_for=(("on", True), ("off", False)), is_advanced=True,
+)  # fmt: skip
 
 
 def device_widgets(part: str) -> tuple[Widget, Widget]:

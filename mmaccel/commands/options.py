@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from ast import literal_eval
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -75,8 +75,8 @@ Threads = Annotated[
     int | None, typer.Option(help="of a CPU; by default the fastest for this model, measured")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
-_HELP_FUSED = "forward passes over packed weights, where the model is recognised"
-Fused = Annotated[bool, typer.Option("--fused/--no-fused", help=_HELP_FUSED)]
+_HELP_FUSED = "forward passes over packed weights; by default where the model is recognised"
+Fused = Annotated[bool | None, typer.Option("--fused/--no-fused", help=_HELP_FUSED)]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
 VisualTokens = Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)]
 Keep = Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")]
@@ -90,6 +90,11 @@ JsonFile = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def read_fused(fused: bool | None) -> Literal["auto"] | bool:
+    """The value of `--fused` as `mmaccel.attach` takes it."""
+    return "auto" if fused is None else fused
 
 
 def set_threads(threads: int | None) -> None:

@@ -60,6 +60,7 @@ def serve(
     dtype: shared.Dtype = "auto",
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
+    fused: shared.Fused = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
 ) -> None:
@@ -107,8 +108,8 @@ def serve(
     )  # fmt: skip
     model_options = dict(
         policy=policy, options=options, params=shared.given(**sampling), device=device, dtype=dtype,
-        family=family, cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code,
-        revision=revision,
+        family=family, cuda_graphs=cuda_graphs, fused=shared.read_fused(fused),
+        trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     if task == "image":
         _refuse(codec=codec)

@@ -40,6 +40,7 @@ def speak(
     dtype: shared.Dtype = "auto",
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
+    fused: shared.Fused = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
 ) -> None:
@@ -70,7 +71,8 @@ def speak(
     logging.disable_progress_bar()
     pipe = open_pipe(
         TextToSpeech, model, codec=codec, device=device, dtype=dtype, family=family,
-        cuda_graphs=cuda_graphs, trust_remote_code=trust_remote_code, revision=revision,
+        cuda_graphs=cuda_graphs, fused=shared.read_fused(fused),
+        trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     job = SpeechJob(
         pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class SpeechBackend:
         params: given arguments of `TextToSpeech.serve`.
         device, dtype, family, cuda_graphs, trust_remote_code, revision: options of `mmaccel
             speak`.
+        fused: as `TextToSpeech.from_pretrained` takes it.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
@@ -52,6 +53,7 @@ class SpeechBackend:
         dtype: str = "float32",
         family: str | None = None,
         cuda_graphs: str = "auto",
+        fused: Literal["auto"] | bool = "auto",
         trust_remote_code: bool = False,
         revision: str | None = None,
     ) -> None:
@@ -59,8 +61,8 @@ class SpeechBackend:
         self._policy = make_policy(name, **fields)
         self.pipe = TextToSpeech.from_pretrained(
             model, codec=codec, device=device, dtype=dtype, family=family,
-            cuda_graphs=parse_cuda_graphs(cuda_graphs), trust_remote_code=trust_remote_code,
-            revision=revision,
+            cuda_graphs=parse_cuda_graphs(cuda_graphs), fused=fused,
+            trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip
         self._call = {"max_seconds": max_seconds, **(params or {})}
 

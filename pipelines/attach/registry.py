@@ -78,16 +78,17 @@ def serve_pipeline(
         The service, with `policy` and `history`, and the injection that attaches it.
 
     Raises:
-        OptionError: no policy or layout, or one the pipeline cannot use; or `cuda_graphs=True`.
+        OptionError: no policy or layout, or one the pipeline cannot use; or True for
+            `cuda_graphs` or `fused`.
         UnsupportedModelError: a model that no denoiser can be made of.
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
-    if engine.cuda_graphs is True:
-        raise OptionError(
-            f"cuda_graphs: expected 'auto' or False, received True; passes of a {name} are "
-            "not captured"
-        )
+    for option in ("cuda_graphs", "fused"):
+        if getattr(engine, option) is True:
+            raise OptionError(
+                f"{option}: expected 'auto' or False, received True; a {name} runs its own passes"
+            )
     engine.check(target.device)
     is_own = isinstance(policy, str) and policy in OWN_POLICIES
     policy = OWN_POLICIES[policy]() if is_own else read(policy)

@@ -30,7 +30,7 @@ from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import pick_max_num_seqs
-from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
@@ -56,13 +56,15 @@ class ImageToText(MovablePipeline):
         policy: how to decode: a policy, its short name, or a dictionary such as
             `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
-        cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+        cuda_graphs, fused: see `mmaccel.pipelines.runner.engine.Engine`. Packed weights stay packed
+            between calls.
         source: folder that the model was loaded from, if known.
 
     Raises:
-        OptionError: no policy, no method, or a bad `cuda_graphs`.
+        OptionError: no policy, no method, or a bad `cuda_graphs` or `fused`.
         UnsupportedModelError: a model that does not generate, or without the visual tokens that a
-            method needs; a processor that takes no images.
+            method needs; a processor that takes no images; `fused=True` for a model that the fused
+            decoder does not serve.
         AttachError: the model has a policy attached.
     """
 
@@ -74,14 +76,15 @@ class ImageToText(MovablePipeline):
         policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
         cuda_graphs: UseGraphs = "auto",
+        fused: UseFused = "auto",
         source: Path | None = None,
     ) -> None:
         check_processor(processor)
         self.model, self.processor, self.source = model, processor, source
         self.policy = Jacobi() if policy is None else read_policy(policy)
         self.reducers = () if visual_tokens is None else check_reducers(visual_tokens)
-        self.cuda_graphs = cuda_graphs
-        self._attach(0).detach()  # refuses now what no call could use
+        self.cuda_graphs, self.fused = cuda_graphs, fused
+        self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
 
     @classmethod
     def from_pretrained(
@@ -93,6 +96,7 @@ class ImageToText(MovablePipeline):
         device: torch.device | str = "auto",
         dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
+        fused: UseFused = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -107,7 +111,7 @@ class ImageToText(MovablePipeline):
         Args:
             name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
                 model and processor wrote; or an id of the hub (downloaded to its cache).
-            policy, visual_tokens, cuda_graphs: see `ImageToText`.
+            policy, visual_tokens, cuda_graphs, fused: see `ImageToText`.
             device, dtype: see `TextToImage.from_pretrained`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
@@ -131,7 +135,7 @@ class ImageToText(MovablePipeline):
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )
         hub = HubOptions(revision, token, variant, local_files_only)
-        Engine(cuda_graphs).check(device)
+        Engine(cuda_graphs, fused=fused).check(device)
         load_config = LoadConfig(
             device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
             offload_folder=offload_folder,
@@ -139,7 +143,7 @@ class ImageToText(MovablePipeline):
         model, processor, source = open_vision_language(name, load_config)
         return cls(
             model, processor, policy=policy, visual_tokens=reducers, cuda_graphs=cuda_graphs,
-            source=source,
+            fused=fused, source=source,
         )  # fmt: skip
 
     def __call__(
@@ -225,7 +229,7 @@ class ImageToText(MovablePipeline):
     def _attach(self, seed: int | Sequence[int]) -> Any:
         # a public name, because handles are a layer above
         return mmaccel.attach(
-            self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs,
+            self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs, fused=self.fused,
             visual_tokens=self.reducers or None,
         )  # fmt: skip
 
@@ -246,10 +250,14 @@ class ImageToText(MovablePipeline):
         self._check_length(ids.shape[1], max_new_tokens)
         inputs = inputs.to(self.device, self.dtype)
         clock = _Clock(on_token)
-        with self._attach(seeds) as run, torch.no_grad():
-            made = self.model.generate(
-                **inputs, max_new_tokens=max_new_tokens, streamer=clock, **_options(params)
-            )
+        run = self._attach(seeds)
+        try:
+            with torch.no_grad():
+                made = self.model.generate(
+                    **inputs, max_new_tokens=max_new_tokens, streamer=clock, **_options(params)
+                )
+        finally:
+            run.detach(keep_packed=True)
         seconds = time.perf_counter() - began
         stats: Stats = run.stats
         passes = stats.passes + stats.prefill_passes

@@ -34,7 +34,7 @@ from mmaccel.pipelines.media import (
     decode_rows,
     pick_max_num_seqs,
 )
-from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
 from mmaccel.results import OnStep, Stats
@@ -75,6 +75,7 @@ class ImageToVideo(MovablePipeline):
         device: torch.device | str = "auto",
         dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
+        fused: UseFused = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -93,7 +94,7 @@ class ImageToVideo(MovablePipeline):
                 the authors published, from the hub.
             device, dtype: where model and codec run and in which format; see
                 `TextToImage.from_pretrained`.
-            cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+            cuda_graphs, fused: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether the codec's TorchScript may read and write files; False
                 refuses a codec that can.
             torch_dtype: another name of `dtype`.
@@ -105,14 +106,15 @@ class ImageToVideo(MovablePipeline):
             offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
-            OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`.
+            OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`
+                or `fused`.
             UnsupportedModelError: files of another model, missing or surplus tensors, files that
                 cannot be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
-        engine = Engine(cuda_graphs)
+        engine = Engine(cuda_graphs, fused=fused)
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )

@@ -35,7 +35,7 @@ class Engine:
             do nothing.
         fused: True takes the fused decoder (`mmaccel.pipelines.runner.fused_decoder`) instead of
             the model's own forward, and raises where it does not serve the model; False never takes
-            it; "auto" takes it where it serves, and `Stats.route_reason` says why not.
+            it; "auto" takes it where it serves, and `Stats.route_reason` says why it does not.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
@@ -46,7 +46,7 @@ class Engine:
 
     cuda_graphs: UseGraphs = "auto"
     sync_every: int = 1
-    fused: UseFused = False
+    fused: UseFused = "auto"
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

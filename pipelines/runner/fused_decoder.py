@@ -55,54 +55,84 @@ Masks = Tensor | dict[str, Tensor]
 class PackedLinear:
     """Linear layers that read the same input, as one.
 
+    Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
+    that is moved or cast while it is packed frees it.
+
     Args:
         linears: plain ones, all with a bias or none.
-
-    Attributes:
-        weight: `[N, C]`, the rows of all layers; their own weights are views of it.
-        bias: `[N]`, or None.
     """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self._linears = tuple(linears)
-        self.weight = _pack([linear.weight for linear in linears])
+        self._first = linears[0]._parameters
+        self._rows = sum(len(linear.weight) for linear in linears)
+        self._address = _pack([linear.weight for linear in linears])
         biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.bias = _pack(biases) if biases else None
-        self._columns = self.weight.detach().t()
+        self._bias_address = _pack(biases) if biases else None
+
+    @property
+    def weight(self) -> Tensor:
+        """`[N, C]`, the rows of all layers; their own weights are views of it."""
+        return self._columns().detach().t()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """`[N]`, or None."""
+        bias = self._whole_bias()
+        return None if bias is None else bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]` of inputs `[T, C]`."""
-        if self.bias is None:
-            return torch.mm(x, self._columns)
-        return torch.addmm(self.bias, x, self._columns)
+        bias = self._whole_bias()
+        if bias is None:
+            return torch.mm(x, self._columns())
+        return torch.addmm(bias, x, self._columns())
+
+    def _columns(self) -> Tensor:
+        weight = self._first["weight"]
+        assert weight is not None
+        if self._address is None:
+            return weight.t()
+        width = weight.shape[1]
+        return weight.as_strided((width, self._rows), (1, width))
+
+    def _whole_bias(self) -> Tensor | None:
+        bias = self._first["bias"]
+        if bias is None or self._bias_address is None:
+            return bias
+        return bias.as_strided((self._rows,), (1,))
 
     def unpack(self) -> None:
         """Give the layers' parameters storages of their own, where they still are views."""
         for linear in self._linears:
-            for parameter, packed in ((linear.weight, self.weight), (linear.bias, self.bias)):
-                if parameter is not None and len(self._linears) > 1 and _is_inside(
-                    parameter, packed
-                ):  # fmt: skip
+            for parameter, address in (
+                (linear.weight, self._address), (linear.bias, self._bias_address),
+            ):  # fmt: skip
+                if address is not None and _is_at(parameter, address):
                     parameter.data = parameter.data.clone()
 
 
 @torch.no_grad()
-def _pack(parameters: Sequence[Tensor]) -> Tensor:
-    """Parameters one after the other in one tensor, of which they become views."""
+def _pack(parameters: Sequence[Tensor]) -> int | None:
+    """Make parameters views of one tensor that has them one after the other.
+
+    Returns:
+        The address of its storage; None for a single parameter, which stays what it is.
+    """
     if len(parameters) == 1:
-        return parameters[0]
+        return None
     with torch.inference_mode(False):
         packed = torch.cat([parameter.data for parameter in parameters])
         rows = packed.split([len(parameter) for parameter in parameters])
         for parameter, own in zip(parameters, rows):
             parameter.data = own
-    return packed
+    return packed.untyped_storage().data_ptr()
 
 
-def _is_inside(parameter: Tensor, packed: Tensor | None) -> bool:
-    if packed is None or type(parameter) is not nn.Parameter:  # quantised since
+def _is_at(parameter: Tensor, address: int) -> bool:
+    if type(parameter) is not nn.Parameter:  # quantised since
         return False
-    return parameter.untyped_storage().data_ptr() == packed.untyped_storage().data_ptr()
+    return parameter.untyped_storage().data_ptr() == address
 
 
 @dataclass(frozen=True)
@@ -423,7 +453,10 @@ def _attend_by_kernel(
 
 @dataclass(frozen=True)
 class _Known:
-    """What was found of a model in a state: a decoder, or the reason why there is none."""
+    """What was found of a model in a state: a decoder, or the reason why there is none.
+
+    Neither: a decoder served the model, and its weights are unpacked.
+    """
 
     state: tuple[Any, ...]
     decoder: FusedDecoder | None
@@ -449,13 +482,14 @@ def open_fused(
     Cost: one visit of every module and parameter, where nothing changed.
     """
     state, known = _read_state(model), _known.get(model)
-    if known is not None and known.state == state:
+    is_same = known is not None and known.state == state
+    if known is not None and is_same and (known.decoder is not None or known.reason):
         return known.decoder, known.reason
     close_fused(model)
     decoder = None
     try:
         decoder = FusedDecoder(model, recognise(model, windows))
-        reason = check(decoder)
+        reason = "" if is_same else check(decoder)
     except UnrecognisedError as error:
         reason = str(error)
     except Exception as error:  # the model's own forward serves, unless the device failed
@@ -476,11 +510,22 @@ def open_fused(
     return decoder, reason
 
 
-def close_fused(model: Any) -> None:
-    """Give a model's parameters storages of their own again, if they were packed."""
+def close_fused(model: Any, *, forget: bool = True) -> None:
+    """Give a model's parameters storages of their own again, if they were packed.
+
+    Args:
+        model: of transformers.
+        forget: whether the model is checked again before its next run. Otherwise only a model that
+            changed is.
+    """
     known = _known.pop(model, None)
-    if known is not None and known.decoder is not None:
+    if known is None:
+        return
+    is_same = not forget and known.state == _read_state(model)
+    if known.decoder is not None:
         known.decoder.unpack()
+    if is_same:
+        _known[model] = _Known(_read_state(model), None, known.reason)
 
 
 def _read_state(model: Any) -> tuple[Any, ...]:

@@ -92,7 +92,7 @@ class TextToImage(MovablePipeline):
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
         sync_every: int = 1,
-        fused: UseFused = False,
+        fused: UseFused = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,

@@ -27,7 +27,7 @@ from mmaccel.pipelines.loading.moving import (
 )
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, collect_payloads, decode_rows
-from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import pick_policy
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
@@ -66,6 +66,7 @@ class TextToSpeech(MovablePipeline):
         dtype: torch.dtype | str = "auto",
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
+        fused: UseFused = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -84,7 +85,7 @@ class TextToSpeech(MovablePipeline):
             device, dtype: where the model runs, and in which format its language model; see
                 `TextToImage.from_pretrained`. The codec runs in float32.
             family: how the checkpoint is read; None detects it. See docs/speech.md.
-            cuda_graphs: see `mmaccel.pipelines.runner.engine.Engine`.
+            cuda_graphs, fused: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
             torch_dtype: another name of `dtype`.
@@ -96,13 +97,14 @@ class TextToSpeech(MovablePipeline):
             offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
-            OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`.
+            OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`
+                or `fused`.
             UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
                 be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a package that the family's codec needs is not installed, or
                 accelerate for a device map.
         """
-        engine = Engine(cuda_graphs)
+        engine = Engine(cuda_graphs, fused=fused)
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )

@@ -87,10 +87,11 @@ def decode_window(
 
 @pytest.mark.parametrize("scale", [1.0, 2.0], ids=["free", "guided"])
 @pytest.mark.parametrize("name", [name for name in window.policies() if "adaptive" not in name])
-def test_a_row_that_joins_is_the_row_alone(name: str, scale: float) -> None:
-    wanted = window.alone(name, scale)
+def test_a_row_that_joins_is_the_row_alone(name: str, scale: float, fused: bool) -> None:
+    wanted = window.alone(name, scale, fused)
+    model = CausalLMWindow(window.tiny("llama"), fused=fused)
     for n_slots, gap in ((2, 1), (3, 2), (9, 2)):
-        made, given, arriving = decode_window(name, scale, n_slots, gap)
+        made, given, arriving = decode_window(name, scale, n_slots, gap, model)
         if arriving.waiting:  # the run was empty before they came
             continue
         assert_rows(given, wanted)

@@ -51,8 +51,8 @@ def make_coarse(model: Any, folder: Path, seed: int = 0) -> Coarse:
 class Calls:
     """Calls over one window, captured or pass by pass."""
 
-    def __init__(self, model: Any) -> None:
-        self.window = CausalLMWindow(model)
+    def __init__(self, model: Any, fused: bool = False) -> None:
+        self.window = CausalLMWindow(model, fused=fused)
 
     def run(self, policy: Policy, call: Call, runner: StepRunner) -> Generation:
         rows = [list(row) for row in call.rows]
@@ -100,14 +100,15 @@ def policies(source: Coarse) -> list[Policy]:
 
 @pytest.mark.parametrize(("index", "options", "has_layout"), RUNS)
 def test_calls_with_one_key_share_graphs(
-    index: int, options: dict[str, Any], has_layout: bool, model: Any, source: Coarse
+    index: int, options: dict[str, Any], has_layout: bool, model: Any, source: Coarse, fused: bool
 ) -> None:
     """Replays make the tokens of eager runs, in as many passes."""
-    policy, calls, cache, captures = policies(source)[index], Calls(model), GraphCache(), []
+    policy, calls, cache, captures = policies(source)[index], Calls(model, fused), GraphCache(), []
     for call in CALLS:
         call = replace(call, params=options, layout=call.layout if has_layout else None)
         captures.append(calls.check(policy, call, cache))
     assert captures == [1, 0, 0] and len(cache) == 1
+    assert calls.window.route == ("fused" if fused else "model")
 
 
 @pytest.mark.parametrize("sync_every", [2, 5])

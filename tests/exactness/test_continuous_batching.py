@@ -62,24 +62,27 @@ def policies() -> dict[str, Policy]:
 
 def decode(
     policy: Policy, rows: list[int], scale: float, batching: ContinuousBatching | None = None, *,
-    window: Any = None, on_step: Any = None,
+    window: Any = None, on_step: Any = None, fused: bool = False,
 ) -> Generation:  # fmt: skip
     guided = scale != 1
     tokens = [ROWS[row] for row in rows] + [OTHERS[row] for row in rows] * guided
     prompt = make_prompt(tokens, 1 + guided, stop_tokens=torch.tensor(STOPS))
-    return policy.sample(
-        CausalLMWindow(tiny("llama")) if window is None else window,
+    window = CausalLMWindow(tiny("llama"), fused=fused) if window is None else window
+    made = policy.sample(
+        window,
         replace(prompt, batching=batching),
         LENGTH,
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
         on_step=on_step,
     )
+    assert made.stats.route == ("fused" if window.fused else "model")
+    return made
 
 
 @cache
-def alone(name: str, scale: float) -> list[Generation]:
-    return [decode(policies()[name], [row], scale) for row in ALL]
+def alone(name: str, scale: float, fused: bool = False) -> list[Generation]:
+    return [decode(policies()[name], [row], scale, fused=fused) for row in ALL]
 
 
 def assert_alone(
@@ -109,12 +112,13 @@ def assert_alone(
 
 @pytest.mark.parametrize("scale", [1.0, 2.0], ids=["free", "guided"])
 @pytest.mark.parametrize("name", [name for name in policies() if name != "jacobi adaptive"])
-def test_an_admitted_row_is_the_row_alone(name: str, scale: float) -> None:
-    wanted = alone(name, scale)
+def test_an_admitted_row_is_the_row_alone(name: str, scale: float, fused: bool) -> None:
+    wanted = alone(name, scale, fused)
     assert len({int(own.lengths[0]) for own in wanted}) > 3
     for n_slots in (1, 3, 9):
         given: list[FinishedRow] = []
-        made = decode(policies()[name], ALL, scale, ContinuousBatching(n_slots, given.append))
+        batching = ContinuousBatching(n_slots, given.append)
+        made = decode(policies()[name], ALL, scale, batching, fused=fused)
         assert_alone(made, wanted, given)
         total = sum(own.stats.passes for own in wanted)
         longest = max(own.stats.passes for own in wanted)
@@ -134,13 +138,13 @@ def test_the_adaptive_window_makes_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("name", ["plain", "jacobi", "jacobi ngram", "sjd maximal", "grouped"])
 @pytest.mark.parametrize("sync_every", [1, 3])
-def test_captured_steps_with_admitted_rows(name: str, sync_every: int) -> None:
+def test_captured_steps_with_admitted_rows(name: str, sync_every: int, fused: bool) -> None:
     """Admitted rows are written into the static tensors; no batch slot is dropped."""
     given: list[FinishedRow] = []
-    window = CausalLMWindow(tiny("llama"))
+    window = CausalLMWindow(tiny("llama"), fused=fused)
     window.runner = Replay(sync_every)
     made = decode(policies()[name], ALL, 2.0, ContinuousBatching(3, given.append), window=window)
-    assert_alone(made, alone(name, 2.0), given)
+    assert_alone(made, alone(name, 2.0, fused), given)
     assert len(window.runner.recorded) == 1 and window.runner.replayed > 9
     assert made.stats.runner == "cuda graphs"
 

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import mmaccel
 from mmaccel import CausalLMWindow, UnsupportedModelError
+from mmaccel.pipelines.causal_lm import model as window_model
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.runner import fused_decoder
@@ -144,6 +146,90 @@ def test_packed_weights_are_the_models_own_storage(tmp_path: Path) -> None:
     assert len({file.read_bytes() for file in files}) == 1
     loaded = load_file(tmp_path / "state.safetensors")
     assert loaded.keys() == before.keys() and all(v.equal(before[k]) for k, v in loaded.items())
+
+
+def move_to_half(model: Any) -> None:
+    model.half()
+
+
+def move_to_meta(model: Any) -> None:
+    model.to("meta")
+
+
+def assign_others(model: Any) -> None:
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+
+
+@pytest.mark.parametrize("change", [move_to_half, move_to_meta, assign_others])
+def test_a_model_that_moves_while_packed_frees_what_was_packed(
+    change: Callable[[Any], None],
+) -> None:
+    """Nobody holds the packed tensors but the parameters: not the handle, nor what it decodes by."""
+    model = build_decoder("llama with biases")
+    with mmaccel.attach(model, mmaccel.Jacobi(4)) as handle:
+        model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=3, pad_token_id=0)
+        assert handle.stats is not None and handle.stats.route == "fused"
+        left = [StorageWeakRef(parameter.untyped_storage()) for parameter in packed(model)]
+        assert not any(one.expired() for one in left)
+        change(model)
+        gc.collect()
+        assert all(one.expired() for one in left)
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in packed(model) if not p.is_meta)
+
+
+def test_weights_that_went_to_shared_memory_stay_there() -> None:
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused="auto")
+    window.choose_route()
+    model.share_memory()
+    window.choose_route()
+    assert window.route == "model" and "shared memory" in window.route_reason
+    assert all(parameter.is_shared() for parameter in model.parameters())
+
+
+def test_a_model_that_is_attached_again_is_not_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`detach` remembers what was found, `reset` forgets it, and a change is noticed."""
+    checks: list[Any] = []
+    own = window_model.check_fused
+
+    def count(plain: CausalLMWindow, decoder: Any) -> str:
+        checks.append(decoder)
+        return own(plain, decoder)
+
+    monkeypatch.setattr(window_model, "check_fused", count)
+    model, prompt = build_decoder("llama"), torch.tensor([[5, 6, 7]])
+
+    def generate(**options: Any) -> None:
+        with mmaccel.attach(model, mmaccel.Jacobi(4), **options) as handle:
+            model.generate(prompt, max_new_tokens=3, pad_token_id=0)
+            assert handle.stats is not None and handle.stats.route == "fused"
+            if options:
+                handle.reset()
+
+    generate()
+    generate()
+    assert len(checks) == 1
+    assert packed(model)[0].untyped_storage().nbytes() == packed(model)[0].nbytes
+    generate(fused=True)
+    generate()
+    assert len(checks) == 2  # after the reset
+    change_a_norm(model)
+    generate()
+    assert len(checks) == 3
+
+
+def test_a_handle_may_leave_the_weights_packed() -> None:
+    model = build_decoder("llama with biases")
+    handle = mmaccel.attach(model, "jacobi", fused=True)
+    shared = storages(packed(model))
+    handle.detach(keep_packed=True)
+    assert storages(packed(model)) == shared
+    with mmaccel.attach(model, "jacobi", fused=True):
+        assert storages(packed(model)) == shared
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in packed(model))
 
 
 def test_packing_of_phi3_is_the_checkpoints() -> None:
