@@ -17,7 +17,7 @@ from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, 
 from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
@@ -137,6 +137,7 @@ def attach(
     cuda_graphs: UseGraphs = "auto",
     sync_every: int = 1,
     fused: UseFused = "auto",
+    compile: UseCompile = "auto",
     assume_stateless: bool = False,
     visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
 ) -> Handle:
@@ -173,6 +174,8 @@ def attach(
             model's parameters become views of larger tensors, until `detach`. Its logits differ
             from those of the model's own forward in their last bits; `stats.route` says which of
             the two ran.
+        compile: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`: whether the
+            fused decoder's passes on a CPU are compiled.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
@@ -185,18 +188,20 @@ def attach(
 
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
-            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs` or
-            `fused`, or one the policy cannot use; something that is no method for visual tokens.
-        MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device.
-        UnsupportedModelError: the target does not generate with transformers; `fused=True` and
-            a layer that is not recognised, the first of which is named; a model without the
-            visual tokens that a method needs; with `strict`, also a model that only the original
-            can serve.
+            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`,
+            `fused` or `compile`, or one the policy cannot use; something that is no method for
+            visual tokens.
+        MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device; `compile=True`,
+            and it is not on a CPU or there is no compiler.
+        UnsupportedModelError: the target does not generate with transformers; `fused=True` or
+            `compile=True`, and a layer that is not recognised, the first of which is named;
+            a model without the visual tokens that a method needs; with `strict`, also a model that
+            only the original can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    engine = Engine(cuda_graphs, sync_every, fused)
+    engine = Engine(cuda_graphs, sync_every, fused, compile)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(visual_tokens)
     if find_pipeline(target):
@@ -215,8 +220,8 @@ def attach(
     refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
     if strict and refusal is not None:
         raise refusal
-    if fused is True:
-        check_fusible(model, family)
+    if fused is True or compile is True:
+        check_fusible(model, family, engine)
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
@@ -306,7 +311,7 @@ def find_refusal(model: Any, family: CausalLM) -> UnsupportedModelError | None:
     return None
 
 
-def check_fusible(model: Any, family: CausalLM) -> None:
+def check_fusible(model: Any, family: CausalLM, engine: Engine) -> None:
     """Raise UnsupportedModelError where the fused decoder does not serve a model.
 
     One in training mode is asked at its first call.
@@ -314,7 +319,7 @@ def check_fusible(model: Any, family: CausalLM) -> None:
     if find_training_effect(model) is not None:
         return
     window = family.wrap(model)
-    window.fused = True
+    window.fused, window.compile = engine.fused, engine.compile
     window.choose_route()
 
 

@@ -96,6 +96,7 @@ def open_pipeline(
     family: str | None = None,
     cuda_graphs: str = "auto",
     fused: Literal["auto"] | bool = "auto",
+    compile: Literal["auto"] | bool = "auto",
     trust_remote_code: bool = False,
     revision: str | None = None,
 ) -> TextToImage:
@@ -105,7 +106,7 @@ def open_pipeline(
         model: name, folder, file or hub id.
         device, dtype: as `TextToImage.from_pretrained` takes them.
         size, decoder, family, cuda_graphs, trust_remote_code, revision: as on the command line.
-        fused: as `TextToImage.from_pretrained` takes it.
+        fused, compile: as `TextToImage.from_pretrained` takes it.
 
     Raises:
         OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
@@ -128,6 +129,7 @@ def open_pipeline(
         family=family,
         cuda_graphs=use_graphs,
         fused=fused,
+        compile=compile,
         trust_remote_code=trust_remote_code,
         revision=revision,
     )

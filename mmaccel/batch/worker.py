@@ -45,7 +45,7 @@ class Setup:
         params: given fields of `SamplingParams`; the others are those the model recommends.
         device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision: options of
             `mmaccel generate`.
-        fused: as `TextToImage.from_pretrained` takes it.
+        fused, compile: as `TextToImage.from_pretrained` takes it.
         size: pixels as text, for rows without a size.
         rows: images generated together.
         negative: negative prompt of rows without one.
@@ -67,6 +67,7 @@ class Setup:
     trust_remote_code: bool = False
     revision: str | None = None
     fused: Literal["auto"] | bool = "auto"
+    compile: Literal["auto"] | bool = "auto"
 
     def open(self) -> TextToImage:
         """Load the model for images of `size`.
@@ -85,6 +86,7 @@ class Setup:
             family=self.family,
             cuda_graphs=self.cuda_graphs,
             fused=self.fused,
+            compile=self.compile,
             trust_remote_code=self.trust_remote_code,
             revision=self.revision,
         )

@@ -202,7 +202,8 @@ def answer_questions(
     loaded, questions, images = vision_model.pipe, read_prompts(question), to_images(image)
     pipe = ImageToText(
         loaded.model, loaded.processor, policy=chosen.policy, cuda_graphs=loaded.cuda_graphs,
-        fused=loaded.fused, visual_tokens=None if visual_tokens is None else visual_tokens.methods,
+        fused=loaded.fused, compile=loaded.compile,
+        visual_tokens=None if visual_tokens is None else visual_tokens.methods,
     )  # fmt: skip
     host.check_interrupt()
     total, done = len(questions) * max_tokens, 0

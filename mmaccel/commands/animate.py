@@ -39,6 +39,7 @@ def animate(
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     fused: shared.Fused = None,
+    compile: shared.Compile = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
 ) -> None:
@@ -70,7 +71,8 @@ def animate(
     frames = {start: read_frames(start, _MAX_FRAMES) for start in starts}
     pipe = open_pipe(
         ImageToVideo, model, codec=codec, device=device, dtype=dtype, cuda_graphs=cuda_graphs,
-        fused=shared.read_fused(fused), trust_remote_code=trust_remote_code, revision=revision,
+        fused=shared.read_switch(fused), compile=shared.read_switch(compile),
+        trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     open_folder(out)
     job = VideoJob(

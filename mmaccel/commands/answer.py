@@ -51,6 +51,7 @@ def answer(
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     fused: shared.Fused = None,
+    compile: shared.Compile = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
     threads: shared.Threads = None,
@@ -108,7 +109,8 @@ def answer(
     logging.disable_progress_bar()
     pipe = ImageToText.from_pretrained(
         model, policy=chosen, visual_tokens=reducers or None, device=device, dtype=dtype,
-        cuda_graphs=use_graphs, fused=shared.read_fused(fused),
+        cuda_graphs=use_graphs, fused=shared.read_switch(fused),
+        compile=shared.read_switch(compile),
         trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     resume_collector()
@@ -160,7 +162,7 @@ def _with_plain(pipe: ImageToText, images: Any, question: str) -> dict[str, Imag
 
     plain = ImageToText(
         pipe.model, pipe.processor, policy=pipe.policy, cuda_graphs=pipe.cuda_graphs,
-        fused=pipe.fused, source=pipe.source,
+        fused=pipe.fused, compile=pipe.compile, source=pipe.source,
     )  # fmt: skip
     pipes = {_title(()): plain, _title(pipe.reducers): pipe}
     for each in pipes.values():

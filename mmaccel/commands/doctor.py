@@ -107,7 +107,22 @@ def check_packages() -> list[Finding]:
     triton = package_version("triton")
     missing = "not installed; only fused kernels need it"
     findings.append(Finding("triton", "yes" if triton else "no", triton or missing))
+    findings.append(_find_compiler())
     return findings
+
+
+def _find_compiler() -> Finding:
+    """Whether passes on a CPU can be compiled."""
+    try:
+        from mmaccel.pipelines.runner.compiled_passes import find_obstacle
+    except ImportError:  # of torch, which has a line of its own
+        return Finding("compiler", "no", "unknown without torch")
+    obstacle = find_obstacle()
+    return Finding(
+        "compiler",
+        "no" if obstacle else "yes",
+        obstacle or "compile=True makes passes on a CPU faster",
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -67,6 +67,7 @@ def generate(
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     fused: shared.Fused = None,
+    compile: shared.Compile = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
     executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,
@@ -148,7 +149,7 @@ def generate(
         setup = Setup(
             model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,
             cuda_graphs, size, rows, negative, trust_remote_code, revision,
-            shared.read_fused(fused),
+            shared.read_switch(fused), shared.read_switch(compile),
         )  # fmt: skip
         limits = (1 if retries is None else retries, max_failures)
         flags = (resume, dry_run, as_json, json_stream)
@@ -161,7 +162,8 @@ def generate(
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
-        fused=shared.read_fused(fused), trust_remote_code=trust_remote_code, revision=revision,
+        fused=shared.read_switch(fused), compile=shared.read_switch(compile),
+        trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     resume_collector()
     name, options = pick_name(policy, options, kind_of(pipe.model))

@@ -77,6 +77,8 @@ Threads = Annotated[
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
 _HELP_FUSED = "forward passes over packed weights; by default where the model is recognised"
 Fused = Annotated[bool | None, typer.Option("--fused/--no-fused", help=_HELP_FUSED)]
+_HELP_COMPILE = "compile the fused passes on a CPU; by default where long runs pay for it"
+Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help=_HELP_COMPILE)]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
 VisualTokens = Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)]
 Keep = Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")]
@@ -92,9 +94,9 @@ def given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def read_fused(fused: bool | None) -> Literal["auto"] | bool:
-    """The value of `--fused` as `mmaccel.attach` takes it."""
-    return "auto" if fused is None else fused
+def read_switch(switch: bool | None) -> Literal["auto"] | bool:
+    """The value of `--fused` or `--compile` as `mmaccel.attach` takes it."""
+    return "auto" if switch is None else switch
 
 
 def set_threads(threads: int | None) -> None:

@@ -61,6 +61,7 @@ def serve(
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     fused: shared.Fused = None,
+    compile: shared.Compile = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
 ) -> None:
@@ -108,7 +109,8 @@ def serve(
     )  # fmt: skip
     model_options = dict(
         policy=policy, options=options, params=shared.given(**sampling), device=device, dtype=dtype,
-        family=family, cuda_graphs=cuda_graphs, fused=shared.read_fused(fused),
+        family=family, cuda_graphs=cuda_graphs, fused=shared.read_switch(fused),
+        compile=shared.read_switch(compile),
         trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     if task == "image":

@@ -41,6 +41,7 @@ def speak(
     threads: shared.Threads = None,
     cuda_graphs: shared.CudaGraphs = "auto",
     fused: shared.Fused = None,
+    compile: shared.Compile = None,
     trust_remote_code: shared.TrustRemoteCode = False,
     revision: shared.Revision = None,
 ) -> None:
@@ -71,7 +72,8 @@ def speak(
     logging.disable_progress_bar()
     pipe = open_pipe(
         TextToSpeech, model, codec=codec, device=device, dtype=dtype, family=family,
-        cuda_graphs=cuda_graphs, fused=shared.read_fused(fused),
+        cuda_graphs=cuda_graphs, fused=shared.read_switch(fused),
+        compile=shared.read_switch(compile),
         trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     job = SpeechJob(

@@ -34,7 +34,7 @@ class SpeechBackend:
         params: given arguments of `TextToSpeech.serve`.
         device, dtype, family, cuda_graphs, trust_remote_code, revision: options of `mmaccel
             speak`.
-        fused: as `TextToSpeech.from_pretrained` takes it.
+        fused, compile: as `TextToSpeech.from_pretrained` takes it.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
@@ -54,6 +54,7 @@ class SpeechBackend:
         family: str | None = None,
         cuda_graphs: str = "auto",
         fused: Literal["auto"] | bool = "auto",
+        compile: Literal["auto"] | bool = "auto",
         trust_remote_code: bool = False,
         revision: str | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class SpeechBackend:
         self._policy = make_policy(name, **fields)
         self.pipe = TextToSpeech.from_pretrained(
             model, codec=codec, device=device, dtype=dtype, family=family,
-            cuda_graphs=parse_cuda_graphs(cuda_graphs), fused=fused,
+            cuda_graphs=parse_cuda_graphs(cuda_graphs), fused=fused, compile=compile,
             trust_remote_code=trust_remote_code, revision=revision,
         )  # fmt: skip
         self._call = {"max_seconds": max_seconds, **(params or {})}

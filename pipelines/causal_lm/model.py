@@ -192,7 +192,8 @@ class CausalLMWindow(StaticModelBuffers):
         A model that changed since the last run is recognised, packed and checked again.
 
         Raises:
-            UnsupportedModelError: `fused=True`, and the fused decoder does not serve the model.
+            UnsupportedModelError: `fused=True` or `compile=True`, and the fused decoder does not
+                serve the model.
 
         Cost: one visit of every module and parameter; six short passes at a model's first run.
         """
@@ -200,10 +201,11 @@ class CausalLMWindow(StaticModelBuffers):
         self.route_reason = self._find_unfused()
         if not self.route_reason:
             self._decoder, self.route_reason = self._find_decoder()
-            if self.fused is True and self._decoder is None:
+            option = "compile" if self.compile is True else "fused"
+            if True in (self.fused, self.compile) and self._decoder is None:
                 raise UnsupportedModelError(
-                    "fused=True: expected a model that the fused decoder serves, received a "
-                    f"{type(self.model).__name__} with {self.route_reason}; set fused='auto'"
+                    f"{option}=True: expected a model that the fused decoder serves, received a "
+                    f"{type(self.model).__name__} with {self.route_reason}; set {option}='auto'"
                 )
         self.route = "model" if self._decoder is None else "fused"
         if self._decoder is not None:

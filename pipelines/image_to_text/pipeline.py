@@ -30,7 +30,7 @@ from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import pick_max_num_seqs
-from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
@@ -56,8 +56,8 @@ class ImageToText(MovablePipeline):
         policy: how to decode: a policy, its short name, or a dictionary such as
             `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
-        cuda_graphs, fused: see `mmaccel.pipelines.runner.engine.Engine`. Packed weights stay packed
-            between calls.
+        cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`. Packed weights
+            stay packed between calls.
         source: folder that the model was loaded from, if known.
 
     Raises:
@@ -77,13 +77,14 @@ class ImageToText(MovablePipeline):
         visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
         cuda_graphs: UseGraphs = "auto",
         fused: UseFused = "auto",
+        compile: UseCompile = "auto",
         source: Path | None = None,
     ) -> None:
         check_processor(processor)
         self.model, self.processor, self.source = model, processor, source
         self.policy = Jacobi() if policy is None else read_policy(policy)
         self.reducers = () if visual_tokens is None else check_reducers(visual_tokens)
-        self.cuda_graphs, self.fused = cuda_graphs, fused
+        self.cuda_graphs, self.fused, self.compile = cuda_graphs, fused, compile
         self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
 
     @classmethod
@@ -97,6 +98,7 @@ class ImageToText(MovablePipeline):
         dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
         fused: UseFused = "auto",
+        compile: UseCompile = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -111,7 +113,7 @@ class ImageToText(MovablePipeline):
         Args:
             name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
                 model and processor wrote; or an id of the hub (downloaded to its cache).
-            policy, visual_tokens, cuda_graphs, fused: see `ImageToText`.
+            policy, visual_tokens, cuda_graphs, fused, compile: see `ImageToText`.
             device, dtype: see `TextToImage.from_pretrained`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
@@ -135,7 +137,7 @@ class ImageToText(MovablePipeline):
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )
         hub = HubOptions(revision, token, variant, local_files_only)
-        Engine(cuda_graphs, fused=fused).check(device)
+        Engine(cuda_graphs, fused=fused, compile=compile).check(device)
         load_config = LoadConfig(
             device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
             offload_folder=offload_folder,
@@ -143,7 +145,7 @@ class ImageToText(MovablePipeline):
         model, processor, source = open_vision_language(name, load_config)
         return cls(
             model, processor, policy=policy, visual_tokens=reducers, cuda_graphs=cuda_graphs,
-            fused=fused, source=source,
+            fused=fused, compile=compile, source=source,
         )  # fmt: skip
 
     def __call__(
@@ -230,6 +232,7 @@ class ImageToText(MovablePipeline):
         # a public name, because handles are a layer above
         return mmaccel.attach(
             self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs, fused=self.fused,
+            compile=self.compile,
             visual_tokens=self.reducers or None,
         )  # fmt: skip
 

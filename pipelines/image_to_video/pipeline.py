@@ -34,7 +34,7 @@ from mmaccel.pipelines.media import (
     decode_rows,
     pick_max_num_seqs,
 )
-from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
 from mmaccel.results import OnStep, Stats
@@ -76,6 +76,7 @@ class ImageToVideo(MovablePipeline):
         dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
         fused: UseFused = "auto",
+        compile: UseCompile = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -94,7 +95,7 @@ class ImageToVideo(MovablePipeline):
                 the authors published, from the hub.
             device, dtype: where model and codec run and in which format; see
                 `TextToImage.from_pretrained`.
-            cuda_graphs, fused: see `mmaccel.pipelines.runner.engine.Engine`.
+            cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether the codec's TorchScript may read and write files; False
                 refuses a codec that can.
             torch_dtype: another name of `dtype`.
@@ -114,7 +115,7 @@ class ImageToVideo(MovablePipeline):
         """
         from mmaccel.pipelines.models.cosmos.video import load_cosmos
 
-        engine = Engine(cuda_graphs, fused=fused)
+        engine = Engine(cuda_graphs, fused=fused, compile=compile)
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )

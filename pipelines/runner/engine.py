@@ -14,6 +14,8 @@ from mmaccel.checks import check_int
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.runner import compiled_passes
+from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
@@ -36,17 +38,22 @@ class Engine:
         fused: True takes the fused decoder (`mmaccel.pipelines.runner.fused_decoder`) instead of
             the model's own forward, and raises where it does not serve the model; False never takes
             it; "auto" takes it where it serves, and `Stats.route_reason` says why it does not.
+        compile: whether the fused decoder's passes on a CPU run as code that `torch.compile` makes,
+            see `mmaccel.pipelines.runner.compiled_passes`. True compiles at the first passes, some
+            seconds for each number of rows, and uses what is measured to be faster; "auto" does so
+            once passes have taken 20 seconds; False never does.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
 
     Raises:
-        OptionError: another value of `cuda_graphs` or `fused`, or `sync_every` below 1.
+        OptionError: another value of `cuda_graphs`, `fused` or `compile`, or `sync_every` below 1.
     """
 
     cuda_graphs: UseGraphs = "auto"
     sync_every: int = 1
     fused: UseFused = "auto"
+    compile: UseCompile = "auto"
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,16 +68,29 @@ class Engine:
                 f"fused: expected 'auto', True or False, received {self.fused!r}; auto takes the "
                 "fused decoder where it serves"
             )
+        if not isinstance(self.compile, bool) and self.compile != "auto":
+            raise OptionError(
+                f"compile: expected 'auto', True or False, received {self.compile!r}; auto "
+                "compiles where long runs pay for it"
+            )
+        if self.compile is True and self.fused is False:
+            raise OptionError(
+                "compile=True: expected the fused decoder, whose passes are compiled, received "
+                "fused=False; leave it out"
+            )
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
-        """Refuse what `cuda_graphs=True` can never serve.
+        """Refuse what `cuda_graphs=True` or `compile=True` can never serve.
 
         Raises:
-            MissingBackendError: the model is on no CUDA device; or kernels that MMACCEL_KERNELS
-                asks for cannot run.
+            MissingBackendError: graphs, and the model is on no CUDA device; compiled passes, and
+                it is not on a CPU or there is no compiler; or kernels that MMACCEL_KERNELS asks for
+                cannot run.
             OptionError: a policy whose passes cannot be captured; or a bad MMACCEL_KERNELS.
         """
         dispatch.check(str(device).split(":")[0])
+        if self.compile is True:
+            _check_compile(str(device))
         if self.cuda_graphs is not True:
             return
         if not str(device).startswith("cuda"):
@@ -94,7 +114,7 @@ class Engine:
 
         Raises:
             UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; `fused=True`
-                for a model that the fused decoder cannot serve; and as `runner`.
+                or `compile=True` for a model that the fused decoder cannot serve; and as `runner`.
         """
         if kind_of(window) == "canvas":
             dispatch.check(window.device.type)
@@ -105,11 +125,11 @@ class Engine:
                     'set cuda_graphs="auto"'
                 )
         if hasattr(window, "fused"):
-            window.fused = self.fused
-        elif self.fused is True:
+            window.fused, window.compile = self.fused, self.compile
+        elif self.fused is True or self.compile is True:
             raise UnsupportedModelError(
-                "fused=True: expected a decoder of transformers that is decoded in windows, "
-                f"received a {type(window).__name__}; set fused=False"
+                "fused=True or compile=True: expected a decoder of transformers that is decoded in "
+                f"windows, received a {type(window).__name__}; leave them out"
             )
         if kind_of(window) == "canvas":
             return
@@ -139,6 +159,19 @@ class Engine:
                 f'{reason}; set cuda_graphs="auto"'
             )
         return EagerRunner(self.sync_every, reason)
+
+
+def _check_compile(device: str) -> None:
+    obstacle = (
+        f"received one on {device}"
+        if device.split(":")[0] != "cpu"
+        else compiled_passes.find_obstacle()
+    )
+    if obstacle:
+        raise MissingBackendError(
+            f"compile=True: expected a model on a CPU and a C++ compiler, {obstacle}; "
+            'install g++, or set compile="auto"'
+        )
 
 
 def is_capturable(policy: Policy) -> bool:

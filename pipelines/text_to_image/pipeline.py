@@ -34,7 +34,7 @@ from mmaccel.pipelines.loading.moving import (
 )
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
-from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import (
     Encoded,
@@ -93,6 +93,7 @@ class TextToImage(MovablePipeline):
         cuda_graphs: UseGraphs = "auto",
         sync_every: int = 1,
         fused: UseFused = "auto",
+        compile: UseCompile = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -114,7 +115,7 @@ class TextToImage(MovablePipeline):
                 default.
             decoder: a file with the image decoder, for checkpoints that have none.
             family: how the checkpoint is read; None detects it. See docs/models.md.
-            cuda_graphs, sync_every, fused: see `mmaccel.pipelines.runner.engine.Engine`.
+            cuda_graphs, sync_every, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
             torch_dtype: another name of `dtype`.
@@ -126,13 +127,13 @@ class TextToImage(MovablePipeline):
             offload_folder: where weights go that the device map puts on the "disk".
 
         Raises:
-            OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs` or
-                `fused`; a file is missing.
+            OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`,
+                `fused` or `compile`; a file is missing.
             UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
                 be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        engine = Engine(cuda_graphs, sync_every, fused)
+        engine = Engine(cuda_graphs, sync_every, fused, compile)
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )

@@ -27,7 +27,7 @@ from mmaccel.pipelines.loading.moving import (
 )
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, collect_payloads, decode_rows
-from mmaccel.pipelines.runner.engine import Engine, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import pick_policy
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
@@ -67,6 +67,7 @@ class TextToSpeech(MovablePipeline):
         family: str | None = None,
         cuda_graphs: UseGraphs = "auto",
         fused: UseFused = "auto",
+        compile: UseCompile = "auto",
         trust_remote_code: bool = False,
         torch_dtype: torch.dtype | str | None = None,
         revision: str | None = None,
@@ -85,7 +86,7 @@ class TextToSpeech(MovablePipeline):
             device, dtype: where the model runs, and in which format its language model; see
                 `TextToImage.from_pretrained`. The codec runs in float32.
             family: how the checkpoint is read; None detects it. See docs/speech.md.
-            cuda_graphs, fused: see `mmaccel.pipelines.runner.engine.Engine`.
+            cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
             torch_dtype: another name of `dtype`.
@@ -104,7 +105,7 @@ class TextToSpeech(MovablePipeline):
             MissingBackendError: a package that the family's codec needs is not installed, or
                 accelerate for a device map.
         """
-        engine = Engine(cuda_graphs, fused=fused)
+        engine = Engine(cuda_graphs, fused=fused, compile=compile)
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )

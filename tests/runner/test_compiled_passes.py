@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams, UnsupportedModelError
+from mmaccel.cli import main
+from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import find_obstacle
+from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.samplers.compare_logits import compare_logits
-from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.fused_lms import UNRECOGNISED, build_decoder
 from tests.fixtures.toy_models import make_prompt
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
@@ -221,3 +228,46 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
         assert "finds no C++ compiler" in find_obstacle()
     finally:
         find_obstacle.cache_clear()
+
+
+def test_bad_values_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="compile: expected 'auto', True or False, received 1"):
+        Engine(compile=1)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="compile=True: expected the fused decoder"):
+        Engine(fused=False, compile=True)
+    with pytest.raises(MissingBackendError, match="expected a model on a CPU .* one on cuda:1"):
+        Engine(compile=True).check("cuda:1")
+    with pytest.raises(UnsupportedModelError, match="compile=True: .*; set compile='auto'"):
+        mmaccel.attach(build_decoder(next(iter(UNRECOGNISED))), Jacobi(4), compile=True)
+    monkeypatch.setattr(compiled_passes, "find_obstacle", lambda: "torch finds no C++ compiler")
+    with pytest.raises(MissingBackendError, match="torch finds no C.. compiler; install g"):
+        Engine(compile=True).check("cpu")
+    Engine(compile="auto").check("cpu")
+
+
+@pytest.mark.usefixtures("always_faster", "made")
+def test_a_policy_that_is_attached_compiles() -> None:
+    model, ids = build_decoder("llama"), torch.tensor([[5, 9, 2]])
+    tokens = []
+    for compile, route in ((False, "fused"), (True, "compiled")):
+        with mmaccel.attach(model, Jacobi(4), seed=1, strict=True, compile=compile) as run:
+            tokens.append(model.generate(ids, do_sample=True, max_new_tokens=12))
+            assert run.stats is not None and run.stats.route == route
+    assert torch.equal(*tokens)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("always_faster")
+def test_the_command_and_its_python_give_the_same_picture(tmp_path: Path) -> None:
+    prompt, files = "a small red circle", []
+    for compile in (False, True):
+        pipe = mmaccel.TextToImage.from_pretrained("scenes", compile=compile)
+        output = pipe(prompt, seed=3, policy=Jacobi(32))
+        files.append(tmp_path / f"{compile}.png")
+        output.images[0].save(files[-1])
+        assert output.stats.route == ("compiled" if compile else "fused")
+    assert files[0].read_bytes() == files[1].read_bytes()
+    out = tmp_path / "out"
+    assert main(["generate", prompt, "--seed", "3", "--compile", "-o", str(out)]) == 0
+    (made,) = out.glob("0003-*.png")
+    assert json.loads(Image.open(made).info["mmaccel"])["route"] == "compiled"
