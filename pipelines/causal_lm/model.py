@@ -403,8 +403,8 @@ class CausalLMWindow(StaticModelBuffers):
     @contextmanager
     def _watched_head(self) -> Iterator[None]:
         """Store what the output head reads in `last_states`, if they are wanted."""
-        if not self.keeps_states or self._decoder is not None:
-            yield
+        if not self.keeps_states or self._decoder is not None and self.needs_head:
+            yield  # the fused decoder computes the head's layer itself, see `_states`
             return
         hook = self.output_head().register_forward_pre_hook(self._keep_states)
         try:

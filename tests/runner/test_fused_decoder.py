@@ -165,7 +165,7 @@ def assign_others(model: Any) -> None:
 def test_a_model_that_moves_while_packed_frees_what_was_packed(
     change: Callable[[Any], None],
 ) -> None:
-    """Nobody holds the packed tensors but the parameters: not the handle, nor what it decodes by."""
+    """Nobody but the parameters holds the packed tensors, neither the handle nor its decoder."""
     model = build_decoder("llama with biases")
     with mmaccel.attach(model, mmaccel.Jacobi(4)) as handle:
         model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=3, pad_token_id=0)
