@@ -147,8 +147,8 @@ def attach(
     the handle's `with` block, or call `handle.detach()` or `mmaccel.detach(target)`, to end it.
     `target.generate(...)` keeps its signature. Sampling arguments, transformers' own processors,
     stopping criteria, padded batches, guidance and streamer work as before; greedy output is the
-    same, sampled output has the same distribution. Scores, hidden states and caches are returned as
-    without a policy. Only this object is changed.
+    same up to rounding, sampled output has the same distribution. Scores, hidden states and caches
+    are returned as without a policy. Only this object is changed.
 
     Args:
         target: a transformers model that generates, also one compiled by torch or wrapped by peft;

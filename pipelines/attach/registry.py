@@ -84,10 +84,10 @@ def serve_pipeline(
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
-    for option in ("cuda_graphs", "fused"):
+    for option, how in (("cuda_graphs", "not captured"), ("fused", "the model's own")):
         if getattr(engine, option) is True:
             raise OptionError(
-                f"{option}: expected 'auto' or False, received True; a {name} runs its own passes"
+                f"{option}: expected 'auto' or False, received True; passes of a {name} are {how}"
             )
     engine.check(target.device)
     is_own = isinstance(policy, str) and policy in OWN_POLICIES

@@ -64,7 +64,8 @@ class CausalLMWindow(StaticModelBuffers):
             that is a Triton kernel. A prompt is always prefilled under the model's own attention.
         fused: whether passes take the fused decoder (`mmaccel.pipelines.runner.fused_decoder`)
             instead of the model's own forward: True raises where it does not serve, "auto" takes it
-            where it does.
+            where it does. False by default, because it packs the model's weights, and a window does
+            not unpack them; `mmaccel.pipelines.runner.engine.Engine` sets what its caller asked for.
         compile: whether the fused decoder's passes on a CPU run compiled, where that is faster, see
             `mmaccel.pipelines.runner.compiled_passes`: True tries it at once, "auto" where long
             runs will pay for it.
@@ -405,8 +406,8 @@ class CausalLMWindow(StaticModelBuffers):
     @contextmanager
     def _watched_head(self) -> Iterator[None]:
         """Store what the output head reads in `last_states`, if they are wanted."""
-        if not self.keeps_states or self._decoder is not None:
-            yield
+        if not self.keeps_states or self._decoder is not None and self.needs_head:
+            yield  # the fused decoder computes the head's layer itself, see `_states`
             return
         hook = self.output_head().register_forward_pre_hook(self._keep_states)
         try:

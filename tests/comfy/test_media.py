@@ -305,12 +305,12 @@ def test_widgets_are_passed_to_the_loader_and_the_cache_is_weak(
 
     monkeypatch.setattr(nodes.pipeline, "from_pretrained", open_pipe)
     own = {"family": "orpheus"} if nodes.word == "Speech" else {}
-    chosen = dict(dtype="bfloat16", cuda_graphs="off", **own)
+    chosen = dict(dtype="bfloat16", cuda_graphs="off", fused="on", **own)
     first = nodes.load(**chosen)
-    wanted = dict(device="cpu", dtype=torch.bfloat16, cuda_graphs=False, **own)
+    wanted = dict(device="cpu", dtype=torch.bfloat16, cuda_graphs=False, fused=True, **own)
     assert asked == [(str(nodes.parts[0]), wanted | {"codec": str(nodes.parts[1])})]
     assert nodes.load(**chosen) is nodes.load(**chosen | {"dtype": "bf16"}) is first
-    others = [{"dtype": "float16"}, {"cuda_graphs": "auto"}]
+    others = [{"dtype": "float16"}, {"cuda_graphs": "auto"}, {"fused": "auto"}]
     others += [{"family": "llasa"}] if own else []
     loaded = [nodes.load(**(chosen | other)) for other in others]
     assert len(asked) == 1 + len(others) and first not in loaded

@@ -442,6 +442,7 @@ def test_policies_and_options_that_do_not_fit_are_refused_at_attach() -> None:
         (model, mmaccel.EntropyBounded, {}, "make an instance"),
         (model, "cached-blocks", {}, "LLaDA2Pipeline's"),
         (model, "stepwise", {"cuda_graphs": True}, "not captured"),
+        (model, "stepwise", {"fused": True}, "the model's own"),
         (model, "stepwise", {"seed": "one"}, "seed"),
         (model, "stepwise", {"layout": 3}, "layout"),
         (model, "stepwise", {"layout": mmaccel.Grid(2, 3, vocab_size=9)}, "40 ids"),

@@ -330,6 +330,7 @@ def test_bad_options_are_refused() -> None:
         ({"seed": 3}, "give generator="),
         ({"layout": mmaccel.Grid(2, 2, vocab_size=41)}, "layout"),
         ({"cuda_graphs": True}, "not captured"),
+        ({"fused": True}, "the model's own"),
     ):
         with pytest.raises(OptionError, match=match):
             mmaccel.attach(pipe, "cached-blocks", **options)

@@ -65,8 +65,10 @@ def test_image_models_draft_with_the_coarse_model_in_their_folder(family, tmp_pa
     def draw(drafts):
         return found(captions(family), policy=mmaccel.Jacobi(WINDOW, drafts), seed=3)
 
-    plain = draw("neighbour")
-    check_states(found.model, lambda: draw(own))
+    plain, policy = draw("neighbour"), mmaccel.Jacobi(WINDOW, own)
+    for fused in (False, "auto"):
+        other = mmaccel.TextToImage.from_pretrained(source, size=size, fused=fused)
+        check_states(other.model, lambda: other(captions(family), policy=policy, seed=3))  # noqa: B023
     for drafts in ("auto", "coarse", own):
         drawn = draw(drafts)
         assert torch.equal(drawn.tokens, plain.tokens)
