@@ -65,7 +65,7 @@ class CausalLMWindow(StaticModelBuffers):
         fused: whether passes take the fused decoder (`mmaccel.pipelines.runner.fused_decoder`)
             instead of the model's own forward: True raises where it does not serve, "auto" takes it
             where it does. False by default, because it packs the model's weights, and a window does
-            not unpack them; `mmaccel.pipelines.runner.engine.Engine` sets what its caller asked for.
+            not unpack them; `mmaccel.pipelines.runner.engine.Engine` sets what its caller asks for.
         compile: whether the fused decoder's passes on a CPU run compiled, where that is faster, see
             `mmaccel.pipelines.runner.compiled_passes`: True tries it at once, "auto" where long
             runs will pay for it.

@@ -270,4 +270,4 @@ def test_the_command_and_its_python_give_the_same_picture(tmp_path: Path) -> Non
     out = tmp_path / "out"
     assert main(["generate", prompt, "--seed", "3", "--compile", "-o", str(out)]) == 0
     (made,) = out.glob("0003-*.png")
-    assert json.loads(Image.open(made).info["mmaccel"])["batch"]["route"] == "compiled"
+    assert json.loads(Image.open(made).info["mmaccel"])["batch"]["stats"]["route"] == "compiled"
