@@ -3,8 +3,12 @@ image pipeline; what each costs.
 
 - library: transformers' `generate`, nothing attached; its draws are its own;
 - library-static: the same with a static cache, whose pass transformers compiles on a GPU;
+- library-compiled: the same, compiled on every device; prompts are padded to one length, so that it
+  is compiled once a batch size;
 - transformers: the same call under a policy;
 - direct: `mmaccel.TextToImage`, which computes the image ids of the head alone.
+
+Our passes run by one of `FORWARDS`.
 """
 
 from __future__ import annotations
@@ -28,6 +32,13 @@ from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 
 PLAIN, WINDOWS = Autoregressive(), (16, 32, "adaptive")
+FORWARDS: dict[str, dict[str, Any]] = {  # arguments of `attach` and `TextToImage.from_pretrained`
+    "auto": {},
+    "model": {"fused": False},
+    "fused": {"fused": True, "compile": False},
+    "compiled": {"compile": True},
+}
+_LONGEST = 24  # ids of a caption of `scenes` at most
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,7 @@ class Way:
     policy: Policy | None
     batch_size: int
     guidance: float
+    forward: str = "auto"  # a name of `FORWARDS`
 
 
 @dataclass(frozen=True)
@@ -66,24 +78,39 @@ class Routes:
         device: torch.device | str = "cpu",
         cuda_graphs: UseGraphs = "auto",
     ) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self.pipe = TextToImage.from_pretrained(
-            name, device=device, dtype="float32", cuda_graphs=cuda_graphs
-        )
-        folder = find_source(name)
-        self.words = CaptionWords.load(folder, self.pipe.image_model.layout.vocab_size)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.model.to(device)
+        self._name, self._device, self._graphs = name, device, cuda_graphs
+        self._pipes: dict[str, TextToImage] = {}
+        self._models: dict[str, Any] = {}
+        self.pipe, self.model = self._pipe("auto"), self._model("auto")
+        vocab_size = self.pipe.image_model.layout.vocab_size
+        self.words = CaptionWords.load(find_source(name), vocab_size)
         self.length = self.pipe.length if length is None else length
         self.unused = list(range(self.words.n_image_tokens, self.words.vocab_size))
+
+    def _pipe(self, forward: str) -> TextToImage:
+        if forward not in self._pipes:
+            self._pipes[forward] = TextToImage.from_pretrained(
+                self._name, device=self._device, dtype="float32", cuda_graphs=self._graphs,
+                **FORWARDS[forward],
+            )  # fmt: skip
+        return self._pipes[forward]
+
+    def _model(self, name: str) -> Any:
+        """A copy of the model: one for each forward, as packed weights and compiled passes stay."""
+        from transformers import AutoModelForCausalLM
+
+        if name not in self._models:
+            folder = find_source(self._name)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            self._models[name] = model.to(self._device)
+        return self._models[name]
 
     def run(self, way: Way, captions: Sequence[str], seeds: Sequence[int]) -> Piece:
         """Make one batch, and take the time."""
         torch.manual_seed(seeds[0])  # of the library's own draws
         began = time.perf_counter()
         if way.route == "direct":
-            made = self.pipe(
+            made = self._pipe(way.forward)(
                 captions,
                 policy=way.policy,
                 seed=seeds,
@@ -93,26 +120,33 @@ class Routes:
             seconds = time.perf_counter() - began - made.stats.pixel_seconds
             return Piece(made.tokens[:, : self.length], made.stats, seconds)
         if way.policy is None:
-            return Piece(self._generate(captions, way), None, time.perf_counter() - began)
-        with attach(self.model, way.policy, seed=list(seeds), strict=True) as run:
-            tokens = self._generate(captions, way)
+            model = self._model(way.route)
+            return Piece(self._generate(model, captions, way), None, time.perf_counter() - began)
+        model = self._model(way.forward)
+        run = attach(model, way.policy, seed=list(seeds), strict=True, **FORWARDS[way.forward])
+        try:
+            tokens = self._generate(model, captions, way)
+        finally:
+            run.detach(keep_packed=True)
         return Piece(tokens, run.stats, time.perf_counter() - began)
 
-    def _generate(self, captions: Sequence[str], way: Way) -> Tensor:
+    def _generate(self, model: Any, captions: Sequence[str], way: Way) -> Tensor:
         words = self.words
         ids = [words.encode(caption) for caption in captions]
-        longest = max(map(len, ids))
+        longest = max(map(len, ids)) if way.route != "library-compiled" else _LONGEST
         padded = [[words.pad] * (longest - len(row)) + row for row in ids]
         mask = [[0] * (longest - len(row)) + [1] * len(row) for row in ids]
         guidance: dict[str, Any] = {}
         if way.guidance != 1:
-            empty = torch.tensor([words.unconditional()] * len(ids), device=self.model.device)
+            empty = torch.tensor([words.unconditional()] * len(ids), device=model.device)
             guidance = {"guidance_scale": way.guidance, "negative_prompt_ids": empty}
-        if way.route == "library-static":
+        if way.route in ("library-static", "library-compiled"):
             guidance["cache_implementation"] = "static"
-        out = self.model.generate(
-            torch.tensor(padded, device=self.model.device),
-            attention_mask=torch.tensor(mask, device=self.model.device),
+        if way.route == "library-compiled":
+            guidance["compile_config"] = _compile_everywhere()
+        out = model.generate(
+            torch.tensor(padded, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
             do_sample=True,
             max_new_tokens=self.length,
             top_k=0,
@@ -126,26 +160,59 @@ class Routes:
         return torch.full_like(progress.lengths, self.length)
 
 
-def make_ways(batch_sizes: Sequence[int], scales: Sequence[float]) -> list[Way]:
-    """All that is compared; the library first among those of a batch size and a scale."""
-    jacobi = [Jacobi(window, "neighbour") for window in WINDOWS]
-    plan: list[tuple[str, Policy | None]] = [("library", None), ("transformers", PLAIN)]
-    plan += [("transformers", policy) for policy in jacobi]
-    plan += [("direct", policy) for policy in jacobi]
-    return [Way(*pair, size, scale) for size in batch_sizes for scale in scales for pair in plan]
+def _compile_everywhere() -> Any:
+    """What makes `generate` compile its pass on a CPU, too: a switch of transformers' own tests."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(mode="default", fullgraph=False)
+    config._compile_all_devices = True
+    return config
+
+
+def make_ways(
+    batch_sizes: Sequence[int],
+    scales: Sequence[float],
+    windows: Sequence[Any] = WINDOWS,
+    drafts: str = "neighbour",
+    forwards: Sequence[str] = ("auto",),
+    compiles_library: bool = False,
+) -> list[Way]:
+    """All that is compared; the library first among those of a batch size and a scale.
+
+    Args:
+        batch_sizes, scales: of every way.
+        windows, drafts: of `Jacobi`.
+        forwards: names of `FORWARDS`.
+        compiles_library: whether transformers' own `generate` also runs compiled.
+    """
+    jacobi = [Jacobi(window, drafts) for window in windows]
+    library = ["library", "library-compiled"] if compiles_library else ["library"]
+    plan: list[tuple[str, Policy | None, str]] = [(route, None, "") for route in library]
+    for forward in forwards:
+        plan += [("transformers", policy, forward) for policy in (PLAIN, *jacobi)]
+        plan += [("direct", policy, forward) for policy in (PLAIN, *jacobi)]
+    return [
+        Way(route, policy, size, scale, forward)
+        for size in batch_sizes
+        for scale in scales
+        for route, policy, forward in plan
+    ]
 
 
 def summarize(made: dict[Way, list[Piece]]) -> list[dict[str, Any]]:
     """One row per way, over the batches that all ways of its batch size and scale have finished."""
     rows = []
     for way, own in made.items():
-        same = {(w.route, w.policy): p for w, p in made.items() if _place(w) == _place(way)}
+        same = {
+            (w.route, w.policy, w.forward): p for w, p in made.items() if _place(w) == _place(way)
+        }
         n = min(map(len, same.values()))
         if n == 0:
             continue
         pieces, counted = own[:n], [piece.stats for piece in own[:n] if piece.stats is not None]
-        plain = same["transformers", PLAIN]
-        direct = same.get(("direct", way.policy)) if way.route == "transformers" else None
+        plain = next(p for (route, policy, _), p in same.items() if policy == PLAIN)
+        own_direct = same.get(("direct", way.policy, way.forward))
+        direct = own_direct if way.route == "transformers" else None
         seconds, images = _seconds(pieces), sum(len(piece.tokens) for piece in pieces)
         total, passes = sum(s.tokens for s in counted), sum(s.row_passes for s in counted)
         rows.append({
@@ -154,7 +221,7 @@ def summarize(made: dict[Way, list[Piece]]) -> list[dict[str, Any]]:
             "seconds": seconds / images,
             "tokens_per_pass": total / passes if counted else 1.0,
             "passes": passes / images if counted else float(pieces[0].tokens.shape[1]),
-            "speed_up": _seconds(same["library", None][:n]) / seconds,
+            "speed_up": _seconds(same["library", None, ""][:n]) / seconds,
             "of_direct": None if direct is None else seconds / _seconds(direct[:n]),
             "identical": sum(
                 int((a.tokens == b.tokens).all(1).sum()) for a, b in zip(pieces, plain)

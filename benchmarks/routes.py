@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import typer
 
-from benchmarks.route_runs import Piece, Routes, Way, make_ways, summarize
+from benchmarks.route_runs import FORWARDS, Piece, Routes, Way, make_ways, summarize
 from mmaccel.commands.files import open_folder
-from mmaccel.commands.options import check_count
+from mmaccel.commands.options import check_count, parse_window
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.outputs.machine import describe_machine
@@ -38,14 +38,30 @@ def main(
     count: Annotated[int, typer.Option(help="number of fresh captions")] = 40,
     batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,8",
     guidance: Annotated[str, typer.Option(help="scales with commas")] = "1.0,2.0",
+    windows: Annotated[str, typer.Option(help="of Jacobi, with commas")] = "16,32,adaptive",
+    drafts: Annotated[str, typer.Option(help="of Jacobi")] = "neighbour",
+    forwards: Annotated[str, typer.Option(help=f"of {', '.join(FORWARDS)}; with commas")] = "auto",
+    compiled_library: Annotated[
+        bool, typer.Option("--compiled-library", help="also generate with a compiled pass")
+    ] = False,
 ) -> None:
     """Measures and writes the report, whole or not at all."""
     try:
-        check_count("count", count)
+        check_count("count", count, 1000)
         sizes = _numbers("batch-sizes", batch_sizes, int)
         for size in sizes:
-            check_count("batch-sizes", size)
-        ways = make_ways(sizes, _numbers("guidance", guidance, float))
+            check_count("batch-sizes", size, 64)
+        unknown = [name for name in forwards.split(",") if name not in FORWARDS]
+        if unknown:
+            raise OptionError(
+                f"--forwards: expected some of {', '.join(FORWARDS)}, received {unknown[0]!r}; "
+                "write for example model,compiled"
+            )
+        ways = make_ways(
+            sizes, _numbers("guidance", guidance, float),
+            [parse_window(width) for width in windows.split(",")], drafts, forwards.split(","),
+            compiled_library,
+        )  # fmt: skip
         open_folder(json_file.parent, "--json")
         routes = Routes(model)
     except MMAccelError as error:

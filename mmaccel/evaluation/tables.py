@@ -29,6 +29,7 @@ SHOWN = {  # column: its name in the report
 }
 _ROUTE_HEADS = (
     "route",
+    "forward",
     "policy",
     "passes",
     "tokens a pass",
@@ -50,6 +51,7 @@ _VISUAL_HEADS = (
 )
 _ROUTE_NAMES = {
     "library": "transformers alone",
+    "library-compiled": "transformers, static cache, compiled",
     "transformers": "attached",
     "direct": "`TextToImage`",
 }
@@ -59,7 +61,7 @@ def routes_tables(reports: dict[str, dict[str, Any]]) -> str:
     """One table per batch size and guidance scale of every report that compares routes.
 
     "speed-up" is over transformers alone; "of direct" is the time over that of `TextToImage` under
-    the same policy.
+    the same policy and forward (`fused` and `compile` of `mmaccel.attach`).
     """
     parts = []
     for report in (r for r in reports.values() if "routes" in r):
@@ -88,6 +90,7 @@ def _route_cells(row: dict[str, Any]) -> tuple[str, ...]:
     of_direct = row["of_direct"]
     return (
         _ROUTE_NAMES[row["route"]],
+        row.get("forward", "model") or "",
         "" if row["policy"] is None else f"`{row['policy']}`",
         f"{row['passes']:.1f}",
         f"{row['tokens_per_pass']:.2f}",

@@ -38,8 +38,8 @@ class KVCacheLayout:
         pass_rows: R, rows of the current pass: the first ones, or the selected ones.
         max_length: S, see above.
         allocated_length: cache indices per row that have memory: what the first pass reads, then
-            S + 1. Nothing uses the last one: so no pass reads whole rows, which compiled passes
-            (`mmaccel.pipelines.runner.compiled_passes`) would be compiled again for.
+            S; and one more, which nothing uses: so no pass reads whole rows, for which compiled
+            passes (`mmaccel.pipelines.runner.compiled_passes`) would be compiled again.
         visible_length: cache indices per row that the current pass reads, at most S.
         reported_length: length that the cache reports to the model.
         selected_rows: `[R]` int64, rows of a pass inside `select`; None outside.
@@ -66,16 +66,15 @@ class KVCacheLayout:
         self.visible_length = min(visible_length, self.max_length)
         n_own = cache_indices.shape[1] if self._reports_past_only else 0
         self.reported_length = self.visible_length - n_own
-        if self.visible_length > self.allocated_length:
-            is_short = self.allocated_length == 0 and self.visible_length < self.max_length
-            self.allocated_length = self.visible_length if is_short else self.max_length + 1
+        if self.visible_length >= self.allocated_length:
+            is_first = self.allocated_length == 0
+            self.allocated_length = (self.visible_length if is_first else self.max_length) + 1
         if self.selected_rows is None:
             rows = torch.arange(self.pass_rows, device=cache_indices.device)
         else:
             rows = self.selected_rows.to(cache_indices.device)
         length = self.allocated_length
-        last = min(length, self.max_length) - 1
-        self.write_index = (cache_indices.clamp(max=last) + rows[:, None] * length).flatten()
+        self.write_index = (cache_indices.clamp(max=length - 2) + rows[:, None] * length).flatten()
 
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:

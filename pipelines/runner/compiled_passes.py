@@ -5,7 +5,8 @@ some ten seconds, and a pass of a small model milliseconds: it pays after some h
 passes at the earliest, and for some shapes never. So there is a trial before it is used: at the
 first pass of a shape in a run, both ways take turns over the same input, and the faster one runs
 the shape's passes from then on. `True` makes the trial at once. "auto" waits until passes of the
-kind have taken as long as compiling may take, so that at most twice the least time is spent.
+kind have taken as long as compiling may take, so that at most twice the least time is spent. A
+shape is a number of rows, and of tokens, up to the next power of two.
 
 A function is compiled for a number of rows, and for one token of each or several: the numbers of
 tokens and keys may change without compiling again. A prompt's first pass, which makes room in the
@@ -35,7 +36,7 @@ from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
 UseCompile = Literal["auto"] | bool
-Shape = tuple[int, int]  # rows, tokens of each
+Shape = tuple[int, int]  # rows, tokens of each: the next power of two
 Kind = tuple[int, bool]  # rows, whether there are several tokens
 Given = tuple[Any, ...]
 
@@ -105,9 +106,11 @@ class CompiledPasses:
     def _try(self, shape: Shape, kind: Kind, given: Given) -> None:
         """Compile a kind if need be, compare, and measure."""
         began = time.perf_counter()
-        compiled = self._compiled.get(kind) or _compile(self.plain)
+        compiled = self._compiled.get(kind)
         try:
-            _mark(given[1:], several=kind[1])
+            if compiled is None:
+                compiled = _compile(self.plain)
+                _mark(given[1:], several=kind[1])
             expected, received = self.plain(*given), compiled(*given)
         except Exception as error:
             if is_device_error(error):
@@ -127,8 +130,9 @@ class CompiledPasses:
             return
         if kind not in self._compiled:
             logger.info("compiled passes of the fused decoder in %.1f s", seconds)
-        self._compiled[kind] = compiled
-        plain_seconds, compiled_seconds = _measure((self.plain, compiled), given)
+            self._compiled[kind] = _keep(compiled)
+        calls = self.plain, self._compiled[kind]
+        plain_seconds, compiled_seconds = _measure(calls, given)
         self.gains[shape] = plain_seconds / compiled_seconds
 
 
@@ -166,7 +170,8 @@ class CompiledRun:
         Raises:
             UnsupportedModelError: the mode is True, and the pass cannot be compiled.
         """
-        shape, given = (hidden.shape[0], hidden.shape[1]), (decoder, hidden, *tensors)
+        given = (decoder, hidden, *tensors)
+        shape = hidden.shape[0], 1 << (hidden.shape[1] - 1).bit_length()
         call = self._chosen.get(shape)
         if call is None:
             call = self._chosen[shape] = self._passes.choose(self._mode, shape, given)
@@ -203,6 +208,16 @@ def _compile(plain: Any) -> Callable[..., Tensor]:
     )
     compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False)
     return compiled
+
+
+def _keep(compiled: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A compiled function that compiles no more: what it was not compiled for runs as it is."""
+
+    def call(*given: Any) -> Tensor:
+        with torch.compiler.set_stance("eager_on_recompile"):
+            return compiled(*given)
+
+    return call
 
 
 def _mark(given: Sequence[Any], several: bool) -> None:

@@ -69,11 +69,11 @@ def test_rows_compare_what_all_ways_have_finished() -> None:
 
     jacobi = mmaccel.Jacobi(16)
     made = {
-        Way("library", None, 1, 2.0): [piece(4.0, [[1, 2, 3, 4]], None)] * 2,
+        Way("library", None, 1, 2.0, ""): [piece(4.0, [[1, 2, 3, 4]], None)] * 2,
         Way("transformers", PLAIN, 1, 2.0): [piece(5.0, [[5, 6, 7, 8]], 4)] * 2,
         Way("transformers", jacobi, 1, 2.0): [piece(1.0, [[5, 6, 7, 8]], 2)] * 2,
         Way("direct", jacobi, 1, 2.0): [piece(0.8, [[5, 6, 7, 9]], 2)],  # Ctrl-C came
-        Way("library", None, 8, 2.0): [],
+        Way("library", None, 8, 2.0, ""): [],
         Way("transformers", PLAIN, 8, 2.0): [],
     }
     rows = summarize(made)
@@ -82,4 +82,5 @@ def test_rows_compare_what_all_ways_have_finished() -> None:
     assert [row["of_direct"] for row in rows] == [None, None, 1.25, None]
     assert [row["tokens_per_pass"] for row in rows] == [1.0, 1.0, 2.0, 2.0]
     assert [row["identical"] for row in rows] == [0, 1, 1, 0]
-    assert len(make_ways([1, 8], [1.0, 2.0])) == 4 * 8
+    assert len(make_ways([1, 8], [1.0, 2.0])) == 4 * 9
+    assert len(make_ways([1], [1.0], [32], "auto", ("model", "fused"), True)) == 2 + 2 * 4
