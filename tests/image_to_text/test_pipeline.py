@@ -304,6 +304,20 @@ def test_the_model_is_left_as_it_was(pipe: ImageToText, model: Any) -> None:
         pipe(scene(), QUESTION, max_new_tokens=2)
 
 
+def test_the_forward_is_the_one_that_was_asked_for(model: Any, processor: Any) -> None:
+    """Packed weights stay packed between calls, which so check nothing again."""
+    own = ImageToText(model, processor, fused=False)
+    assert own(scene(), QUESTION, max_new_tokens=2).stats.route == "model"
+    pipe = ImageToText(model, processor)
+    linear = model.get_decoder().layers[0].mlp.up_proj
+    linear.weight.data = linear.weight.data.clone()
+    for _ in range(2):
+        assert pipe(scene(), QUESTION, max_new_tokens=2).stats.route == "fused"
+        assert linear.weight.untyped_storage().nbytes() > linear.weight.nbytes
+    with pytest.raises(OptionError, match="fused: expected"):
+        ImageToText(model, processor, fused="steam")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_of_other_families(name: str) -> None:
     """Two images a row, questions of two lengths, with and without a chat template."""

@@ -203,6 +203,14 @@ def test_device_graphs_model_and_codec_are_checked_first(case: MediaCase, tmp_pa
         open_media(case.kind, (model, tmp_path / "none"))
 
 
+def test_the_forward_is_the_one_that_was_asked_for(case: MediaCase) -> None:
+    made = [open_media(case.kind, case.folders, fused=fused) for fused in (False, True)]
+    routes = [MediaCase(case.kind, case.folders, pipe).call().stats.route for pipe in made]
+    assert [*routes, case.call().stats.route] == ["model", "fused", "fused"]
+    with pytest.raises(OptionError, match="fused: expected"):
+        open_media(case.kind, case.folders, fused="steam")
+
+
 def test_the_default_codec_is_the_authors(case: MediaCase, monkeypatch: pytest.MonkeyPatch) -> None:
     model, codec = case.folders
     asked: list[object] = []
