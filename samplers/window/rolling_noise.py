@@ -2,7 +2,8 @@
 
 Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
 A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
-as a small amount takes as long as a larger one. Slot i of a row lies at place i mod R of a ring.
+as a small amount takes as long as a larger one. What a row needs lies in one piece, so that a single
+row's window is a view: where it moves past the end, what is still needed is moved to the front.
 
 On other devices the kernels make noise again in registers, which is cheaper there than reading it.
 """
@@ -15,7 +16,7 @@ from torch import Tensor
 from mmaccel.samplers.noise import Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
-_AT_ONCE = 2**16  # values of all rows that are made at once, which takes 12 bytes a value
+_AT_ONCE = 2**15  # values that are made at once, which takes 12 bytes a value
 
 
 class RollingNoise:
@@ -25,16 +26,17 @@ class RollingNoise:
         noise: of the B rows.
         vocab_size: V.
         widest: W, the most slots of a window.
+        length: slots that are wanted; none after them is made in advance. None knows of no end.
     """
 
-    def __init__(self, noise: Noise, vocab_size: int, widest: int) -> None:
+    def __init__(
+        self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
+    ) -> None:
         rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
-        self._noise, self._vocab_size = noise, vocab_size
+        self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
-        self._rows = torch.arange(rows, device=device)[:, None]
-        self._index = torch.arange(room, device=device)
         self._values = torch.empty(rows, room, vocab_size, device=device)
-        self._slots = noise.seeds.new_full((rows, room), -1)  # whose noise stands at each place
+        self._made = [range(0)] * rows  # slots of each row whose noise stands in `_values`
 
     def take(self, slots: Tensor) -> Tensor:
         """The noise of these slots.
@@ -43,19 +45,31 @@ class RollingNoise:
             slots: `[B, W']` int64, consecutive in each row; W' <= W.
 
         Returns:
-            `[B, W', V]` float32, what `Noise.gumbel` gives, in a tensor of its own.
+            `[B, W', V]` float32, what `Noise.gumbel` gives; of a single row a view, which stays as
+            it is until the next call.
         """
-        places = slots % len(self._index)
-        if not self._slots.gather(1, places).equal(slots):
-            self._fill(slots[:, :1] + self._index)
-        return self._values[self._rows, places]
+        width, found = slots.shape[1], []
+        for row, first in enumerate(slots[:, 0].tolist()):
+            made = self._made[row]
+            if first < made.start or first + width > made.stop:
+                made = self._made[row] = self._make(row, first, width)
+            at = first - made.start
+            found.append(self._values[row, at : at + width])
+        return found[0][None] if len(found) == 1 else torch.stack(found)
 
-    def _fill(self, wanted: Tensor) -> None:
-        """Make what is missing of `wanted` `[B, R]` int64, every place of the ring."""
-        places = wanted % len(self._index)
-        rows, columns = (self._slots.gather(1, places) != wanted).nonzero(as_tuple=True)
-        slots, places = wanted[rows, columns], places[rows, columns]
-        for part in torch.arange(len(rows)).split(max(_AT_ONCE // self._vocab_size, 1)):
-            made = self._noise.rows(rows[part]).gumbel(slots[part, None], self._vocab_size)
-            self._values[rows[part], places[part]] = made[:, 0]
-        self._slots[rows, places] = slots
+    def _make(self, row: int, first: int, width: int) -> range:
+        """Make what a row lacks of slots `first`, … and of some more; returns what stands there."""
+        made, values = self._made[row], self._values[row]
+        end = first + len(values)
+        if self._length is not None:
+            end = min(end, max(self._length, first + width))
+        n_kept = made.stop - first if first in made else 0
+        if n_kept:
+            values[:n_kept] = values[first - made.start : len(made)].clone()
+        noise = self._noise.rows(torch.tensor([row], device=values.device))
+        missing = torch.arange(first + n_kept, end, device=values.device)
+        for part in missing.split(max(_AT_ONCE // self._vocab_size, 1)):
+            own = noise.gumbel_on_host(part[None], self._vocab_size)[0]
+            values[n_kept : n_kept + len(part)] = own
+            n_kept += len(part)
+        return range(first, end)

@@ -25,7 +25,7 @@ from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coarse
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
@@ -57,6 +57,8 @@ class WindowRun:
 
     Attributes:
         width: W of the next pass; 0 once every row has ended.
+        is_on_host: whether a step may read its tensors, which costs nothing: they are on a CPU, and
+            no step is captured.
         buffer: the tokens of all rows and the window over them.
         prompt: of the B rows that are decoded now.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
@@ -91,6 +93,7 @@ class WindowRun:
         self.coarse, note = open_coarse(source, model, prompt.layout, length, self.runner.is_static)
         if isinstance(model, StateModel):
             model.keeps_states = self.coarse is not None
+        self.is_on_host = prompt.tokens.device.type == "cpu" and not self.runner.is_static
         self._source = first_source(source)
         check_source(self._source, prompt.layout, final=True)
         self.scheduler = _open_scheduler(self.runner, model, prompt, noise)
@@ -267,17 +270,38 @@ class WindowRun:
         return drafts
 
     def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`."""
-        slots, is_greedy = self.buffer.slots, self.params.temperature == 0
-        if is_greedy or self.runner.is_static or slots.device.type != "cpu":
+        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
+
+        Nobody writes to it: it may be a view of what the next passes read.
+        """
+        slots = self.buffer.slots
+        if self.params.temperature == 0 or not self.is_on_host:
             return self.noise.frozen(slots, self.vocab_size, self.params.temperature)
         if self._rolling is None:
-            self._rolling = RollingNoise(self.noise, self.vocab_size, self.chooser.widest)
+            widest = self.chooser.widest
+            self._rolling = RollingNoise(self.noise, self.vocab_size, widest, self.length)
         return self._rolling.take(slots)
+
+    def fresh_noise(self) -> Fresh:
+        """Uniforms of this pass; see `Noise.fresh`."""
+        make = self.noise.fresh_on_host if self.is_on_host else self.noise.fresh
+        return make(self.buffer.slots, self.counters.passes)
+
+    def n_new_drafts(self) -> int:
+        """How many draft slots at the window's end some row has no prediction for, at most W-1.
+
+        Cost: a host synchronisation; W-1 without one where a step may not read its tensors.
+        """
+        columns = self.buffer.columns[:, :-1]
+        if not self.is_on_host or not columns.shape[1]:
+            return columns.shape[1]
+        missing = columns[:, -1] + 1 - self.buffer.filled
+        return min(max(int(missing.max()), 0), columns.shape[1])
 
     def next_positions(self) -> Tensor:
         """`[R]` int64, the position at which the next pass of every row starts."""
-        return self._lengths - 1 + self.buffer.n_generated.repeat(self.prompt.branches)
+        lengths = self._lengths.view(self.prompt.branches, -1)  # [G, B]
+        return (lengths - 1 + self.buffer.n_generated).flatten()
 
     def logits(self) -> Tensor:
         """One forward pass over the window: raw logits `[R, W, V]` of all branches.

@@ -108,7 +108,7 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
 
     def step_fn() -> None:
         slots = run.buffer.slots
-        fresh = run.noise.fresh(slots, run.counters.passes)
+        fresh = run.fresh_noise()
         p_last, first = run.held("p_target"), run.held("first slot")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         if coarse is not None:
