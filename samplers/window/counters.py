@@ -58,6 +58,15 @@ class RunCounters:
             charged = variation.masked_fill(index >= n_new[:, None], 0)
             self.spent += charged.sum(1, dtype=torch.float64)
 
+    def count_on_host(self, n_new: list[int], variation: Tensor | None) -> None:
+        """`count`, row by row in plain numbers; the counters are on a CPU."""
+        gains, passes = self.gains.numpy(), self.passes.numpy()
+        for row, n in enumerate(n_new):
+            gains[min(passes[row], len(gains) - 1), row] = n
+            if variation is not None:
+                self.spent[row] += variation[row, :n].sum(dtype=torch.float64)
+        passes += 1
+
     def row(self, index: int) -> tuple[list[int], float]:
         """Tokens that a row gained in each pass that gained some, and total variation spent."""
         gained = self.gains[:, index]

@@ -135,8 +135,8 @@ def group_ratio(
     rank = torch.arange(head, device=ordered.device).expand_as(low)
     low = torch.maximum(low, rank - group).minimum(rank)  # whatever rounding does to a tiny
     high = torch.minimum(high, rank + group).maximum(rank + 1)  # gap, a token is in its group
-    of_target = _between(ordered, low, high, group)
-    of_draft = _between(p_draft.gather(-1, order), low, high, group)
+    both = torch.stack([ordered, p_draft.gather(-1, order)], -2)  # [B, K, 2, V]
+    of_target, of_draft = _between(both, low[..., None, :], high[..., None, :], group).unbind(-2)
     ratio = torch.where(of_draft > 0, (of_target / of_draft).clamp_(0.0, 1.0), 1.0)
     ratio = ratio.to(p_target.dtype)
     return torch.empty_like(ratio).scatter_(-1, order, ratio)
@@ -146,13 +146,14 @@ def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
     """Sums of `weights[..., low:high]`, by differences of a float64 running sum.
 
     Args:
-        weights: `[..., V]`, by rank.
-        low, high: `[..., M]` int64, of the first M ranks; all others have `group` ranks on either
+        weights: `[..., N, V]`, by rank.
+        low, high: `[..., 1, M]` int64, of the first M ranks; all others have `group` ranks on either
             side, as far as there are so many.
 
     Returns:
-        `[..., V]` float64.
+        `[..., N, V]` float64.
     """
+    low, high = (rank.expand(*weights.shape[:-1], -1) for rank in (low, high))
     running = weights.cumsum(-1, dtype=torch.float64)
     size, head = weights.shape[-1], low.shape[-1]
     above = max(group, 1) if head < size else 0

@@ -1,9 +1,12 @@
-"""Frozen noise of a moving window on a CPU: noise of a slot is made once, not at every pass.
+"""Noise of a moving window on a CPU: made in advance, and that of a slot once, not at every pass.
 
 Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
 A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
 as a small amount takes as long as a larger one. What a row needs lies in one piece, so that a single
 row's window is a view: where it moves past the end, what is still needed is moved to the front.
+
+Fresh uniforms are new at every pass. As they take a hundred small operations however few they are,
+they are made for some passes at once.
 
 On other devices the kernels make noise again in registers, which is cheaper there than reading it.
 """
@@ -13,10 +16,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Fresh, Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
 _AT_ONCE = 2**15  # values that are made at once, which takes 12 bytes a value
+_PASSES = 8  # whose fresh uniforms are made at once
 
 
 class RollingNoise:
@@ -73,3 +77,50 @@ class RollingNoise:
             values[n_kept : n_kept + len(part)] = own
             n_kept += len(part)
         return range(first, end)
+
+
+class FreshAhead:
+    """Fresh uniforms of the rows of a run.
+
+    Args:
+        noise: of the B rows.
+    """
+
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
+        self._made: list[Tensor] = []  # `[B, _PASSES, K]` of each kind, for K slots
+        self._first: list[tuple[int, int]] = []  # the pass and the slot of each row's first ones
+
+    def take(self, slots: Tensor, passes: Tensor) -> Fresh:
+        """The uniforms of a pass.
+
+        Args:
+            slots: `[B, W]` int64, consecutive in each row.
+            passes: `[B]` int64, each row's number of the pass.
+
+        Returns:
+            What `Noise.fresh` gives.
+        """
+        width, wanted = slots.shape[1], list(zip(passes.tolist(), slots[:, 0].tolist()))
+        at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
+        room = self._made[0].shape[2] - width if self._made else -1
+        if len(at) != len(wanted) or any(
+            not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at
+        ):
+            self._make(slots[:, :1], passes, 3 * width)
+            self._first, at = wanted, [(0, 0)] * len(wanted)
+        if len(at) == 1:
+            (p, s), = at
+            return Fresh(*(made[:, p, s : s + width] for made in self._made))
+        return Fresh(*(
+            torch.stack([made[row, p, s : s + width] for row, (p, s) in enumerate(at)])
+            for made in self._made
+        ))  # fmt: skip
+
+    def _make(self, first: Tensor, passes: Tensor, n_slots: int) -> None:
+        batch, device = len(passes), first.device
+        rows = torch.arange(batch, device=device).repeat_interleave(_PASSES)
+        steps = (passes[:, None] + torch.arange(_PASSES, device=device)).flatten()
+        slots = first[rows] + torch.arange(n_slots, device=device)
+        fresh = self._noise.rows(rows).fresh_on_host(slots, steps)
+        self._made = [kind.reshape(batch, _PASSES, n_slots) for kind in fresh]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.window.recorder import StepRecorder
-from mmaccel.samplers.window.rolling_noise import RollingNoise
+from mmaccel.samplers.window.rolling_noise import FreshAhead, RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, StepRunner, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
@@ -148,6 +149,7 @@ class WindowRun:
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
         self._summary = n_generated.new_zeros(4)  # see `_count`
         self._rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
+        self._fresh: FreshAhead | None = None  # the same; see `fresh_noise`
         self._held: dict[str, Tensor] = {}
         self._held_names: set[str] = set()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
@@ -284,19 +286,23 @@ class WindowRun:
 
     def fresh_noise(self) -> Fresh:
         """Uniforms of this pass; see `Noise.fresh`."""
-        make = self.noise.fresh_on_host if self.is_on_host else self.noise.fresh
-        return make(self.buffer.slots, self.counters.passes)
+        slots, passes = self.buffer.slots, self.counters.passes
+        if not self.is_on_host:
+            return self.noise.fresh(slots, passes)
+        if self._fresh is None:
+            self._fresh = FreshAhead(self.noise)
+        return self._fresh.take(slots, passes)
 
     def n_new_drafts(self) -> int:
         """How many draft slots at the window's end some row has no prediction for, at most W-1.
 
         Cost: a host synchronisation; W-1 without one where a step may not read its tensors.
         """
-        columns = self.buffer.columns[:, :-1]
-        if not self.is_on_host or not columns.shape[1]:
-            return columns.shape[1]
-        missing = columns[:, -1] + 1 - self.buffer.filled
-        return min(max(int(missing.max()), 0), columns.shape[1])
+        buffer, n_drafts = self.buffer, self.width - 1
+        if not self.is_on_host:
+            return n_drafts
+        n_predicted = (buffer.filled.numpy() - buffer.n_generated.numpy()).min() - buffer.origin
+        return n_drafts - min(max(int(n_predicted), 0), n_drafts)
 
     def next_positions(self) -> Tensor:
         """`[R]` int64, the position at which the next pass of every row starts."""
@@ -369,9 +375,12 @@ class WindowRun:
             variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
                 slot. Only slots whose tokens were accepted are charged.
         """
-        buffer = self.buffer
         if variation is not None:
             self.hold("variation", variation)
+        if self.is_on_host and not self.is_recorded:
+            self._accept_on_host(tokens, n_accepted.tolist())
+            return
+        buffer = self.buffer
         buffer.tokens.scatter_(1, buffer.columns, torch.where(self._ended[:, None], 0, tokens))
         left = self._limit - buffer.n_generated
         n_new = torch.minimum(n_accepted, left).masked_fill(self._ended, 0)
@@ -391,6 +400,32 @@ class WindowRun:
             self._count(n_new)
         else:
             self._n_new.copy_(n_new)
+
+    def _accept_on_host(self, tokens: Tensor, n_accepted: list[int]) -> None:
+        """`accept` row by row in plain numbers: some thirty small operations of torch take longer."""
+        buffer, width = self.buffer, self.width
+        written, new, peak = buffer.tokens.numpy(), tokens.numpy(), self._peak.detach().numpy()
+        n_generated, filled = buffer.n_generated.numpy(), buffer.filled.numpy()
+        ended, is_bad, gained = self._ended.numpy(), self.counters.is_bad.numpy(), self._n_new.numpy()
+        stops = () if self._stops is None else self._stops.tolist()
+        for row, n_new in enumerate(n_accepted):
+            first = buffer.origin + int(n_generated[row])
+            filled[row] = first + width
+            if ended[row]:
+                written[row, first : first + width] = gained[row] = 0
+                continue
+            written[row, first : first + width] = new[row]
+            n_new = min(n_new, self.length - int(n_generated[row]))
+            for k, token in enumerate(new[row, :n_new].tolist() if stops else ()):
+                if token in stops:
+                    ended[row], n_new = True, k + 1
+                    break
+            is_bad[row] |= not np.isfinite(peak[row, :n_new]).all()
+            gained[row] = n_new
+            n_generated[row] += n_new
+            ended[row] |= n_generated[row] >= self.length
+        if self.on_step is None:
+            self._count(self._n_new)
 
     def hold(self, name: str, value: Tensor) -> None:
         """Store a tensor for the next step, always of one shape. Nobody writes to it any more."""
@@ -449,10 +484,17 @@ class WindowRun:
 
     def _count(self, n_new: Tensor) -> None:
         """Count a pass in which rows gained `n_new` `[B]`, and sum up what the host reads."""
-        self.counters.count(n_new, self.held("variation"))
-        n_generated = self.buffer.n_generated
-        wanted = (self._limit - n_generated).masked_fill(self._ended, 0)  # [B]
-        is_bad = self.counters.is_bad.any().long()
+        n_generated, ended, counters = self.buffer.n_generated, self._ended, self.counters
+        if self.is_on_host:
+            counters.count_on_host(n_new.tolist(), self.held("variation"))
+            made = n_generated.tolist()
+            left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
+            bad = int(counters.is_bad.numpy().any())
+            self._summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
+            return
+        counters.count(n_new, self.held("variation"))
+        wanted = (self._limit - n_generated).masked_fill(ended, 0)  # [B]
+        is_bad = counters.is_bad.any().long()
         summary = (wanted.amax(), (wanted > 0).sum(), n_generated.sum(), is_bad)
         self._summary.copy_(torch.stack(summary))
 
@@ -493,7 +535,7 @@ class WindowRun:
         self._ended[batch_slots] = False
         self.counters.restart(batch_slots)
         self.noise.refill(noise)
-        self._rolling = None
+        self._rolling = self._fresh = None
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
@@ -503,7 +545,7 @@ class WindowRun:
         self.buffer.keep_rows(batch_slots, prompt)
         self._lengths, self._ended = prompt.lengths, self._ended[batch_slots]
         self._n_new, self.noise = self._n_new[batch_slots], self.noise.rows(batch_slots)
-        self._rolling = None
+        self._rolling = self._fresh = None
         self._held = {name: value[batch_slots] for name, value in self._held.items()}
         self.counters.keep_rows(batch_slots)
 

@@ -224,16 +224,19 @@ def _verify_until(
     if rule is exact_rule:  # which is cheap
         return rule(p_target, p_draft, drafts, coins)
     accepted, spent = torch.zeros_like(drafts, dtype=torch.bool), torch.zeros_like(coins)
-    rows = torch.arange(len(drafts))
+    rows: slice | Tensor = slice(None)  # those that still want more
     for first in range(0, drafts.shape[1], _PART):
         part = slice(first, first + _PART)
         here, variation = rule(*(x[rows, part] for x in (p_target, p_draft, drafts, coins)))
         accepted[rows, part] = here
         if variation is not None:
             spent[rows, part] = variation
-        rows = rows[here.all(-1)]
-        if not len(rows):
+        is_open = here.all(-1)
+        if not is_open.any():
             break
+        if not is_open.all():
+            index = torch.arange(len(drafts)) if isinstance(rows, slice) else rows
+            rows = index[is_open]
     return accepted, spent
 
 
