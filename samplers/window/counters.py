@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,11 +61,11 @@ class RunCounters:
 
     def count_on_host(self, n_new: list[int], variation: Tensor | None) -> None:
         """`count`, row by row in plain numbers; the counters are on a CPU."""
-        gains, passes = self.gains.numpy(), self.passes.numpy()
+        gains, passes, spent = self.gains.numpy(), self.passes.numpy(), self.spent.numpy()
         for row, n in enumerate(n_new):
             gains[min(passes[row], len(gains) - 1), row] = n
             if variation is not None:
-                self.spent[row] += variation[row, :n].sum(dtype=torch.float64)
+                spent[row] += variation[row, :n].numpy().sum(dtype=np.float64)
         passes += 1
 
     def row(self, index: int) -> tuple[list[int], float]:

@@ -135,8 +135,8 @@ def group_ratio(
     rank = torch.arange(head, device=ordered.device).expand_as(low)
     low = torch.maximum(low, rank - group).minimum(rank)  # whatever rounding does to a tiny
     high = torch.minimum(high, rank + group).maximum(rank + 1)  # gap, a token is in its group
-    both = torch.stack([ordered, p_draft.gather(-1, order)], -2)  # [B, K, 2, V]
-    of_target, of_draft = _between(both, low[..., None, :], high[..., None, :], group).unbind(-2)
+    both = torch.stack([ordered, p_draft.gather(-1, order)])
+    of_target, of_draft = _between(both, low, high, group)
     ratio = torch.where(of_draft > 0, (of_target / of_draft).clamp_(0.0, 1.0), 1.0)
     ratio = ratio.to(p_target.dtype)
     return torch.empty_like(ratio).scatter_(-1, order, ratio)
@@ -146,21 +146,23 @@ def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
     """Sums of `weights[..., low:high]`, by differences of a float64 running sum.
 
     Args:
-        weights: `[..., N, V]`, by rank.
-        low, high: `[..., 1, M]` int64, of the first M ranks; all others have `group` ranks on either
+        weights: `[..., V]`, by rank.
+        low, high: `[..., M]` int64, or what broadcasts to it, of the first M ranks; all others have `group` ranks on either
             side, as far as there are so many.
 
     Returns:
-        `[..., N, V]` float64.
+        `[..., V]` float64.
     """
-    low, high = (rank.expand(*weights.shape[:-1], -1) for rank in (low, high))
-    running = weights.cumsum(-1, dtype=torch.float64)
-    size, head = weights.shape[-1], low.shape[-1]
+    *rows, size = weights.shape
+    low, high = (rank.expand(*rows, -1) for rank in (low, high))
+    head = low.shape[-1]
     above = max(group, 1) if head < size else 0
-    total = running[..., -1:].expand(*running.shape[:-1], above)
-    running = torch.cat([torch.zeros_like(running[..., :1]), running, total], -1)
-    sums = running.gather(-1, high) - running.gather(-1, low)
-    if head == size:
-        return sums
-    others = running[..., head + above : size + above] - running[..., head - group : size - group]
-    return torch.cat([sums, others], -1)
+    running = weights.new_zeros(*rows, 1 + size + above, dtype=torch.float64)
+    torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1 : 1 + size])
+    running[..., 1 + size :] = running[..., size : size + 1]
+    sums = running.new_empty(*rows, size)
+    sums[..., :head] = running.gather(-1, high) - running.gather(-1, low)
+    last, first = running[..., head + above : size + above], running[..., head - group : size - group]
+    if head < size:
+        torch.sub(last, first, out=sums[..., head:])
+    return sums

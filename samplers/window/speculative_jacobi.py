@@ -33,8 +33,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.acceptance import find
 from mmaccel.kernels.argmax_numpy import argmax_numpy
 from mmaccel.kernels.couple import couple
 from mmaccel.results import Exactness, Generation
@@ -271,13 +273,21 @@ def _draw_some(
     last: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """`_draw_all`, at the slots alone that need it: how many is read on the host."""
-    redo, width = ~keeps, drafts.shape[1]
-    row, slot = redo.nonzero(as_tuple=True)
-    rest = p_target.flatten(0, 1).index_select(0, row * (width + 1) + slot)  # [n, V]
-    left = residual(rest, p_draft.flatten(0, 1).index_select(0, row * width + slot))
-    rest = left if last is None else torch.where((slot[:, None] == last[row]), left, rest)
-    weights = torch.cat([rest, p_target[:, -1]])
-    uniforms = torch.cat([uniforms[:, :-1][redo], uniforms[:, -1]])
-    drawn = draw(weights[None], uniforms[None])[0]
-    tokens = drafts.masked_scatter(redo, drawn[: len(rest)])
-    return torch.cat([tokens, drawn[len(rest) :, None]], 1)
+    redo = ~keeps
+    is_rest = redo
+    if last is not None:
+        is_rest = redo & (torch.arange(drafts.shape[1]) == last)
+    at = pad(redo, (0, 1), value=True).flatten().nonzero()[:, 0]  # of all [B, W]
+    weights = p_target.flatten(0, 1).index_select(0, at)  # [n, V]
+    before = p_draft.flatten(0, 1).index_select(0, is_rest.flatten().nonzero()[:, 0])
+    if len(drafts) == 1 and last is None:
+        weights[:-1] -= before
+    else:
+        weights[pad(is_rest, (0, 1)).flatten()[at]] -= before
+    cumulative = weights.clamp_(min=0).cumsum(-1, dtype=torch.float64)
+    if not (cumulative[:, -1] > 0).all():  # rounding left nothing
+        is_left = weights.any(-1, keepdim=True)
+        weights = torch.where(is_left, weights, p_target.flatten(0, 1).index_select(0, at))
+        cumulative = weights.cumsum(-1, dtype=torch.float64)
+    drawn = find(cumulative, uniforms.flatten()[at, None])[:, 0]
+    return pad(drafts, (0, 1)).flatten().index_copy_(0, at, drawn).view(uniforms.shape)
