@@ -1,9 +1,10 @@
 """Milliseconds of a pass inside and outside the model's forward: what a policy's own work costs.
 
 Every policy decodes the same images at every window, in turn within one process, so that what else
-the machine does falls on all. A pass is a step of a run with all that belongs to it: drafts, forward,
-guidance and filters, noise, acceptance, counters and the host's synchronisation. The first pass of an
-image counts for nothing.
+the machine does falls on all. A pass is a step of a run with all that belongs to it: drafts,
+forward, guidance and filters, noise, acceptance, counters and the host's synchronisation. As noise
+is made in advance, now and then for many slots, an image counts with the mean of its passes, and a
+policy with the median of its images.
 
     python benchmarks/sampler_share.py --count 8 --json benchmarks/results/scenes-cpu-sampler.json
 """
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import torch
@@ -75,8 +76,9 @@ class TimedRun(WindowRun):
             del self.model.forward
 
 
+@torch.no_grad()
 def decode(pipe: TextToImage, cell: Cell, caption: str, seed: int, clock: str) -> list[Pass]:
-    """The passes of one image but the first."""
+    """The passes of one image."""
     own = {} if cell.drafts is None else {"drafts": cell.drafts}
     policy = make_policy(cell.policy, window=cell.window, **own)
     image_model = pipe.image_model
@@ -86,16 +88,16 @@ def decode(pipe: TextToImage, cell: Cell, caption: str, seed: int, clock: str) -
     run = TimedRun(policy, image_model.window, prompt, pipe.length, params=params, noise=noise)
     run.clock, run.passes = CLOCKS[clock], []
     policy.decode(run)
-    return run.passes[1:]
+    return run.passes
 
 
-def summarise(cell: Cell, passes: list[Pass]) -> dict[str, Any]:
-    """Median milliseconds of a pass and the share of what is not the forward."""
-    forward = 1000 * median(one.forward for one in passes)
-    other = 1000 * median(one.other for one in passes)
+def summarise(cell: Cell, images: list[list[Pass]]) -> dict[str, Any]:
+    """Milliseconds of a pass, and the share of what is not the forward."""
+    forward = 1000 * median(mean(one.forward for one in passes) for passes in images)
+    other = 1000 * median(mean(one.other for one in passes) for passes in images)
     return {
         **cell._asdict(),
-        "passes": len(passes),
+        "passes": mean(map(len, images)),
         "forward_ms": forward,
         "sampler_ms": other,
         "share": other / (forward + other),
@@ -125,17 +127,17 @@ def main() -> None:
     dtype = getattr(torch, options.dtype)
     pipe = TextToImage.from_pretrained(options.model, dtype=dtype, fused=options.fused)
     named = [name.partition(":")[::2] for name in options.policies]
-    passes: dict[Cell, list[Pass]] = {
+    images: dict[Cell, list[list[Pass]]] = {
         Cell(scale, name, window, drafts or None): []
         for scale in options.guidance for name, drafts in named for window in options.windows
     }  # fmt: skip
     captions = make_captions(EVALUATION_SEED, range(options.count))
     for seed, caption in enumerate(captions[:1] + captions, -1):
-        for cell, found in passes.items():
+        for cell, found in images.items():
             own = decode(pipe, cell, caption, max(seed, 0), options.clock)
             if seed >= 0:  # the first one is to warm up
-                found += own
-    rows = [summarise(cell, found) for cell, found in passes.items()]
+                found.append(own)
+    rows = [summarise(cell, found) for cell, found in images.items()]
     print("guidance  policy                    window   forward ms   sampler ms   share")
     for row in rows:
         name = row["policy"] + (f", {row['drafts']}" if row["drafts"] else "")

@@ -54,15 +54,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
         stays below 1 by more than their rounding.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    if weights.shape[1] == 1:  # all values are searched in one row
-        return find(cumulative[:, 0], uniform)
-    return find(cumulative, uniform[..., None])[..., 0]
-
-
-def find(cumulative: Tensor, uniform: Tensor) -> Tensor:
-    """Where the running sums `[..., V]` of weights, float64, pass `uniform` `[..., K]` of their
-    total: `[..., K]` int64.
-    """
-    target = uniform.double() * cumulative[..., -1:]
+    target = uniform.double()[..., None] * cumulative[..., -1:]  # [B, K, 1]
+    if weights.shape[1] == 1:
+        target = target.transpose(1, 2)  # all values are searched in one row
     found = torch.searchsorted(cumulative, target.contiguous(), right=True)
-    return found.clamp_(max=cumulative.shape[-1] - 1)
+    return found.view(uniform.shape).clamp(max=weights.shape[-1] - 1)

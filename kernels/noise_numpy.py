@@ -1,4 +1,4 @@
-"""`uniforms` on a CPU, in numpy: small arrays cost half as much there, and words of 64 bits less."""
+"""`uniforms` on a CPU, in numpy, which takes a third of the time for small arrays."""
 
 from __future__ import annotations
 

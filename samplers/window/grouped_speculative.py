@@ -129,7 +129,9 @@ def group_ratio(
     n_high = min(size, int(1 / max_gap) + 1)
     high_up = rising[..., :n_high].contiguous()
     head = min(size, n_high + group)  # from this rank on, only `group` limits a group
-    low = torch.searchsorted(high_up, rising[..., :head] - max_gap, right=True)  # close enough above
+    low = torch.searchsorted(
+        high_up, rising[..., :head] - max_gap, right=True
+    )  # close enough above
     high = torch.full_like(low, size)  # first rank too far below
     high[..., :n_high] = torch.searchsorted(rising, high_up + max_gap, right=False)
     rank = torch.arange(head, device=ordered.device).expand_as(low)
@@ -137,8 +139,8 @@ def group_ratio(
     high = torch.minimum(high, rank + group).maximum(rank + 1)  # gap, a token is in its group
     both = torch.stack([ordered, p_draft.gather(-1, order)])
     of_target, of_draft = _between(both, low, high, group)
-    ratio = torch.where(of_draft > 0, (of_target / of_draft).clamp_(0.0, 1.0), 1.0)
-    ratio = ratio.to(p_target.dtype)
+    # sums of what is at least 0 do not fall, so that no difference is below 0; 0/0 counts as 1
+    ratio = (of_target / of_draft).to(p_target.dtype).clamp_(max=1.0).nan_to_num_(nan=1.0)
     return torch.empty_like(ratio).scatter_(-1, order, ratio)
 
 
@@ -147,8 +149,8 @@ def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
 
     Args:
         weights: `[..., V]`, by rank.
-        low, high: `[..., M]` int64, or what broadcasts to it, of the first M ranks; all others have `group` ranks on either
-            side, as far as there are so many.
+        low, high: `[..., M]` int64, or what broadcasts to it, of the first M ranks; all others have
+            `group` ranks on either side, as far as there are so many.
 
     Returns:
         `[..., V]` float64.
@@ -157,12 +159,16 @@ def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
     low, high = (rank.expand(*rows, -1) for rank in (low, high))
     head = low.shape[-1]
     above = max(group, 1) if head < size else 0
-    running = weights.new_zeros(*rows, 1 + size + above, dtype=torch.float64)
+    running = weights.new_empty(*rows, 1 + size + above, dtype=torch.float64)
+    running[..., 0] = 0
     torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1 : 1 + size])
     running[..., 1 + size :] = running[..., size : size + 1]
     sums = running.new_empty(*rows, size)
     sums[..., :head] = running.gather(-1, high) - running.gather(-1, low)
-    last, first = running[..., head + above : size + above], running[..., head - group : size - group]
+    last, first = (
+        running[..., head + above : size + above],
+        running[..., head - group : size - group],
+    )
     if head < size:
         torch.sub(last, first, out=sums[..., head:])
     return sums

@@ -2,8 +2,9 @@
 
 Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
 A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
-as a small amount takes as long as a larger one. What a row needs lies in one piece, so that a single
-row's window is a view: where it moves past the end, what is still needed is moved to the front.
+as a small amount takes as long as a larger one. What a row needs lies in one piece, so that the
+noise of a single row is a view. Where a window moves past the end, what is still needed is moved to
+the front.
 
 Fresh uniforms are new at every pass. As they take a hundred small operations however few they are,
 they are made for some passes at once.
@@ -104,13 +105,11 @@ class FreshAhead:
         width, wanted = slots.shape[1], list(zip(passes.tolist(), slots[:, 0].tolist()))
         at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
         room = self._made[0].shape[2] - width if self._made else -1
-        if len(at) != len(wanted) or any(
-            not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at
-        ):
+        if len(at) != len(wanted) or any(not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at):
             self._make(slots[:, :1], passes, 3 * width)
             self._first, at = wanted, [(0, 0)] * len(wanted)
         if len(at) == 1:
-            (p, s), = at
+            ((p, s),) = at
             return Fresh(*(made[:, p, s : s + width] for made in self._made))
         return Fresh(*(
             torch.stack([made[row, p, s : s + width] for row, (p, s) in enumerate(at)])

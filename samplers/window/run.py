@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -58,8 +59,6 @@ class WindowRun:
 
     Attributes:
         width: W of the next pass; 0 once every row has ended.
-        is_on_host: whether a step may read its tensors, which costs nothing: they are on a CPU, and
-            no step is captured.
         buffer: the tokens of all rows and the window over them.
         prompt: of the B rows that are decoded now.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
@@ -76,6 +75,9 @@ class WindowRun:
             which the prompt lacks.
         ShapeError: noise of another batch.
     """
+
+    _rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
+    _fresh: FreshAhead | None = None  # the same; see `fresh_noise`
 
     def __init__(
         self,
@@ -94,7 +96,6 @@ class WindowRun:
         self.coarse, note = open_coarse(source, model, prompt.layout, length, self.runner.is_static)
         if isinstance(model, StateModel):
             model.keeps_states = self.coarse is not None
-        self.is_on_host = prompt.tokens.device.type == "cpu" and not self.runner.is_static
         self._source = first_source(source)
         check_source(self._source, prompt.layout, final=True)
         self.scheduler = _open_scheduler(self.runner, model, prompt, noise)
@@ -148,8 +149,6 @@ class WindowRun:
         self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
         self._summary = n_generated.new_zeros(4)  # see `_count`
-        self._rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
-        self._fresh: FreshAhead | None = None  # the same; see `fresh_noise`
         self._held: dict[str, Tensor] = {}
         self._held_names: set[str] = set()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
@@ -163,6 +162,11 @@ class WindowRun:
         self._n_captures = self.runner.captures
         self._prefill()
         self._begin_step(length)
+
+    @cached_property
+    def is_on_host(self) -> bool:
+        """Whether a step may read its tensors: they are on a CPU, and no step is captured."""
+        return self.buffer.tokens.device.type == "cpu" and not self.runner.is_static
 
     def static_inputs(self) -> dict[str, Tensor]:
         """Tensors that outlive a step, by name, with the values that the run begins with."""
@@ -316,7 +320,7 @@ class WindowRun:
         """
         tokens, start = self.buffer.model_inputs(self.buffer.columns - 1), self.next_positions()
         began = time.perf_counter()
-        logits = self.model.forward(tokens, start)
+        logits = self.model.forward(tokens, start).detach()
         self.stats.forward_seconds += time.perf_counter() - began
         if not self._buffers.arithmetic:  # a replay of another run's graph does not come here
             self._buffers.arithmetic = find_arithmetic(self.model, logits)
@@ -402,11 +406,15 @@ class WindowRun:
             self._n_new.copy_(n_new)
 
     def _accept_on_host(self, tokens: Tensor, n_accepted: list[int]) -> None:
-        """`accept` row by row in plain numbers: some thirty small operations of torch take longer."""
+        """`accept` row by row in plain numbers: thirty small operations of torch take longer."""
         buffer, width = self.buffer, self.width
         written, new, peak = buffer.tokens.numpy(), tokens.numpy(), self._peak.detach().numpy()
         n_generated, filled = buffer.n_generated.numpy(), buffer.filled.numpy()
-        ended, is_bad, gained = self._ended.numpy(), self.counters.is_bad.numpy(), self._n_new.numpy()
+        ended, is_bad, gained = (
+            self._ended.numpy(),
+            self.counters.is_bad.numpy(),
+            self._n_new.numpy(),
+        )
         stops = () if self._stops is None else self._stops.tolist()
         for row, n_new in enumerate(n_accepted):
             first = buffer.origin + int(n_generated[row])

@@ -33,12 +33,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.acceptance import find
 from mmaccel.kernels.argmax_numpy import argmax_numpy
 from mmaccel.kernels.couple import couple
+from mmaccel.kernels.couple_numpy import is_kept_numpy, redraw_numpy
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import (
     Coupling,
@@ -96,6 +95,12 @@ def exact_rule(
     return is_kept(p_target, p_draft, drafts, coins), None
 
 
+def _exact_rule_numpy(
+    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    return is_kept_numpy(p_target, p_draft, drafts, coins), None
+
+
 def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     """The loop shared by the exact and the relaxed rule.
 
@@ -111,9 +116,10 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     coarse = run.coarse
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
-    verify, redraw = (
-        (_verify_until, _draw_some) if run.is_on_host else (_verify_all, _draw_all)
-    )
+    verify, redraw, exact = _verify_all, _redraw, is_kept
+    if run.is_on_host:
+        verify, redraw, exact = _verify_until, redraw_numpy, is_kept_numpy
+        rule = _exact_rule_numpy if rule is exact_rule else rule
 
     def step_fn() -> None:
         slots = run.buffer.slots
@@ -140,12 +146,12 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
             keeps = accepted
             if coupling == "maximal":
                 if spent is not None:
-                    remains = is_kept(p_target[:, :-1], p_draft, drafts, coins)
+                    remains = exact(p_target[:, :-1], p_draft, drafts, coins)
                     keeps = torch.where(index[:, :-1] <= last, accepted, remains)
-                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws, None)
+                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws)
             elif coupling == "gumbel":
                 keeps = index[:, :-1] != last
-                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws, None)
+                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws)
                 argmax = argmax_numpy if run.is_on_host else partial(torch.argmax, dim=-1)
                 frozen = argmax(scores + run.frozen_noise())
                 tokens = torch.where(index <= last, tokens, frozen)
@@ -223,7 +229,7 @@ def _verify_until(
 
     They count as rejected, and spend nothing. `_PART` slots are looked at together.
     """
-    if rule is exact_rule:  # which is cheap
+    if rule is _exact_rule_numpy:  # which is cheap
         return rule(p_target, p_draft, drafts, coins)
     accepted, spent = torch.zeros_like(drafts, dtype=torch.bool), torch.zeros_like(coins)
     rows: slice | Tensor = slice(None)  # those that still want more
@@ -242,52 +248,14 @@ def _verify_until(
     return accepted, spent
 
 
-def _draw_all(
+def _redraw(
     p_target: Tensor, p_draft: Tensor, drafts: Tensor, keeps: Tensor, uniforms: Tensor,
-    last: Tensor | None,
+    last: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`drafts` where kept, else draws from (p - q)+; the bonus slot's token is drawn from p.
-
-    Args:
-        p_target: `[B, W, V]`.
-        p_draft: `[B, W-1, V]`.
-        drafts: `[B, W-1]` int64.
-        keeps: `[B, W-1]` bool.
-        uniforms: `[B, W]` in (0, 1).
-        last: `[B, 1]` int64, the only slot that is drawn from (p - q)+, others from p; None where
-            all are.
-
-    Returns:
-        `[B, W]` int64.
-    """
+    """See `mmaccel.kernels.couple_numpy.redraw_numpy`; of tensors on any device."""
     rest = residual(p_target[:, :-1], p_draft)
     if last is not None:
         index = torch.arange(rest.shape[1], device=rest.device)
         rest = torch.where((index == last)[..., None], rest, p_target[:, :-1])
     drawn = draw(torch.cat([rest, p_target[:, -1:]], 1), uniforms)
     return torch.cat([torch.where(keeps, drafts, drawn[:, :-1]), drawn[:, -1:]], 1)
-
-
-def _draw_some(
-    p_target: Tensor, p_draft: Tensor, drafts: Tensor, keeps: Tensor, uniforms: Tensor,
-    last: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """`_draw_all`, at the slots alone that need it: how many is read on the host."""
-    redo = ~keeps
-    is_rest = redo
-    if last is not None:
-        is_rest = redo & (torch.arange(drafts.shape[1]) == last)
-    at = pad(redo, (0, 1), value=True).flatten().nonzero()[:, 0]  # of all [B, W]
-    weights = p_target.flatten(0, 1).index_select(0, at)  # [n, V]
-    before = p_draft.flatten(0, 1).index_select(0, is_rest.flatten().nonzero()[:, 0])
-    if len(drafts) == 1 and last is None:
-        weights[:-1] -= before
-    else:
-        weights[pad(is_rest, (0, 1)).flatten()[at]] -= before
-    cumulative = weights.clamp_(min=0).cumsum(-1, dtype=torch.float64)
-    if not (cumulative[:, -1] > 0).all():  # rounding left nothing
-        is_left = weights.any(-1, keepdim=True)
-        weights = torch.where(is_left, weights, p_target.flatten(0, 1).index_select(0, at))
-        cumulative = weights.cumsum(-1, dtype=torch.float64)
-    drawn = find(cumulative, uniforms.flatten()[at, None])[:, 0]
-    return pad(drafts, (0, 1)).flatten().index_copy_(0, at, drawn).view(uniforms.shape)
