@@ -43,7 +43,7 @@ def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
 
 def exact_acceptance(p_target: Tensor, p_draft: Tensor) -> Tensor:
     """min(1, p/q) for every token, `[B, K, V]`; 1 where q is 0, where no draft can come from."""
-    return torch.where(p_draft > 0, (p_target / p_draft).clamp(max=1.0), 1.0)
+    return (p_target / p_draft).clamp_(max=1.0).nan_to_num_(nan=1.0)  # 0/0 is NaN
 
 
 Coupling = Literal["independent", "maximal", "gumbel"]

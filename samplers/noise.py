@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
-from mmaccel.kernels import dispatch
+from mmaccel.kernels import dispatch, noise_numpy
 from mmaccel.kernels.noise import (
     key_schedule,
     philox,
@@ -197,6 +197,18 @@ class Noise:
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
         return Fresh(*to_uniform(words[..., 0]).unbind())
+
+    def gumbel_on_host(self, slots: Tensor, vocab_size: int) -> Tensor:
+        """Frozen noise of `gumbel`, the same bits, in numpy: on a CPU and outside of captures."""
+        purpose = _purpose(Stream.FROZEN, 0, slots.device)
+        found = noise_numpy.uniforms(self.seeds, self.items, slots, vocab_size, purpose)
+        return to_gumbel(found)
+
+    def fresh_on_host(self, slots: Tensor, step: int | Tensor) -> Fresh:
+        """`fresh`, the same bits, in numpy: on a CPU and outside of captures."""
+        purpose = _purpose(Stream.FRESH, step, slots.device)
+        found = noise_numpy.uniforms(self.seeds, self.items, slots, len(Fresh._fields), purpose)
+        return Fresh(*found.unbind(-1))
 
     @cached_property
     def schedule(self) -> Tensor:

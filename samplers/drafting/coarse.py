@@ -33,6 +33,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.kernels import coarse_sweep_numpy, dispatch
 from mmaccel.kernels.coarse_sweep import SweepSlots, coarse_sweep, share_of
+from mmaccel.kernels.sort_numpy import largest_numpy
 from mmaccel.kernels.truncation import guide
 from mmaccel.results import Exactness
 from mmaccel.samplers.acceptance import one_hot
@@ -169,8 +170,12 @@ class CoarseDrafts:
             noise: as in `redraft`, of all W slots.
         """
         perturbed = scores + noise
-        found = perturbed.topk(min(self.candidates, perturbed.shape[-1]), -1)
-        self._record(run, found.values, found.indices)
+        n = min(self.candidates, perturbed.shape[-1])
+        if run.is_on_host:
+            values, ids = largest_numpy(perturbed, n)
+        else:
+            values, ids = perturbed.topk(n, -1)
+        self._record(run, values, ids)
 
     def record_law(self, run: WindowRun, scores: Tensor, noise: Tensor) -> None:
         """`record` for policies that use `redraft_with_law`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,6 +58,15 @@ class RunCounters:
             index = torch.arange(variation.shape[1], device=n_new.device)[None]
             charged = variation.masked_fill(index >= n_new[:, None], 0)
             self.spent += charged.sum(1, dtype=torch.float64)
+
+    def count_on_host(self, n_new: list[int], variation: Tensor | None) -> None:
+        """`count`, row by row in plain numbers; the counters are on a CPU."""
+        gains, passes, spent = self.gains.numpy(), self.passes.numpy(), self.spent.numpy()
+        for row, n in enumerate(n_new):
+            gains[min(passes[row], len(gains) - 1), row] = n
+            if variation is not None:
+                spent[row] += variation[row, :n].numpy().sum(dtype=np.float64)
+        passes += 1
 
     def row(self, index: int) -> tuple[list[int], float]:
         """Tokens that a row gained in each pass that gained some, and total variation spent."""

@@ -17,19 +17,24 @@ distribution is recorded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
+from mmaccel.kernels.sort_numpy import sort_falling_numpy
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
+
+Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,16 @@ class GroupedSpeculative(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
-        return iterate(run, self.coupling, self.rule)
+        sort = sort_falling_numpy if run.is_on_host else sort_falling
+        return iterate(run, self.coupling, partial(self.rule, sort=sort))
 
     def rule(
-        self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+        self,
+        p_target: Tensor,
+        p_draft: Tensor,
+        drafts: Tensor,
+        coins: Tensor,
+        sort: Sort | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Accept with the probability of the draft's group.
 
@@ -73,6 +84,7 @@ class GroupedSpeculative(WindowPolicy):
             p_draft: `[B, K, V]`.
             drafts: `[B, K]` int64.
             coins: `[B, K]` in (0, 1).
+            sort: see `group_ratio`.
 
         Returns:
             Accepted `[B, K]` bool, and the total variation `[B, K]` that this spends on each slot.
@@ -80,13 +92,21 @@ class GroupedSpeculative(WindowPolicy):
         exact = exact_acceptance(p_target, p_draft)
         acceptance = exact
         if self.group:
-            ratio = group_ratio(p_target, p_draft, self.group, self.max_gap)
+            ratio = group_ratio(p_target, p_draft, self.group, self.max_gap, sort)
             acceptance = torch.maximum(exact, ratio)
         spent = (p_draft * (acceptance - exact)).sum(-1)
         return coins < at_tokens(acceptance, drafts), spent
 
 
-def group_ratio(p_target: Tensor, p_draft: Tensor, group: int, max_gap: float) -> Tensor:
+def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights `[..., V]` by rank, at a tie the first one first, and where they stood (int64)."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    return ordered, order
+
+
+def group_ratio(
+    p_target: Tensor, p_draft: Tensor, group: int, max_gap: float, sort: Sort | None = None
+) -> Tensor:
     """min(1, P(G)/Q(G)) for the group around every token.
 
     The group of the token of rank r (by p_target, falling) holds ranks r-group … r+group-1 whose
@@ -97,27 +117,58 @@ def group_ratio(p_target: Tensor, p_draft: Tensor, group: int, max_gap: float) -
         p_draft: `[B, K, V]`.
         group: ranks on either side.
         max_gap: largest difference in probability, exclusive, at least 1e-6.
+        sort: does what `sort_falling` does, which is the default.
 
     Returns:
         `[B, K, V]` in 0..1.
     """
-    ordered, order = p_target.sort(dim=-1, descending=True, stable=True)
+    ordered, order = (sort or sort_falling)(p_target)
     size = ordered.shape[-1]
-    rank = torch.arange(size, device=ordered.device).expand_as(ordered)
-    rising = -ordered.contiguous()
+    rising = -ordered
     # a gap that counts has a probability of at least `max_gap` above it: few ranks are so high
-    high_up = rising[..., : min(size, int(1 / max_gap) + 1)].contiguous()
-    low = torch.searchsorted(high_up, rising - max_gap, right=True)  # first rank close enough above
-    high = torch.full_like(rank, size)  # first rank too far below
-    high[..., : high_up.shape[-1]] = torch.searchsorted(rising, high_up + max_gap, right=False)
+    n_high = min(size, int(1 / max_gap) + 1)
+    high_up = rising[..., :n_high].contiguous()
+    head = min(size, n_high + group)  # from this rank on, only `group` limits a group
+    low = torch.searchsorted(
+        high_up, rising[..., :head] - max_gap, right=True
+    )  # close enough above
+    high = torch.full_like(low, size)  # first rank too far below
+    high[..., :n_high] = torch.searchsorted(rising, high_up + max_gap, right=False)
+    rank = torch.arange(head, device=ordered.device).expand_as(low)
     low = torch.maximum(low, rank - group).minimum(rank)  # whatever rounding does to a tiny
     high = torch.minimum(high, rank + group).maximum(rank + 1)  # gap, a token is in its group
-    mass = _between(ordered, low, high), _between(p_draft.gather(-1, order), low, high)
-    ratio = torch.where(mass[1] > 0, (mass[0] / mass[1]).clamp(0.0, 1.0), 1.0).to(p_target.dtype)
+    both = torch.stack([ordered, p_draft.gather(-1, order)])
+    of_target, of_draft = _between(both, low, high, group)
+    # sums of what is at least 0 do not fall, so that no difference is below 0; 0/0 counts as 1
+    ratio = (of_target / of_draft).to(p_target.dtype).clamp_(max=1.0).nan_to_num_(nan=1.0)
     return torch.empty_like(ratio).scatter_(-1, order, ratio)
 
 
-def _between(weights: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Sums of `weights[..., low:high]`, by differences of a float64 running sum."""
-    running = torch.nn.functional.pad(weights.cumsum(-1, dtype=torch.float64), (1, 0))
-    return running.gather(-1, high) - running.gather(-1, low)
+def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
+    """Sums of `weights[..., low:high]`, by differences of a float64 running sum.
+
+    Args:
+        weights: `[..., V]`, by rank.
+        low, high: `[..., M]` int64, or what broadcasts to it, of the first M ranks; all others have
+            `group` ranks on either side, as far as there are so many.
+
+    Returns:
+        `[..., V]` float64.
+    """
+    *rows, size = weights.shape
+    low, high = (rank.expand(*rows, -1) for rank in (low, high))
+    head = low.shape[-1]
+    above = max(group, 1) if head < size else 0
+    running = weights.new_empty(*rows, 1 + size + above, dtype=torch.float64)
+    running[..., 0] = 0
+    torch.cumsum(weights, -1, dtype=torch.float64, out=running[..., 1 : 1 + size])
+    running[..., 1 + size :] = running[..., size : size + 1]
+    sums = running.new_empty(*rows, size)
+    sums[..., :head] = running.gather(-1, high) - running.gather(-1, low)
+    last, first = (
+        running[..., head + above : size + above],
+        running[..., head - group : size - group],
+    )
+    if head < size:
+        torch.sub(last, first, out=sums[..., head:])
+    return sums

@@ -1,8 +1,13 @@
-"""Frozen noise of a moving window on a CPU: noise of a slot is made once, not at every pass.
+"""Noise of a moving window on a CPU: made in advance, and that of a slot once, not at every pass.
 
 Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
 A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
-as a small amount takes as long as a larger one. Slot i of a row lies at place i mod R of a ring.
+as a small amount takes as long as a larger one. What a row needs lies in one piece, so that the
+noise of a single row is a view. Where a window moves past the end, what is still needed is moved to
+the front.
+
+Fresh uniforms are new at every pass. As they take a hundred small operations however few they are,
+they are made for some passes at once.
 
 On other devices the kernels make noise again in registers, which is cheaper there than reading it.
 """
@@ -12,10 +17,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Fresh, Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
-_AT_ONCE = 2**16  # values of all rows that are made at once, which takes 12 bytes a value
+_AT_ONCE = 2**15  # values that are made at once, which takes 12 bytes a value
+_PASSES = 8  # whose fresh uniforms are made at once
 
 
 class RollingNoise:
@@ -25,16 +31,17 @@ class RollingNoise:
         noise: of the B rows.
         vocab_size: V.
         widest: W, the most slots of a window.
+        length: slots that are wanted; none after them is made in advance. None knows of no end.
     """
 
-    def __init__(self, noise: Noise, vocab_size: int, widest: int) -> None:
+    def __init__(
+        self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
+    ) -> None:
         rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
-        self._noise, self._vocab_size = noise, vocab_size
+        self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
-        self._rows = torch.arange(rows, device=device)[:, None]
-        self._index = torch.arange(room, device=device)
         self._values = torch.empty(rows, room, vocab_size, device=device)
-        self._slots = noise.seeds.new_full((rows, room), -1)  # whose noise stands at each place
+        self._made = [range(0)] * rows  # slots of each row whose noise stands in `_values`
 
     def take(self, slots: Tensor) -> Tensor:
         """The noise of these slots.
@@ -43,21 +50,76 @@ class RollingNoise:
             slots: `[B, W']` int64, consecutive in each row; W' <= W.
 
         Returns:
-            `[B, W', V]` float32, what `Noise.gumbel` gives, in a tensor of its own.
+            `[B, W', V]` float32, what `Noise.gumbel` gives; of a single row a view, which stays as
+            it is until the next call.
         """
-        places = slots % len(self._index)
-        if not self._slots.gather(1, places).equal(slots):
-            self._fill(slots[:, :1] + self._index)
-        return self._values[self._rows, places]
+        width, found = slots.shape[1], []
+        for row, first in enumerate(slots[:, 0].tolist()):
+            made = self._made[row]
+            if first < made.start or first + width > made.stop:
+                made = self._made[row] = self._make(row, first, width)
+            at = first - made.start
+            found.append(self._values[row, at : at + width])
+        return found[0][None] if len(found) == 1 else torch.stack(found)
 
-    def _fill(self, wanted: Tensor) -> None:
-        """Make what is missing of `wanted` `[B, R]` int64, every place of the ring."""
-        places = wanted % len(self._index)
-        rows, columns = (self._slots.gather(1, places) != wanted).nonzero(as_tuple=True)
-        slots, places = wanted[rows, columns], places[rows, columns]
-        n_at_once = max(_AT_ONCE // self._vocab_size, 1)
-        for part in zip(*(states.split(n_at_once) for states in (rows, slots, places))):
-            own_rows, own_slots, own_places = part
-            made = self._noise.rows(own_rows).gumbel(own_slots[:, None], self._vocab_size)
-            self._values[own_rows, own_places] = made[:, 0]
-        self._slots[rows, places] = slots
+    def _make(self, row: int, first: int, width: int) -> range:
+        """Make what a row lacks of slots `first`, … and of some more; returns what stands there."""
+        made, values = self._made[row], self._values[row]
+        end = first + len(values)
+        if self._length is not None:
+            end = min(end, max(self._length, first + width))
+        n_kept = made.stop - first if first in made else 0
+        if n_kept:
+            values[:n_kept] = values[first - made.start : len(made)].clone()
+        noise = self._noise.rows(torch.tensor([row], device=values.device))
+        missing = torch.arange(first + n_kept, end, device=values.device)
+        for part in missing.split(max(_AT_ONCE // self._vocab_size, 1)):
+            own = noise.gumbel_on_host(part[None], self._vocab_size)[0]
+            values[n_kept : n_kept + len(part)] = own
+            n_kept += len(part)
+        return range(first, end)
+
+
+class FreshAhead:
+    """Fresh uniforms of the rows of a run.
+
+    Args:
+        noise: of the B rows.
+    """
+
+    def __init__(self, noise: Noise) -> None:
+        self._noise = noise
+        self._made: list[Tensor] = []  # `[B, _PASSES, K]` of each kind, for K slots
+        self._first: list[tuple[int, int]] = []  # the pass and the slot of each row's first ones
+
+    def take(self, slots: Tensor, passes: Tensor) -> Fresh:
+        """The uniforms of a pass.
+
+        Args:
+            slots: `[B, W]` int64, consecutive in each row.
+            passes: `[B]` int64, each row's number of the pass.
+
+        Returns:
+            What `Noise.fresh` gives.
+        """
+        width, wanted = slots.shape[1], list(zip(passes.tolist(), slots[:, 0].tolist()))
+        at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
+        room = self._made[0].shape[2] - width if self._made else -1
+        if len(at) != len(wanted) or any(not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at):
+            self._make(slots[:, :1], passes, 3 * width)
+            self._first, at = wanted, [(0, 0)] * len(wanted)
+        if len(at) == 1:
+            ((p, s),) = at
+            return Fresh(*(made[:, p, s : s + width] for made in self._made))
+        return Fresh(*(
+            torch.stack([made[row, p, s : s + width] for row, (p, s) in enumerate(at)])
+            for made in self._made
+        ))  # fmt: skip
+
+    def _make(self, first: Tensor, passes: Tensor, n_slots: int) -> None:
+        batch, device = len(passes), first.device
+        rows = torch.arange(batch, device=device).repeat_interleave(_PASSES)
+        steps = (passes[:, None] + torch.arange(_PASSES, device=device)).flatten()
+        slots = first[rows] + torch.arange(n_slots, device=device)
+        fresh = self._noise.rows(rows).fresh_on_host(slots, steps)
+        self._made = [kind.reshape(batch, _PASSES, n_slots) for kind in fresh]

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,12 +27,12 @@ from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coarse
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
 from mmaccel.samplers.window.recorder import StepRecorder
-from mmaccel.samplers.window.rolling_noise import RollingNoise
+from mmaccel.samplers.window.rolling_noise import FreshAhead, RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
 from mmaccel.samplers.window.step_runner import StaticBuffers, StepRunner, make_graph_key, runner_of
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
@@ -73,6 +75,9 @@ class WindowRun:
             which the prompt lacks.
         ShapeError: noise of another batch.
     """
+
+    _rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
+    _fresh: FreshAhead | None = None  # the same; see `fresh_noise`
 
     def __init__(
         self,
@@ -144,7 +149,6 @@ class WindowRun:
         self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
         self._summary = n_generated.new_zeros(4)  # see `_count`
-        self._rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
         self._held: dict[str, Tensor] = {}
         self._held_names: set[str] = set()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
@@ -158,6 +162,11 @@ class WindowRun:
         self._n_captures = self.runner.captures
         self._prefill()
         self._begin_step(length)
+
+    @cached_property
+    def is_on_host(self) -> bool:
+        """Whether a step may read its tensors: they are on a CPU, and no step is captured."""
+        return self.buffer.tokens.device.type == "cpu" and not self.runner.is_static
 
     def static_inputs(self) -> dict[str, Tensor]:
         """Tensors that outlive a step, by name, with the values that the run begins with."""
@@ -267,17 +276,42 @@ class WindowRun:
         return drafts
 
     def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`."""
-        slots, is_greedy = self.buffer.slots, self.params.temperature == 0
-        if is_greedy or self.runner.is_static or slots.device.type != "cpu":
+        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
+
+        Nobody writes to it: it may be a view of what the next passes read.
+        """
+        slots = self.buffer.slots
+        if self.params.temperature == 0 or not self.is_on_host:
             return self.noise.frozen(slots, self.vocab_size, self.params.temperature)
         if self._rolling is None:
-            self._rolling = RollingNoise(self.noise, self.vocab_size, self.chooser.widest)
+            widest = self.chooser.widest
+            self._rolling = RollingNoise(self.noise, self.vocab_size, widest, self.length)
         return self._rolling.take(slots)
+
+    def fresh_noise(self) -> Fresh:
+        """Uniforms of this pass; see `Noise.fresh`."""
+        slots, passes = self.buffer.slots, self.counters.passes
+        if not self.is_on_host:
+            return self.noise.fresh(slots, passes)
+        if self._fresh is None:
+            self._fresh = FreshAhead(self.noise)
+        return self._fresh.take(slots, passes)
+
+    def n_new_drafts(self) -> int:
+        """How many draft slots at the window's end some row has no prediction for, at most W-1.
+
+        Cost: a host synchronisation; W-1 without one where a step may not read its tensors.
+        """
+        buffer, n_drafts = self.buffer, self.width - 1
+        if not self.is_on_host:
+            return n_drafts
+        n_predicted = (buffer.filled.numpy() - buffer.n_generated.numpy()).min() - buffer.origin
+        return n_drafts - min(max(int(n_predicted), 0), n_drafts)
 
     def next_positions(self) -> Tensor:
         """`[R]` int64, the position at which the next pass of every row starts."""
-        return self._lengths - 1 + self.buffer.n_generated.repeat(self.prompt.branches)
+        lengths = self._lengths.view(self.prompt.branches, -1)  # [G, B]
+        return (lengths - 1 + self.buffer.n_generated).flatten()
 
     def logits(self) -> Tensor:
         """One forward pass over the window: raw logits `[R, W, V]` of all branches.
@@ -286,7 +320,7 @@ class WindowRun:
         """
         tokens, start = self.buffer.model_inputs(self.buffer.columns - 1), self.next_positions()
         began = time.perf_counter()
-        logits = self.model.forward(tokens, start)
+        logits = self.model.forward(tokens, start).detach()
         self.stats.forward_seconds += time.perf_counter() - began
         if not self._buffers.arithmetic:  # a replay of another run's graph does not come here
             self._buffers.arithmetic = find_arithmetic(self.model, logits)
@@ -345,9 +379,12 @@ class WindowRun:
             variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
                 slot. Only slots whose tokens were accepted are charged.
         """
-        buffer = self.buffer
         if variation is not None:
             self.hold("variation", variation)
+        if self.is_on_host and not self.is_recorded:
+            self._accept_on_host(tokens, n_accepted.tolist())
+            return
+        buffer = self.buffer
         buffer.tokens.scatter_(1, buffer.columns, torch.where(self._ended[:, None], 0, tokens))
         left = self._limit - buffer.n_generated
         n_new = torch.minimum(n_accepted, left).masked_fill(self._ended, 0)
@@ -367,6 +404,36 @@ class WindowRun:
             self._count(n_new)
         else:
             self._n_new.copy_(n_new)
+
+    def _accept_on_host(self, tokens: Tensor, n_accepted: list[int]) -> None:
+        """`accept` row by row in plain numbers: thirty small operations of torch take longer."""
+        buffer, width = self.buffer, self.width
+        written, new, peak = buffer.tokens.numpy(), tokens.numpy(), self._peak.detach().numpy()
+        n_generated, filled = buffer.n_generated.numpy(), buffer.filled.numpy()
+        ended, is_bad, gained = (
+            self._ended.numpy(),
+            self.counters.is_bad.numpy(),
+            self._n_new.numpy(),
+        )
+        stops = () if self._stops is None else self._stops.tolist()
+        for row, n_new in enumerate(n_accepted):
+            first = buffer.origin + int(n_generated[row])
+            filled[row] = first + width
+            if ended[row]:
+                written[row, first : first + width] = gained[row] = 0
+                continue
+            written[row, first : first + width] = new[row]
+            n_new = min(n_new, self.length - int(n_generated[row]))
+            for k, token in enumerate(new[row, :n_new].tolist() if stops else ()):
+                if token in stops:
+                    ended[row], n_new = True, k + 1
+                    break
+            is_bad[row] |= not np.isfinite(peak[row, :n_new]).all()
+            gained[row] = n_new
+            n_generated[row] += n_new
+            ended[row] |= n_generated[row] >= self.length
+        if self.on_step is None:
+            self._count(self._n_new)
 
     def hold(self, name: str, value: Tensor) -> None:
         """Store a tensor for the next step, always of one shape. Nobody writes to it any more."""
@@ -425,10 +492,17 @@ class WindowRun:
 
     def _count(self, n_new: Tensor) -> None:
         """Count a pass in which rows gained `n_new` `[B]`, and sum up what the host reads."""
-        self.counters.count(n_new, self.held("variation"))
-        n_generated = self.buffer.n_generated
-        wanted = (self._limit - n_generated).masked_fill(self._ended, 0)  # [B]
-        is_bad = self.counters.is_bad.any().long()
+        n_generated, ended, counters = self.buffer.n_generated, self._ended, self.counters
+        if self.is_on_host:
+            counters.count_on_host(n_new.tolist(), self.held("variation"))
+            made = n_generated.tolist()
+            left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
+            bad = int(counters.is_bad.numpy().any())
+            self._summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
+            return
+        counters.count(n_new, self.held("variation"))
+        wanted = (self._limit - n_generated).masked_fill(ended, 0)  # [B]
+        is_bad = counters.is_bad.any().long()
         summary = (wanted.amax(), (wanted > 0).sum(), n_generated.sum(), is_bad)
         self._summary.copy_(torch.stack(summary))
 
@@ -469,7 +543,7 @@ class WindowRun:
         self._ended[batch_slots] = False
         self.counters.restart(batch_slots)
         self.noise.refill(noise)
-        self._rolling = None
+        self._rolling = self._fresh = None
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
@@ -479,7 +553,7 @@ class WindowRun:
         self.buffer.keep_rows(batch_slots, prompt)
         self._lengths, self._ended = prompt.lengths, self._ended[batch_slots]
         self._n_new, self.noise = self._n_new[batch_slots], self.noise.rows(batch_slots)
-        self._rolling = None
+        self._rolling = self._fresh = None
         self._held = {name: value[batch_slots] for name, value in self._held.items()}
         self.counters.keep_rows(batch_slots)
 

@@ -7,12 +7,16 @@ processor needs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.argmax_numpy import argmax_numpy
 from mmaccel.kernels.sample import Settings, sample_frozen
 from mmaccel.samplers.window.run import WindowRun
 
@@ -60,11 +64,16 @@ class StepwiseDraws:
     def __init__(self, run: WindowRun) -> None:
         self._run = run
         self._noise = run.frozen_noise()
+        self._argmax = argmax_numpy if run.is_on_host else partial(torch.argmax, dim=-1)
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""
-        found: Tensor = (scores + self._noise[:, :-1]).argmax(-1)
-        return found
+        noise, n_new = self._noise[:, :-1], self._run.n_new_drafts()
+        n_predicted = noise.shape[1] - n_new
+        if scores.shape[1] > 1:
+            scores = scores[:, n_predicted:]
+        found = self._argmax(scores + noise[:, n_predicted:])
+        return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
         """See `FrozenDraws.redraft`."""
@@ -74,7 +83,7 @@ class StepwiseDraws:
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
         run, noise = self._run, self._noise
-        found: Tensor = (run.forward() + noise).argmax(-1)
+        found = self._argmax(run.forward() + noise)
         if run.coarse is not None:
             run.coarse.record(run, run.draft_scores, noise)
         return found

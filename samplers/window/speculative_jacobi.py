@@ -28,13 +28,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.argmax_numpy import argmax_numpy
 from mmaccel.kernels.couple import couple
+from mmaccel.kernels.couple_numpy import is_kept_numpy, redraw_numpy
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import (
     Coupling,
@@ -48,6 +51,8 @@ from mmaccel.samplers.acceptance import (
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
+
+_PART = 8  # drafts of a row that a relaxed rule looks at together
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
 """(p_target, p_draft `[B, K, V]`, drafts, coins `[B, K]`) -> accepted `[B, K]` bool, and the total
@@ -90,6 +95,12 @@ def exact_rule(
     return is_kept(p_target, p_draft, drafts, coins), None
 
 
+def _exact_rule_numpy(
+    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    return is_kept_numpy(p_target, p_draft, drafts, coins), None
+
+
 def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     """The loop shared by the exact and the relaxed rule.
 
@@ -105,10 +116,14 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     coarse = run.coarse
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
+    verify, redraw, exact = _verify_all, _redraw, is_kept
+    if run.is_on_host:
+        verify, redraw, exact = _verify_until, redraw_numpy, is_kept_numpy
+        rule = _exact_rule_numpy if rule is exact_rule else rule
 
     def step_fn() -> None:
         slots = run.buffer.slots
-        fresh = run.noise.fresh(slots, run.counters.passes)
+        fresh = run.fresh_noise()
         p_last, first = run.held("p_target"), run.held("first slot")
         drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
         if coarse is not None:
@@ -124,21 +139,25 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
             n_accepted = 1 + count_leading(coupled.kept)
         else:
             p_target = scores.softmax(-1)
-            accepted, spent = rule(p_target[:, :-1], p_draft, drafts, coins)
-            n_accepted = 1 + count_leading(accepted)  # the last one is redrawn, or the bonus slot
-            rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
-            verified = _or_drafts(accepted, drafts, draw(rest, fresh.redraws))  # [B, W]
-            if coupling == "maximal":
-                redrawn = verified
-                if spent is not None:
-                    remains = is_kept(p_target[:, :-1], p_draft, drafts, coins)
-                    redrawn = _or_drafts(remains, drafts, draw(rest, fresh.redraws))
-            elif coupling == "gumbel":
-                redrawn = (scores + run.noise.gumbel(slots, run.vocab_size)).argmax(-1)
-            else:
-                redrawn = draw(p_target, fresh.redraws)
+            accepted, spent = verify(rule, p_target[:, :-1], p_draft, drafts, coins)
+            n_accepted = 1 + count_leading(accepted)
             index = torch.arange(run.width, device=drafts.device)[None]
-            tokens = torch.where(index < n_accepted[:, None], verified, redrawn)
+            last = (n_accepted - 1)[:, None]  # the slot that is redrawn, or the bonus slot
+            keeps = accepted
+            if coupling == "maximal":
+                if spent is not None:
+                    remains = exact(p_target[:, :-1], p_draft, drafts, coins)
+                    keeps = torch.where(index[:, :-1] <= last, accepted, remains)
+                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws)
+            elif coupling == "gumbel":
+                keeps = index[:, :-1] != last
+                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws)
+                argmax = argmax_numpy if run.is_on_host else partial(torch.argmax, dim=-1)
+                frozen = argmax(scores + run.frozen_noise())
+                tokens = torch.where(index <= last, tokens, frozen)
+            else:
+                keeps = index[:, :-1] < last
+                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws, last)
         run.hold("p_target", p_target)
         run.hold("first slot", slots[:, :1])
         run.accept(tokens, n_accepted, spent)
@@ -166,7 +185,10 @@ def _drafts(
         p_draft = p_new.expand(-1, slots.shape[1], -1)
     else:
         p_draft = one_hot(guess, run.vocab_size)
-    if p_last is not None and first is not None:  # predicted drafts were drawn from these
+    if p_last is not None and first is not None and run.is_on_host:
+        n_predicted = (run.buffer.filled - run.buffer.columns[:, 0]).tolist()
+        p_draft = _follow(p_last, (slots[:, 0] - first[:, 0]).tolist(), n_predicted, p_draft)
+    elif p_last is not None and first is not None:  # predicted drafts were drawn from these
         index = (slots - first).clamp(0, p_last.shape[1] - 1)
         rows = torch.arange(index.shape[0], device=index.device)[:, None]
         p_draft = torch.where(run.buffer.is_predicted()[..., None], p_last[rows, index], p_draft)
@@ -177,6 +199,63 @@ def _drafts(
     return drafts, p_draft
 
 
-def _or_drafts(accepted: Tensor, drafts: Tensor, tokens: Tensor) -> Tensor:
-    """`drafts` `[B, W-1]` where accepted, else `tokens` `[B, W]`; the bonus slot has no draft."""
-    return torch.cat([torch.where(accepted, drafts, tokens[:, :-1]), tokens[:, -1:]], 1)
+def _follow(p_last: Tensor, moved: list[int], n_predicted: list[int], p_new: Tensor) -> Tensor:
+    """`p_new` `[B, K, V]`, in its first `n_predicted` slots the last pass's distributions.
+
+    Args:
+        p_last: `[B, W, V]`.
+        moved: slots by which each row has moved on since.
+        n_predicted: of each row.
+        p_new: of slots that the last pass did not predict.
+    """
+    rows, width = [], p_new.shape[1]
+    for row, (start, n) in enumerate(zip(moved, n_predicted)):
+        n = min(max(n, 0), width)
+        rows.append(torch.cat([p_last[row, start : start + n], p_new[row, n:]]))
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
+def _verify_all(
+    rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """What a rule says of all drafts."""
+    return rule(p_target, p_draft, drafts, coins)
+
+
+def _verify_until(
+    rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """What a rule says of a row's drafts up to the first rejected one; nobody asks for the others.
+
+    They count as rejected, and spend nothing. `_PART` slots are looked at together.
+    """
+    if rule is _exact_rule_numpy:  # which is cheap
+        return rule(p_target, p_draft, drafts, coins)
+    accepted, spent = torch.zeros_like(drafts, dtype=torch.bool), torch.zeros_like(coins)
+    rows: slice | Tensor = slice(None)  # those that still want more
+    for first in range(0, drafts.shape[1], _PART):
+        part = slice(first, first + _PART)
+        here, variation = rule(*(x[rows, part] for x in (p_target, p_draft, drafts, coins)))
+        accepted[rows, part] = here
+        if variation is not None:
+            spent[rows, part] = variation
+        is_open = here.all(-1)
+        if not is_open.any():
+            break
+        if not is_open.all():
+            index = torch.arange(len(drafts)) if isinstance(rows, slice) else rows
+            rows = index[is_open]
+    return accepted, spent
+
+
+def _redraw(
+    p_target: Tensor, p_draft: Tensor, drafts: Tensor, keeps: Tensor, uniforms: Tensor,
+    last: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """See `mmaccel.kernels.couple_numpy.redraw_numpy`; of tensors on any device."""
+    rest = residual(p_target[:, :-1], p_draft)
+    if last is not None:
+        index = torch.arange(rest.shape[1], device=rest.device)
+        rest = torch.where((index == last)[..., None], rest, p_target[:, :-1])
+    drawn = draw(torch.cat([rest, p_target[:, -1:]], 1), uniforms)
+    return torch.cat([torch.where(keeps, drafts, drawn[:, :-1]), drawn[:, -1:]], 1)

