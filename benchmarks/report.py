@@ -17,7 +17,13 @@ from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.gpu.tables import GPU_TABLES
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.tables import canvas_tables, grid, routes_tables, visual_tokens_tables
+from mmaccel.evaluation.tables import (
+    canvas_tables,
+    grid,
+    routes_tables,
+    sampler_share_tables,
+    visual_tokens_tables,
+)
 from mmaccel.results import EXACT_DTYPE, exactness_in
 
 Report = dict[str, Any]
@@ -282,6 +288,7 @@ _OWN = {
     "visual-prefill": visual_prefill_tables,
     "fastv-eager": fastv_eager_tables,
     "visual-tokens": visual_tokens_tables,
+    "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
 _WHOLE = _OWN | GPU_TABLES

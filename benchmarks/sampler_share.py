@@ -153,8 +153,8 @@ def main() -> None:
             "dtype": options.dtype,
             "fused": options.fused,
             "clock": options.clock,
-            "captions": captions,
-            "rows": rows,
+            "images": len(captions),
+            "sampler_share": rows,
         }
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 

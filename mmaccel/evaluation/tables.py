@@ -80,6 +80,33 @@ def routes_tables(reports: dict[str, dict[str, Any]]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
+def sampler_share_tables(reports: dict[str, dict[str, Any]]) -> str:
+    """One table per report of what a pass costs in the model's forward and outside of it."""
+    parts = []
+    for report in (r for r in reports.values() if "sampler_share" in r):
+        machine = report["machine"]
+        parts.append(
+            f"`{report['model']}` in {report['dtype']}, batch 1, {report['images']} images, "
+            f"{'the fused decoder' if report['fused'] else 'its own forward'}; {machine['name']}, "
+            f"{machine['threads']} threads, torch {machine['versions']['torch']}. Made by "
+            f"`{report['command']}`."
+        )
+        heads = ("guidance", "policy", "window", "forward, ms", "outside, ms", "share")
+        parts.append(grid(heads, [_share_cells(row) for row in report["sampler_share"]]))
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def _share_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{row['guidance']:g}",
+        row["policy"] + (f", {row['drafts']} drafts" if row["drafts"] else ""),
+        str(row["window"]),
+        f"{row['forward_ms']:.2f}",
+        f"{row['sampler_ms']:.2f}",
+        f"{100 * row['share']:.1f} %",
+    )
+
+
 def grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [heads, ("---",) * len(heads), *rows]

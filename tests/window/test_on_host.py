@@ -24,7 +24,7 @@ from tests.fixtures.toy_models import ToyLanguage, make_prompt
 LENGTH = 23
 POLICIES: dict[str, dict[str, Any]] = {
     "autoregressive": {},
-    "jacobi": {"window": 6, "drafts": "neighbour"},
+    "jacobi": {"window": 3, "drafts": "neighbour"},
     "sjd": {"window": 6},
     "mc-sjd": {"window": 20},
     "gumbel-sjd": {"window": 6},
