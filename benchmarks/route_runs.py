@@ -164,7 +164,7 @@ def _compile_everywhere() -> Any:
     """What makes `generate` compile its pass on a CPU, too: a switch of transformers' own tests."""
     from transformers import CompileConfig
 
-    config = CompileConfig(mode="default", fullgraph=False)
+    config: Any = CompileConfig(mode="default", fullgraph=False)
     config._compile_all_devices = True
     return config
 

@@ -199,13 +199,13 @@ class Noise:
         return Fresh(*to_uniform(words[..., 0]).unbind())
 
     def gumbel_on_host(self, slots: Tensor, vocab_size: int) -> Tensor:
-        """Frozen noise of `gumbel`, the same bits, in numpy: on a CPU and outside of captures."""
+        """The bits of `gumbel`, see `gumbel`, made in numpy: on a CPU and outside of captures."""
         purpose = _purpose(Stream.FROZEN, 0, slots.device)
         found = noise_numpy.uniforms(self.seeds, self.items, slots, vocab_size, purpose)
         return to_gumbel(found)
 
     def fresh_on_host(self, slots: Tensor, step: int | Tensor) -> Fresh:
-        """`fresh`, the same bits, in numpy: on a CPU and outside of captures."""
+        """The bits of `fresh`, see `fresh`, made in numpy: on a CPU and outside of captures."""
         purpose = _purpose(Stream.FRESH, step, slots.device)
         found = noise_numpy.uniforms(self.seeds, self.items, slots, len(Fresh._fields), purpose)
         return Fresh(*found.unbind(-1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +64,7 @@ class RunCounters:
         for row, n in enumerate(n_new):
             gains[min(passes[row], len(gains) - 1), row] = n
             if variation is not None:
-                spent[row] += variation[row, :n].numpy().sum(dtype=np.float64)
+                spent[row] += variation[row, :n].numpy().sum(dtype="float64")
         passes += 1
 
     def row(self, index: int) -> tuple[list[int], float]:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cached_property
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +38,7 @@ from mmaccel.samplers.window.step_runner import StaticBuffers, StepRunner, make_
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
 from mmaccel.samplers.window.window_size import find_calibration, make_chooser
 
+_ROWS_ON_HOST = 64  # with more, operations over the whole batch take less than rows one by one
 _STATIC = (  # tensors that outlive a step, by attribute; `hold` has its own
     "buffer.tokens", "buffer.n_generated", "buffer.filled", "buffer.last_of_prompt",
     "impossible", "_lengths", "_stops", "_limit", "_index", "_ended", "_n_new", "_summary",
@@ -165,8 +166,12 @@ class WindowRun:
 
     @cached_property
     def is_on_host(self) -> bool:
-        """Whether a step may read its tensors: they are on a CPU, and no step is captured."""
-        return self.buffer.tokens.device.type == "cpu" and not self.runner.is_static
+        """Whether a step may read its tensors and take the rows of a batch one by one: few rows on
+        a CPU, of which no step is captured.
+        """
+        tokens = self.buffer.tokens
+        is_small = tokens.device.type == "cpu" and len(tokens) <= _ROWS_ON_HOST
+        return is_small and not self.runner.is_static
 
     def static_inputs(self) -> dict[str, Tensor]:
         """Tensors that outlive a step, by name, with the values that the run begins with."""
@@ -428,7 +433,7 @@ class WindowRun:
                 if token in stops:
                     ended[row], n_new = True, k + 1
                     break
-            is_bad[row] |= not np.isfinite(peak[row, :n_new]).all()
+            is_bad[row] |= not all(map(isfinite, peak[row, :n_new].tolist()))
             gained[row] = n_new
             n_generated[row] += n_new
             ended[row] |= n_generated[row] >= self.length

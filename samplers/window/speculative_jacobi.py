@@ -187,7 +187,8 @@ def _drafts(
         p_draft = one_hot(guess, run.vocab_size)
     if p_last is not None and first is not None and run.is_on_host:
         n_predicted = (run.buffer.filled - run.buffer.columns[:, 0]).tolist()
-        p_draft = _follow(p_last, (slots[:, 0] - first[:, 0]).tolist(), n_predicted, p_draft)
+        moved = (run.buffer.slots[:, 0] - first[:, 0]).tolist()
+        p_draft = _follow(p_last, moved, n_predicted, p_draft)
     elif p_last is not None and first is not None:  # predicted drafts were drawn from these
         index = (slots - first).clamp(0, p_last.shape[1] - 1)
         rows = torch.arange(index.shape[0], device=index.device)[:, None]

@@ -62,8 +62,8 @@ def test_routes_are_compared_in_a_table() -> None:
     marked = "<!-- table: routes -->\nold\n<!-- end -->"
     filled = fill_tables(marked, {"a": report, "b": {"rows": []}})
     assert "old" not in filled and "Batch 8, guidance 2, 3 captions:" in filled
-    assert "| transformers alone |  | 64.0 | 4.00 | 2.000 | 1.00× |  |" in filled
-    assert "| attached | `J()` | 64.0 | 4.00 | 1.000 | 2.00× | 1.25× |" in filled
+    assert "| transformers alone | model |  | 64.0 | 4.00 | 2.000 | 1.00× |  |" in filled
+    assert "| attached | model | `J()` | 64.0 | 4.00 | 1.000 | 2.00× | 1.25× |" in filled
     assert "Not yet measured." in fill_tables(marked, {})
 
 

@@ -8,6 +8,7 @@ enumerated here; a(x) is read off the rule itself, by bisection on its coin.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -137,9 +138,9 @@ class Recounted(GroupedSpeculative):
     extra: list[int] = field(default_factory=list)
 
     def rule(
-        self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+        self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, sort: Any = None
     ) -> tuple[Tensor, Tensor]:
-        kept, spent = super().rule(p_target, p_draft, drafts, coins)
+        kept, spent = super().rule(p_target, p_draft, drafts, coins, sort)
         at = drafts[..., None]
         exact = coins * p_draft.gather(-1, at)[..., 0] < p_target.gather(-1, at)[..., 0]
         assert (kept | ~exact).all()
