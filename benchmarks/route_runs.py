@@ -81,7 +81,7 @@ class Routes:
         self._name, self._device, self._graphs = name, device, cuda_graphs
         self._pipes: dict[str, TextToImage] = {}
         self._models: dict[str, Any] = {}
-        self.pipe, self.model = self._pipe("auto"), self._model("auto")
+        self.pipe, self.model = self._pipe("auto"), self.model_of("auto")
         vocab_size = self.pipe.image_model.layout.vocab_size
         self.words = CaptionWords.load(find_source(name), vocab_size)
         self.length = self.pipe.length if length is None else length
@@ -95,7 +95,7 @@ class Routes:
             )  # fmt: skip
         return self._pipes[forward]
 
-    def _model(self, name: str) -> Any:
+    def model_of(self, name: str) -> Any:
         """A copy of the model: one for each forward, as packed weights and compiled passes stay."""
         from transformers import AutoModelForCausalLM
 
@@ -120,9 +120,9 @@ class Routes:
             seconds = time.perf_counter() - began - made.stats.pixel_seconds
             return Piece(made.tokens[:, : self.length], made.stats, seconds)
         if way.policy is None:
-            model = self._model(way.route)
+            model = self.model_of(way.route)
             return Piece(self._generate(model, captions, way), None, time.perf_counter() - began)
-        model = self._model(way.forward)
+        model = self.model_of(way.forward)
         run = attach(model, way.policy, seed=list(seeds), strict=True, **FORWARDS[way.forward])
         try:
             tokens = self._generate(model, captions, way)

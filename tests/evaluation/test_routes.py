@@ -54,7 +54,7 @@ def test_drafts_are_the_same_where_they_decide_the_tokens(routes: Routes, policy
 
 
 def test_the_librarys_own_makes_images_one_token_a_pass(routes: Routes) -> None:
-    with PassCounter(routes.model) as counter:
+    with PassCounter(routes.model_of("library")) as counter:
         own = routes.run(Way("library", None, 3, 2.0), CAPTIONS, SEEDS)
     assert counter.passes == 2 * LENGTH and own.stats is None  # guidance has passes of its own
     assert own.tokens.shape == (3, LENGTH) and int(own.tokens.max()) < 1000

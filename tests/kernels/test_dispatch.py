@@ -236,6 +236,7 @@ def test_a_logits_processor_and_the_sample_kernel(
     buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
     run: Any = SimpleNamespace(
+        is_on_host=False,
         params=params,
         buffer=buffer,
         noise=noise,
