@@ -30,6 +30,11 @@ class Settings(NamedTuple):
     top_p: float | None = None
     min_p: float | None = None
 
+    @property
+    def cuts(self) -> bool:
+        """Whether some filter takes tokens away."""
+        return not (self.top_k is self.top_p is self.min_p is None)
+
 
 class Sampled(NamedTuple):
     """The result for every slot; all `[B, W]`."""
@@ -70,6 +75,7 @@ def sample_frozen(
     slots: Tensor,
     purpose: Tensor,
     forced: Tensor | None = None,
+    last: Tensor | None = None,
 ) -> Sampled:
     """Sample every slot of a window with its frozen noise.
 
@@ -83,6 +89,8 @@ def sample_frozen(
         slots: `[B, W]` int64.
         purpose: `[]` int64, what the noise is for, on the device.
         forced: `[B, W]` int64, tokens known in advance, -1 elsewhere; None has none.
+        last: `[B, V]` float32, to which the scores of the last slot are written, after guidance,
+            mask and temperature (1 where it is 0) and before the filters; None: nowhere.
 
     Returns:
         Tokens, peaks and logsumexps. At equal perturbed scores the lowest id wins. Where `peak` is
@@ -92,6 +100,10 @@ def sample_frozen(
         ShapeError: a number of branches that has no formula.
     """
     scores = score(logits, branches, settings, mask, forced)  # [B, W, V]
+    if last is not None:
+        own = None if mask is None else mask[:, -1:]
+        plain = Settings(settings.scale, settings.second_scale, settings.temperature or 1.0)
+        last.copy_(score(logits[:, -1:], branches, plain, own)[:, 0])
     peak, lse = scores.amax(-1), scores.logsumexp(-1)
     if settings.temperature:
         scores = scores + to_gumbel(uniforms(seeds, items, slots, scores.shape[-1], purpose))

@@ -66,7 +66,7 @@ WIDE: dict[str, Any] = {**PLAIN, "num_warps": 2 * WARPS}
 @triton.jit
 def _sample_kernel(  # type: ignore[no-untyped-def]
     logits, mask, peaks, bounds, lists, counts, seeds, items, slots, purpose,
-    parts, part_token, n_values, n_splits, width, row_stride, slot_stride, branch_stride,
+    parts, part_token, last, n_values, n_splits, width, row_stride, slot_stride, branch_stride,
     mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
     has_noise, has_min, log_min_p, STATE: tl.constexpr,
 ):  # fmt: skip
@@ -76,6 +76,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     `peaks` are those of splits if `STATE` is 0, else of rows.
     Of BRACKETED rows, those below the floor that may stay are listed; other rows' parts are
     emptied.
+    Scores of a window's last slot are written to `last`, if there is one.
     """
     entry, split, entries = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     row = entry // width
@@ -103,6 +104,10 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
             logits, mask, index, n_values, entry, width, row_stride, slot_stride, branch_stride,
             mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
         )  # fmt: skip
+        if last is not None:
+            is_last = entry % width == width - 1
+            copied = last + row.to(tl.int64) * n_values + index
+            tl.store(copied, s, mask=(index < n_values) & is_last)
         bad = tl.where(s != s, 1, bad)
         if STATE != 0:
             key = to_key(s)
@@ -149,6 +154,7 @@ def refuse_sample_frozen(
     slots: Tensor,
     purpose: Tensor,
     forced: Tensor | None = None,
+    last: Tensor | None = None,
 ) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -160,6 +166,8 @@ def refuse_sample_frozen(
         )
     if not 1 <= branches <= 3:
         return f"branches: expected 1, 2 or 3, received {branches}"
+    if last is not None and settings.cuts:
+        return "scores of the last slot, which are written only where no filter takes tokens away"
     return None
 
 
@@ -173,6 +181,7 @@ def sample_frozen(
     slots: Tensor,
     purpose: Tensor,
     forced: Tensor | None = None,
+    last: Tensor | None = None,
 ) -> Sampled:
     """See `mmaccel.kernels.sample.sample_frozen`. Cost: 2 launches, 3 with
     min-p alone, 9 with top-k or top-p.
@@ -225,7 +234,8 @@ def sample_frozen(
 
     def sample(state: int) -> None:
         _sample_kernel[grid](
-            *read, made.tops if state else peaks, made.bounds, *lists, *drawn, *to, *common,
+            *read, made.tops if state else peaks, made.bounds, *lists, *drawn, *to,
+            None if state else last, *common,
             int(not greedy), *floor, STATE=state, **(WIDE if state == BRACKETED.value else PLAIN),
         )  # fmt: skip
 
@@ -262,7 +272,9 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _build(kernel: Any, registers: int, dtype: str = "bf16", many: int = 1, **fixed: int) -> Build:
+def _build(
+    kernel: Any, registers: int, dtype: str = "bf16", many: int = 1, **fixed: int | None
+) -> Build:
     types = {**dict.fromkeys(kernel.arg_names, "*fp32"), **_READ, **_TYPES, "logits": f"*{dtype}"}
     types |= dict.fromkeys(fixed, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
@@ -274,8 +286,9 @@ def builds() -> list[Build]:
     """Every configuration this file launches; half precision is read like bfloat16."""
     return [
         *(_build(_sample_kernel, 128, dtype, STATE=0) for dtype in ("bf16", "fp32")),
-        _build(_sample_kernel, 128, many=2, STATE=BRACKETED.value),
-        _build(_sample_kernel, 128, STATE=SEARCHED.value),
+        _build(_sample_kernel, 128, last=None, STATE=0),
+        _build(_sample_kernel, 128, many=2, last=None, STATE=BRACKETED.value),
+        _build(_sample_kernel, 128, last=None, STATE=SEARCHED.value),
         *(_build(gather_kernel, 128, dtype, many=2) for dtype in ("bf16", "fp32")),
         _build(glance_kernel, 208, many=2),
         _build(judge_kernel, 96),

@@ -29,6 +29,7 @@ class Autoregressive(WindowPolicy):
         """See `WindowPolicy.decode`."""
 
         def step_fn() -> None:
-            run.accept(open_draws(run).tokens(), torch.ones_like(run.buffer.n_generated))
+            tokens = open_draws(run).tokens()  # [B, 1]
+            run.accept(tokens, tokens.new_empty(len(tokens), 0, dtype=torch.bool))  # no drafts
 
         return run.run(step_fn)

@@ -42,24 +42,14 @@ class RunCounters:
         self.passes, self.is_bad = self.passes[rows], self.is_bad[rows]
         self.gains, self.spent = self.gains[:, rows], self.spent[rows]
 
-    def count(self, n_new: Tensor, variation: Tensor | None) -> None:
-        """Count a pass.
+    def count_on_host(self, n_new: list[int], variation: Tensor | None) -> None:
+        """`mmaccel.kernels.accept_prefix.count_pass`, row by row in plain numbers, on a CPU.
 
         Args:
-            n_new: `[B]` int64, tokens every row gained.
+            n_new: tokens that every row gained.
             variation: `[B, W-1]`, total variation spent on each draft slot; slots whose tokens
                 were not accepted are not charged. None spends nothing.
         """
-        at = self.passes.clamp(max=self.gains.shape[0] - 1)  # no row gains tokens so late
-        self.gains.scatter_(0, at[None], n_new[None])
-        self.passes += 1
-        if variation is not None:
-            index = torch.arange(variation.shape[1], device=n_new.device)[None]
-            charged = variation.masked_fill(index >= n_new[:, None], 0)
-            self.spent += charged.sum(1, dtype=torch.float64)
-
-    def count_on_host(self, n_new: list[int], variation: Tensor | None) -> None:
-        """`count`, row by row in plain numbers; the counters are on a CPU."""
         gains, passes, spent = self.gains.numpy(), self.passes.numpy(), self.spent.numpy()
         for row, n in enumerate(n_new):
             gains[min(passes[row], len(gains) - 1), row] = n

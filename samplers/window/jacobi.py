@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
@@ -57,6 +56,6 @@ class Jacobi(WindowPolicy):
                 guess = draws.drafts(scores)
             drafts = draws.redraft(run.write_drafts(guess))  # [B, W-1]
             tokens = draws.tokens()  # [B, W]
-            run.accept(tokens, 1 + count_leading(tokens[:, :-1] == drafts))
+            run.accept(tokens, tokens[:, :-1] == drafts)
 
         return run.run(step_fn)

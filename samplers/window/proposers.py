@@ -44,7 +44,7 @@ class Frontier:
 
     Attributes:
         token_buffer: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts so far.
-        columns: `[B, K]` int64, the drafts' columns in `token_buffer`.
+        origin: column of slot 0 in `token_buffer`.
         filled: `[B]` int64, first column of `token_buffer` that no pass has predicted.
         slots: `[B, K]` int64, the drafts' slots.
         last_scores: `[B, V]`, scores of the right-most slot of the last pass; None before the first
@@ -57,7 +57,7 @@ class Frontier:
     """
 
     token_buffer: Tensor
-    columns: Tensor
+    origin: int
     filled: Tensor
     slots: Tensor
     last_scores: Tensor | None
@@ -65,6 +65,11 @@ class Frontier:
     vocab_size: int
     impossible: Tensor | None = None
     is_first: Tensor | None = None
+
+    @property
+    def columns(self) -> Tensor:
+        """`[B, K]` int64, the drafts' columns in `token_buffer`."""
+        return self.slots + self.origin
 
 
 def propose(source: str, frontier: Frontier) -> Proposal:
@@ -114,7 +119,7 @@ def _uniform(frontier: Frontier) -> Tensor:
 
 def _at(frontier: Frontier, columns: Tensor) -> Tensor:
     """Tokens at `columns` `[B, 1 or K]`; token 0 for padding and before the buffer."""
-    columns = columns.expand(-1, frontier.columns.shape[1])
+    columns = columns.expand(-1, frontier.slots.shape[1])
     found = frontier.token_buffer.gather(1, columns.clamp(min=0))
     return torch.where(columns >= 0, found, 0).clamp(0, frontier.vocab_size - 1)
 

@@ -23,11 +23,14 @@ from torch import Tensor
 
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.accept_prefix import RowState, accept_prefix, count_pass
+from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.checks import check_limit, invalid_logits
 from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coarse
-from mmaccel.samplers.noise import Fresh, Noise
+from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
@@ -40,8 +43,8 @@ from mmaccel.samplers.window.window_size import find_calibration, make_chooser
 
 _ROWS_ON_HOST = 64  # with more, operations over the whole batch take less than rows one by one
 _STATIC = (  # tensors that outlive a step, by attribute; `hold` has its own
-    "buffer.tokens", "buffer.n_generated", "buffer.filled", "buffer.last_of_prompt",
-    "impossible", "_lengths", "_stops", "_limit", "_index", "_ended", "_n_new", "_summary",
+    "buffer.tokens", "buffer.n_generated", "buffer.filled", "buffer.last_of_prompt", "buffer.index",
+    "impossible", "frozen", "_lengths", "_stops", "_limit", "_ended", "_n_new", "_summary",
     "noise.seeds", "noise.items", "noise.schedule",
     "counters.passes", "counters.is_bad", "counters.gains", "counters.spent",
 )  # fmt: skip
@@ -65,6 +68,7 @@ class WindowRun:
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
         impossible: `[S]` int64, ids that need not be drafted, or None.
         coarse: corrects the drafts between passes; None where the draft source does not ask for it.
+        frozen: `[]` int64, what the kernels are told that frozen noise is for.
         runner: carries steps out.
         recorder: the model's `StepRecorder`; None without one.
         noise: the given noise, in tensors of the run's own.
@@ -145,11 +149,12 @@ class WindowRun:
         self.counters = RunCounters(prompt.batch, n_passes, n_generated.device)
         self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
         self._limit = n_generated.new_full((), length)
-        self._index = torch.arange(widest, device=n_generated.device)
+        self.frozen = n_generated.new_full((), Stream.FROZEN)
         n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
         self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
-        self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass, for `on_step`
+        self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass
         self._summary = n_generated.new_zeros(4)  # see `_count`
+        self._inputs: WindowInputs | None = None  # where `write_drafts` made them
         self._held: dict[str, Tensor] = {}
         self._held_names: set[str] = set()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
@@ -250,7 +255,7 @@ class WindowRun:
         """What the draft source proposes for all draft slots of the window, `[B, W-1]`."""
         buffer = self.buffer
         frontier = Frontier(
-            buffer.tokens, buffer.columns[:, :-1], buffer.filled, buffer.slots[:, :-1],
+            buffer.tokens, buffer.origin, buffer.filled, buffer.slots[:, :-1],
             self.held("last scores"), self.prompt.layout, self.vocab_size, self.impossible,
             None if self.scheduler is None else buffer.n_generated == 0,
         )  # fmt: skip
@@ -271,14 +276,19 @@ class WindowRun:
         Returns:
             `[B, W-1]` int64, the drafts that the model will process.
         """
+        found = self._window_inputs(new, self.forced())
+        if self.coarse is None:  # which corrects the drafts before the model reads them
+            self._inputs = found
+        assert found.drafts is not None
+        return found.drafts
+
+    def _window_inputs(self, new: Tensor | None, forced: Tensor | None) -> WindowInputs:
+        """See `mmaccel.kernels.window_inputs`."""
         buffer = self.buffer
-        columns = buffer.columns[:, :-1]
-        drafts = torch.where(buffer.is_predicted(), buffer.tokens.gather(1, columns), new)
-        forced = self.forced()
-        if forced is not None:
-            drafts = torch.where(forced >= 0, forced, drafts)
-        buffer.tokens.scatter_(1, columns, drafts)
-        return drafts
+        return dispatch.run(
+            window_inputs, buffer.tokens, buffer.n_generated, buffer.filled, buffer.last_of_prompt,
+            self._lengths, new, forced, origin=buffer.origin, width=self.width,
+        )  # fmt: skip
 
     def frozen_noise(self) -> Tensor:
         """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
@@ -323,7 +333,8 @@ class WindowRun:
 
         The caller passes its result on to `record_scores`.
         """
-        tokens, start = self.buffer.model_inputs(self.buffer.columns - 1), self.next_positions()
+        _, tokens, start = self._inputs or self._window_inputs(None, None)
+        self._inputs = None
         began = time.perf_counter()
         logits = self.model.forward(tokens, start).detach()
         self.stats.forward_seconds += time.perf_counter() - began
@@ -349,16 +360,25 @@ class WindowRun:
         self.hold("last scores", scores[:, -1].clone())  # a view would keep the whole window's
         return scores
 
-    def record_scores(self, logits: Tensor, peak: Tensor) -> None:
+    def record_scores(self, logits: Tensor, peak: Tensor, last: Tensor | None = None) -> None:
         """Record what `forward` records of its scores, where a kernel sampled without any.
 
         Args:
             logits: from `logits()`.
             peak: `[B, W]`, the largest score of every slot after all filters.
+            last: `[B, V]`, the scores of the last slot, where the kernel wrote them.
         """
         self._peak = peak
-        if self._source == "neighbour":  # the only source that reads them
-            self.hold("last scores", self._to_scores(logits[:, -1:], slice(-1, None))[:, 0])
+        if not self.reads_last_scores:
+            return
+        if last is None:
+            last = self._to_scores(logits[:, -1:], slice(-1, None))[:, 0]
+        self.hold("last scores", last)
+
+    @property
+    def reads_last_scores(self) -> bool:
+        """Whether the next pass drafts from the scores of this one's last slot."""
+        return self._source == "neighbour"
 
     def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
         """Logits of a part of the window's slots to scores of their target distribution."""
@@ -375,44 +395,41 @@ class WindowRun:
             self._record("scores", scores if self.params.temperature else processed)
         return scores
 
-    def accept(self, tokens: Tensor, n_accepted: Tensor, variation: Tensor | None = None) -> None:
-        """Generate the first `n_accepted` tokens of each row; the rest of the window are drafts.
+    def accept(self, tokens: Tensor, kept: Tensor, variation: Tensor | None = None) -> None:
+        """Generate each row's tokens up to its first wrong draft; the rest are drafts.
 
         Args:
             tokens: `[B, W]` int64, the window's new contents.
-            n_accepted: `[B]` int64 in 1..W.
+            kept: `[B, W-1]` bool, which drafts were right. With n leading ones, n + 1 tokens are
+                generated.
             variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
                 slot. Only slots whose tokens were accepted are charged.
         """
         if variation is not None:
             self.hold("variation", variation)
         if self.is_on_host and not self.is_recorded:
-            self._accept_on_host(tokens, n_accepted.tolist())
+            self._accept_on_host(tokens, kept)
             return
-        buffer = self.buffer
-        buffer.tokens.scatter_(1, buffer.columns, torch.where(self._ended[:, None], 0, tokens))
-        left = self._limit - buffer.n_generated
-        n_new = torch.minimum(n_accepted, left).masked_fill(self._ended, 0)
-        if self._stops is not None:
-            n_new, stopped = _cut_at_stop(tokens, n_new, self._stops)
-            self._ended |= stopped
-        is_new = self._index[: self.width] < n_new[:, None]  # [B, W]
-        if self.is_recorded:
+        before = self.buffer.n_generated.clone() if self.is_recorded else None
+        dispatch.run(
+            accept_prefix, tokens, kept, self._peak, self.held("variation"), self._row_state(),
+            self._limit, self._stops, origin=self.buffer.origin, counts=self.on_step is None,
+        )  # fmt: skip
+        if before is not None:
             assert self.recorder is not None
-            self.recorder.accept(buffer.n_generated, n_new)
-        is_bad = (self._peak - self._peak != 0) & is_new  # NaN and infinity leave NaN
-        self.counters.is_bad |= is_bad.any(1)
-        buffer.filled.copy_(buffer.columns[:, -1] + 1)
-        buffer.n_generated += n_new
-        self._ended |= buffer.n_generated >= self._limit
-        if self.on_step is None:
-            self._count(n_new)
-        else:
-            self._n_new.copy_(n_new)
+            self.recorder.accept(before, self._n_new)
 
-    def _accept_on_host(self, tokens: Tensor, n_accepted: list[int]) -> None:
+    def _row_state(self) -> RowState:
+        buffer, counters = self.buffer, self.counters
+        return RowState(
+            buffer.tokens, buffer.n_generated, buffer.filled, self._ended, self._n_new,
+            counters.is_bad, counters.passes, counters.gains, counters.spent, self._summary,
+        )  # fmt: skip
+
+    def _accept_on_host(self, tokens: Tensor, kept: Tensor) -> None:
         """`accept` row by row in plain numbers: thirty small operations of torch take longer."""
         buffer, width = self.buffer, self.width
+        n_accepted = [1 + (row + [False]).index(False) for row in kept.tolist()]
         written, new, peak = buffer.tokens.numpy(), tokens.numpy(), self._peak.detach().numpy()
         n_generated, filled = buffer.n_generated.numpy(), buffer.filled.numpy()
         ended, is_bad, gained = (
@@ -438,7 +455,7 @@ class WindowRun:
             n_generated[row] += n_new
             ended[row] |= n_generated[row] >= self.length
         if self.on_step is None:
-            self._count(self._n_new)
+            self._count()
 
     def hold(self, name: str, value: Tensor) -> None:
         """Store a tensor for the next step, always of one shape. Nobody writes to it any more."""
@@ -447,9 +464,17 @@ class WindowRun:
             self._held[name] = value
         elif stored is None:
             self._held[name] = value.clone()  # two that share memory would overwrite each other
-        else:
+        elif stored is not value:
             stored.copy_(value)
         self._held_names.add(name)
+
+    def room_for(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A float32 tensor to write what `hold` will store; the stored one where steps are static,
+        so that what the last step stored there has been read before.
+        """
+        stored = self._held.get(name) if self.runner.is_static else None
+        device = self.buffer.tokens.device
+        return torch.empty(shape, device=device) if stored is None else stored
 
     def held(self, name: str) -> Tensor | None:
         """The tensor that the last step of this run stored under a name; None before the first."""
@@ -469,7 +494,7 @@ class WindowRun:
         self.stats.tokens_processed += n_passes * self.width * len(self._lengths)
         if self.on_step is not None:
             self._call_on_step(self.on_step)
-            self._count(self._n_new)
+            self._count()
         remaining, n_open, n_tokens, is_bad = self._summary.tolist()  # the only synchronisation
         scheduler = self.scheduler
         if is_bad:
@@ -495,21 +520,17 @@ class WindowRun:
         if not self.runner.is_static:
             self.buffer.move_window(self.width)
 
-    def _count(self, n_new: Tensor) -> None:
-        """Count a pass in which rows gained `n_new` `[B]`, and sum up what the host reads."""
-        n_generated, ended, counters = self.buffer.n_generated, self._ended, self.counters
-        if self.is_on_host:
-            counters.count_on_host(n_new.tolist(), self.held("variation"))
-            made = n_generated.tolist()
-            left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
-            bad = int(counters.is_bad.numpy().any())
-            self._summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
+    def _count(self) -> None:
+        """Count a pass in which rows gained `_n_new` tokens, and sum up what the host reads."""
+        if not self.is_on_host:
+            count_pass(self._row_state(), self.held("variation"), self._limit)
             return
-        counters.count(n_new, self.held("variation"))
-        wanted = (self._limit - n_generated).masked_fill(ended, 0)  # [B]
-        is_bad = counters.is_bad.any().long()
-        summary = (wanted.amax(), (wanted > 0).sum(), n_generated.sum(), is_bad)
-        self._summary.copy_(torch.stack(summary))
+        n_generated, ended, counters = self.buffer.n_generated, self._ended, self.counters
+        counters.count_on_host(self._n_new.tolist(), self.held("variation"))
+        made = n_generated.tolist()
+        left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
+        bad = int(counters.is_bad.numpy().any())
+        self._summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
 
     def _call_on_step(self, on_step: OnStep) -> None:
         """Report the last pass to `on_step`, and end rows where it says so."""
@@ -659,22 +680,3 @@ def _open_scheduler(
         return None
     is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
     return WindowScheduler(prompt, prompt.batching, noise, is_fixed)
-
-
-def _cut_at_stop(tokens: Tensor, n_new: Tensor, stop_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """End rows after their first stop token.
-
-    Args:
-        tokens: `[B, W]` int64, new tokens.
-        n_new: `[B]` int64, how many of them count.
-        stop_tokens: `[S]` int64.
-
-    Returns:
-        How many count now, `[B]` int64 (the stop token is the last), and which rows ended, `[B]`
-        bool.
-    """
-    width = tokens.shape[1]
-    index = torch.arange(width, device=tokens.device)[None]
-    stops = (tokens[..., None] == stop_tokens).any(-1) & (index < n_new[:, None])
-    first = torch.where(stops, index, width).amin(1)  # [B]
-    return torch.minimum(n_new, first + 1), first < width

@@ -94,7 +94,6 @@ class FusedDraws:
 
     def __init__(self, run: WindowRun) -> None:
         self._run = run
-        self._purpose = run.buffer.tokens.new_zeros(())  # the word of `Stream.FROZEN`
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""
@@ -104,7 +103,7 @@ class FusedDraws:
             return slots
         settings = Settings(temperature=1.0 if run.params.temperature else 0.0)
         scores = scores.expand(-1, slots.shape[1], -1)
-        key = (run.noise.seeds, run.noise.items, slots, self._purpose)
+        key = (run.noise.seeds, run.noise.items, slots, run.frozen)
         return dispatch.run(sample_frozen, scores, 1, settings, None, *key).tokens
 
     def redraft(self, drafts: Tensor) -> Tensor:
@@ -124,7 +123,10 @@ class FusedDraws:
         settings = Settings(
             params.guidance_scale, 1.0, params.temperature, params.top_k, params.top_p, params.min_p
         )
-        key = (run.noise.seeds, run.noise.items, slots, self._purpose)
-        found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced)
-        run.record_scores(logits, found.peak)
+        key = (run.noise.seeds, run.noise.items, slots, run.frozen)
+        last = None
+        if run.reads_last_scores and forced is None and not settings.cuts:
+            last = run.room_for("last scores", (len(slots), run.vocab_size))
+        found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
+        run.record_scores(logits, found.peak, last)
         return found.tokens

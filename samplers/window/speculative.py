@@ -23,7 +23,7 @@ from torch import Tensor
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.acceptance import count_leading, draw, is_kept, one_hot, residual
+from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
@@ -83,7 +83,7 @@ class Speculative(WindowPolicy):
             redrawn = draw(rest, fresh.redraws)  # [B, W]
             tokens = torch.where(accepted, drafts, redrawn[:, :-1])
             tokens = torch.cat([tokens, redrawn[:, -1:]], 1)
-            run.accept(tokens, 1 + count_leading(accepted))
+            run.accept(tokens, accepted)
             run.sync()
         return run.finish()
 

@@ -135,14 +135,12 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
         coins, spent = fresh.coins[:, :-1], None
         if is_fused:
             coupled = dispatch.run(couple, scores, p_draft, drafts, coins, fresh.redraws)
-            p_target, tokens = coupled.p_target, coupled.verified
-            n_accepted = 1 + count_leading(coupled.kept)
+            p_target, tokens, accepted = coupled.p_target, coupled.verified, coupled.kept
         else:
             p_target = scores.softmax(-1)
             accepted, spent = verify(rule, p_target[:, :-1], p_draft, drafts, coins)
-            n_accepted = 1 + count_leading(accepted)
             index = torch.arange(run.width, device=drafts.device)[None]
-            last = (n_accepted - 1)[:, None]  # the slot that is redrawn, or the bonus slot
+            last = count_leading(accepted)[:, None]  # the slot that is redrawn, or the bonus slot
             keeps = accepted
             if coupling == "maximal":
                 if spent is not None:
@@ -160,7 +158,7 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
                 tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws, last)
         run.hold("p_target", p_target)
         run.hold("first slot", slots[:, :1])
-        run.accept(tokens, n_accepted, spent)
+        run.accept(tokens, accepted, spent)
 
     return run.run(step_fn)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 
+_FILLER = 64  # slots of a pass over fillers, which may be wider than the window
 _STEP = 64  # capacities are rounded up to it, so that prompts of many lengths share graphs
 
 
@@ -57,8 +58,8 @@ class TokenBuffer:
         n_generated: `[B]` int64, tokens generated so far.
         filled: `[B]` int64, first column that no pass has predicted.
         last_of_prompt: `[R, 1]` int64, the last prompt token of every row of every branch.
+        index: `[N]` int64, the numbers from 0 on.
         slots: `[B, W]` int64, the slots that the window covers.
-        columns: `[B, W]` int64, the columns of those slots in `tokens`.
     """
 
     def __init__(self, prompt: Prompt, capacity: Capacity, widest: int) -> None:
@@ -68,6 +69,7 @@ class TokenBuffer:
         self.n_generated = prompt.tokens.new_zeros(prompt.batch)
         self.filled = self.n_generated + self.origin
         self.last_of_prompt = _last_tokens(prompt)
+        self.index = torch.arange(max(widest, _FILLER), device=self.tokens.device)
 
     def _align(self, prompt: Prompt) -> Tensor:
         """`[B, N]` int64: -1, then the conditional branch's prompt, then 0 from slot 0 on."""
@@ -93,9 +95,12 @@ class TokenBuffer:
 
     def move_window(self, width: int) -> None:
         """Cover the next `width` slots of every row."""
-        index = torch.arange(width, device=self.tokens.device)
-        self.slots = self.n_generated[:, None] + index  # [B, W]
-        self.columns = self.origin + self.slots
+        self.slots = self.n_generated[:, None] + self.index[:width]  # [B, W]
+
+    @property
+    def columns(self) -> Tensor:
+        """`[B, W]` int64, the columns of the window's slots in `tokens`."""
+        return self.slots + self.origin
 
     def is_predicted(self) -> Tensor:
         """`[B, W-1]` bool: the draft slots for which the last pass predicted a token."""

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.truncation import truncate
+from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.samplers.acceptance import count_leading, residual
 from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window import run as window_run
 from mmaccel.samplers.window import speculative, speculative_jacobi
 from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.token_buffer import TokenBuffer
 from tests.fixtures.toy_models import ToyLanguage
 
 Patch = pytest.MonkeyPatch
@@ -41,9 +42,10 @@ def advance_together(patch: Patch) -> None:
     """No bug by itself: all rows of a group advance by the least of their accepted tokens."""
     accept = WindowRun.accept
 
-    def least(run: WindowRun, tokens: Tensor, n_accepted: Tensor, *others: Any) -> None:
-        together = n_accepted.view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
-        accept(run, tokens, together.reshape(-1), *others)
+    def least(run: WindowRun, tokens: Tensor, kept: Tensor, *others: Any) -> None:
+        together = count_leading(kept).view(-1, GROUP).amin(1, keepdim=True).expand(-1, GROUP)
+        index = torch.arange(kept.shape[1])
+        accept(run, tokens, index < together.reshape(-1, 1), *others)
 
     patch.setattr(WindowRun, "accept", least)
 
@@ -151,11 +153,12 @@ def _alter_coins(patch: Patch, change: Callable[[Tensor, int], tuple[Tensor, int
 def use_one_branch(patch: Patch) -> None:
     """Every guidance branch processes the conditional branch's last prompt token."""
 
-    def inputs(buffer: TokenBuffer, columns: Tensor) -> Tensor:
-        n_rows = buffer.last_of_prompt.shape[0]
-        return buffer.tokens.gather(1, columns).repeat(n_rows // len(columns), 1)
+    def inputs(*given: Any, **options: Any) -> WindowInputs:
+        tokens, n_generated, filled, last, *others = given
+        conditional = last[: len(tokens)].repeat(len(last) // len(tokens), 1)
+        return window_inputs(tokens, n_generated, filled, conditional, *others, **options)
 
-    patch.setattr(TokenBuffer, "model_inputs", inputs)
+    patch.setattr(window_run, "window_inputs", inputs)
 
 
 def record_uniform_distribution(patch: Patch) -> None:

@@ -105,7 +105,7 @@ def test_drafts_of_the_same_slot(source: str) -> None:
         torch.arange(7, 12)[None],
     )
     frames = Frames(((0, 4), (2, 6), (3, 8)), 10)
-    at = Frontier(tokens, slots + 1, torch.tensor([8]), slots, None, frames, 10)
+    at = Frontier(tokens, 1, torch.tensor([8]), slots, None, frames, 10)
     drafts, _ = propose(source, at)
     assert drafts is not None and drafts.tolist() == [[5, 6, 1, 5, 6]]
 

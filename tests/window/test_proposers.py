@@ -38,9 +38,7 @@ def make_frontier(
     token_buffer = torch.tensor([row + [0] * (40 - len(row)) for row in rows])
     slots = torch.tensor([[m + k for k in range(width)] for m in made])
     scores = torch.arange(float(len(rows) * VOCAB)).reshape(-1, VOCAB) if seen else None
-    return Frontier(
-        token_buffer, ORIGIN + slots, torch.tensor(filled), slots, scores, layout, VOCAB
-    )
+    return Frontier(token_buffer, ORIGIN, torch.tensor(filled), slots, scores, layout, VOCAB)
 
 
 ROWS = [

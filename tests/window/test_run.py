@@ -55,7 +55,8 @@ def step(run: WindowRun, drafts: list[list[int]], tokens: list[list[int]], kept:
     """One pass: new drafts, the window's new contents, and how many of them are accepted."""
     run.write_drafts(torch.tensor(drafts, dtype=torch.int64))
     run.forward()
-    run.accept(torch.tensor(tokens), torch.tensor(kept))
+    is_right = torch.arange(run.width - 1) < torch.tensor(kept)[:, None] - 1
+    run.accept(torch.tensor(tokens), is_right)
     run.sync()
 
 

@@ -1,0 +1,141 @@
+"""The end of a pass in Triton: one program goes through all rows, some of them at a time.
+
+Source: see `mmaccel.kernels.accept_prefix`. What the host reads is a sum over all rows, so that a
+program a row would need a second launch.
+
+Departures: total variation is added in another order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmaccel.kernels.accept_prefix import RowState
+from mmaccel.kernels.build import Build
+
+SLOTS = 1024  # at a time
+WARPS = 4
+
+
+@triton.jit
+def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
+    new, kept, peak, variation, tokens, n_generated, filled, ended, n_new, is_bad, passes, gains,
+    spent, summary, limit, stops, new_step, kept_step, peak_step, variation_step, token_step,
+    batch, width, n_stops, origin, capacity, COUNTS: tl.constexpr, B: tl.constexpr,
+    W: tl.constexpr,
+):  # fmt: skip
+    j = tl.arange(0, W)[None, :]
+    most = tl.load(limit)
+    wanted, n_open = most * 0, most * 0
+    made, n_bad = most * 0, most * 0
+    for first in range(0, batch, B):
+        row = first + tl.arange(0, B)
+        is_row = row < batch
+        slots = is_row[:, None] & (j < width)
+        drafts = is_row[:, None] & (j < width - 1)
+        at = row.to(tl.int64)[:, None]
+        before = tl.load(n_generated + row, mask=is_row, other=0)
+        is_over = tl.load(ended + row, mask=is_row, other=1) != 0
+        token = tl.load(new + at * new_step + j, mask=slots, other=0)
+        is_kept = tl.load(kept + at * kept_step + j, mask=drafts, other=0) != 0
+        n = tl.min(tl.where(is_kept, W, j), 1) + 1  # [B]
+        n = tl.minimum(n, most - before)
+        n = tl.where(is_over, 0, n)
+        has_stopped = is_row & False
+        if stops is not None:
+            is_stop = slots & False
+            for s in range(0, n_stops):
+                is_stop = is_stop | (token == tl.load(stops + s))
+            end = tl.min(tl.where(is_stop & (j < n[:, None]), j, W), 1)
+            has_stopped = end < W
+            n = tl.minimum(n, end + 1)
+        is_new = slots & (j < n[:, None])
+        score = tl.load(peak + at * peak_step + j, mask=slots, other=0.0).to(tl.float32)
+        wrong = is_new & ((score != score) | (tl.abs(score) == float("inf")))
+        bad = tl.max(wrong.to(tl.int32), 1) | tl.load(is_bad + row, mask=is_row, other=0)
+        after = before + n
+        closed = is_over | has_stopped | (after >= most)
+        if COUNTS:
+            count = tl.load(passes + row, mask=is_row, other=0)
+        tl.debug_barrier()  # what was read is written now
+        column = origin + before[:, None] + j
+        token = tl.where(is_over[:, None], 0, token)
+        tl.store(tokens + at * token_step + column, token, mask=slots)
+        tl.store(filled + row, origin + before + width, mask=is_row)
+        tl.store(n_generated + row, after, mask=is_row)
+        tl.store(ended + row, closed.to(tl.uint8), mask=is_row)
+        tl.store(is_bad + row, bad.to(tl.uint8), mask=is_row)
+        tl.store(n_new + row, n, mask=is_row)
+        if COUNTS:
+            place = tl.minimum(count, capacity - 1)
+            tl.store(gains + place * batch + row, n, mask=is_row)
+            tl.store(passes + row, count + 1, mask=is_row)
+            if variation is not None:
+                share = tl.load(variation + at * variation_step + j, mask=drafts & is_new, other=0)
+                charged = tl.load(spent + row, mask=is_row, other=0)
+                charged += tl.sum(share.to(tl.float64), 1)
+                tl.debug_barrier()
+                tl.store(spent + row, charged, mask=is_row)
+            left = tl.where(is_row & (closed == 0), most - after, 0)
+            wanted = tl.maximum(wanted, tl.max(left, 0))
+            n_open += tl.sum((left > 0).to(tl.int64), 0)
+            made += tl.sum(tl.where(is_row, after, 0), 0)
+            n_bad = n_bad | tl.max(bad, 0).to(tl.int64)
+    if COUNTS:
+        tl.store(summary, wanted)
+        tl.store(summary + 1, n_open)
+        tl.store(summary + 2, made)
+        tl.store(summary + 3, n_bad)
+
+
+def refuse_accept_prefix(
+    new: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, state: RowState,
+    limit: Tensor, stops: Tensor | None, *, origin: int, counts: bool,
+) -> str | None:  # fmt: skip
+    """Why this version cannot take such arguments; None if it can."""
+    rows = (new, peak, state.tokens) if variation is None else (new, peak, state.tokens, variation)
+    if any(tensor.stride(1) != 1 for tensor in rows if tensor.shape[1] > 1):
+        return "slots of a row that are apart; they must stand side by side"
+    return None
+
+
+def accept_prefix(
+    new: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, state: RowState,
+    limit: Tensor, stops: Tensor | None, *, origin: int, counts: bool,
+) -> None:  # fmt: skip
+    """See `mmaccel.kernels.accept_prefix`. Cost: one launch."""
+    batch, width = new.shape
+    if not batch:
+        return
+    block = triton.next_power_of_2(width)
+    flags = [flag.view(torch.uint8) for flag in (kept.contiguous(), state.ended, state.is_bad)]
+    _accept_prefix_kernel[(1,)](
+        new, flags[0], peak, variation, state.tokens, state.n_generated, state.filled, flags[1],
+        state.n_new, flags[2], state.passes, state.gains, state.spent, state.summary, limit, stops,
+        new.stride(0), flags[0].stride(0), peak.stride(0),
+        0 if variation is None else variation.stride(0), state.tokens.stride(0), batch, width,
+        0 if stops is None else len(stops), origin, len(state.gains), COUNTS=counts,
+        B=max(1, min(SLOTS // block, triton.next_power_of_2(batch))), W=block, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def builds() -> list[Build]:
+    """One slot of many rows, 64 of some, and as many as a program takes at a time."""
+    return [_build(rows, width) for rows, width in ((512, 1), (16, 64), (1, 1024))]
+
+
+def _build(rows: int, width: int) -> Build:
+    flags, real = ("kept", "ended", "is_bad"), ("peak", "variation")
+    numbers = ("batch", "width", "n_stops", "origin", "capacity")
+    constants = {"COUNTS": True, "B": rows, "W": width}
+    signature = {}
+    for name in _accept_prefix_kernel.arg_names:
+        kind = "*u8" if name in flags else "*fp32" if name in real else "*i64"
+        kind = "*fp64" if name == "spent" else kind
+        kind = "i32" if name in numbers or name.endswith("_step") else kind
+        signature[name] = "constexpr" if name in constants else kind
+    pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+    return Build(_accept_prefix_kernel, signature, constants, WARPS, 2, 128, pointers)
