@@ -17,7 +17,8 @@ from mmaccel.kernels.accept_prefix import RowState
 from mmaccel.kernels.build import Build
 
 SLOTS = 1024  # at a time
-WARPS = 4
+ROWS = 256  # at a time, at most
+WARPS = 8
 
 
 @triton.jit
@@ -118,13 +119,14 @@ def accept_prefix(
         new.stride(0), flags[0].stride(0), peak.stride(0),
         0 if variation is None else variation.stride(0), state.tokens.stride(0), batch, width,
         0 if stops is None else len(stops), origin, len(state.gains), COUNTS=counts,
-        B=max(1, min(SLOTS // block, triton.next_power_of_2(batch))), W=block, num_warps=WARPS,
+        B=max(1, min(SLOTS // block, ROWS, triton.next_power_of_2(batch))), W=block,
+        num_warps=WARPS,
     )  # fmt: skip
 
 
 def builds() -> list[Build]:
     """One slot of many rows, 64 of some, and as many as a program takes at a time."""
-    return [_build(rows, width) for rows, width in ((512, 1), (16, 64), (1, 1024))]
+    return [_build(rows, width) for rows, width in ((ROWS, 1), (16, 64), (1, 1024))]
 
 
 def _build(rows: int, width: int) -> Build:
@@ -138,4 +140,4 @@ def _build(rows: int, width: int) -> Build:
         kind = "i32" if name in numbers or name.endswith("_step") else kind
         signature[name] = "constexpr" if name in constants else kind
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    return Build(_accept_prefix_kernel, signature, constants, WARPS, 2, 128, pointers)
+    return Build(_accept_prefix_kernel, signature, constants, WARPS, 2, 168, pointers)

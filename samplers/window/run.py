@@ -172,11 +172,12 @@ class WindowRun:
     @cached_property
     def is_on_host(self) -> bool:
         """Whether a step may read its tensors and take the rows of a batch one by one: few rows on
-        a CPU, of which no step is captured.
+        a CPU, of which no step is captured, without kernels (which the interpreter runs there).
         """
         tokens = self.buffer.tokens
-        is_small = tokens.device.type == "cpu" and len(tokens) <= _ROWS_ON_HOST
-        return is_small and not self.runner.is_static
+        if self.runner.is_static or dispatch.takes("accept_prefix", tokens.device.type):
+            return False
+        return tokens.device.type == "cpu" and len(tokens) <= _ROWS_ON_HOST
 
     def static_inputs(self) -> dict[str, Tensor]:
         """Tensors that outlive a step, by name, with the values that the run begins with."""

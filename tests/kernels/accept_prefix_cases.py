@@ -23,7 +23,8 @@ def _make_state(batch: int, width: int, generator: torch.Generator) -> RowState:
     n_generated[0] = _LIMIT - 2  # the limit cuts this row
     return RowState(
         draw(batch, _ORIGIN + _LIMIT + width + 2, most=50), n_generated, draw(batch, most=9),
-        n_generated >= _LIMIT, draw(batch, most=9), draw(batch, most=8) == 0,
+        (n_generated >= _LIMIT) | (draw(batch, most=4) == 3), draw(batch, most=9),
+        draw(batch, most=8) == 0,
         draw(batch, most=_CAPACITY + 3), draw(_CAPACITY, batch, most=9),
         torch.rand(batch, dtype=torch.float64, generator=generator),
         poison((4,), torch.int64, torch.device("cpu")),

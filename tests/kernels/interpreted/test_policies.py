@@ -33,6 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 SIZE = 1000
 FUSED = ("add_norm", "rope_write", "gated_act")
+EVERY_PASS = ("window_inputs", "accept_prefix")
 GRID = Grid(rows=1, width=4, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
 RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
     (Autoregressive(), {}, None),
@@ -63,7 +64,7 @@ def decode(
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels' functions that are called from now on."""
     launched: list[str] = []
-    for kernel in ("sample", "couple", "window_attention", "coarse_sweep", *FUSED):
+    for kernel in ("sample", "couple", "window_attention", "coarse_sweep", *FUSED, *EVERY_PASS):
         module, name = import_module(f"mmaccel.kernels.{kernel}_triton"), dispatch.KERNELS[kernel]
         real = getattr(module, name)
 
@@ -87,7 +88,7 @@ def test_same_seed_same_tokens(
     assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
     attends = made.stats.attention == "window_attention"
     assert attends == ((policy, options) == RUNS[2][:2])
-    wanted = {"couple" if isinstance(policy, SpeculativeJacobi) else "sample_frozen"}
+    wanted = {"couple" if isinstance(policy, SpeculativeJacobi) else "sample_frozen", *EVERY_PASS}
     wanted |= {"window_attention"} if attends else set()
     assert set(launched) == wanted
     assert min(map(launched.count, wanted)) >= made.stats.passes
