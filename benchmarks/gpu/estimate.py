@@ -80,21 +80,22 @@ def estimate(size: Size) -> list[dict[str, Any]]:
     n_bytes += key_bytes(whole, 2, CONTEXT)
     floor = n_bytes / GB_PER_S / 1e6
     rows = []
-    for route, policy, (one, two) in count(size):
+    for route, policy, (one, two, outside) in count(size):
         layer = sum(two.values()) - sum(one.values())
         once = sum(one.values()) - layer
         nodes = once + layer * n_layers
         glue = nodes * NODE_US / 1000
         rows.append({
             "model": size.name, "route": route, "policy": repr(policy), "layers": n_layers,
-            "nodes_once": once, "nodes_a_layer": layer, "nodes": nodes, "bytes": n_bytes,
+            "nodes_once": once, "nodes_outside": sum(outside.values()), "nodes_a_layer": layer,
+            "nodes": nodes, "bytes": n_bytes,
             "floor_ms": floor, "nodes_ms": glue, "ms": floor + glue,
         })  # fmt: skip
     return rows
 
 
-def count(size: Size) -> list[tuple[str, Policy, tuple[Counter[str], Counter[str]]]]:
-    """What passes of one tiny layer and of two launch, by forward and policy."""
+def count(size: Size) -> list[tuple[str, Policy, list[Counter[str]]]]:
+    """What passes launch by forward and policy: of one tiny layer, of two, outside the model."""
     small = shrink(size)
     models = []
     for n_layers in (1, 2):
@@ -104,13 +105,18 @@ def count(size: Size) -> list[tuple[str, Policy, tuple[Counter[str], Counter[str
     windows = [open_window(model, own) for own, model in models]
     for route in routes_of(windows[0]):
         for policy in POLICIES:
-            one, two = (count_pass(window, policy, route) for window in windows)
-            found.append((route, policy, (one, two)))
+            passes = [count_pass(window, policy, route) for window in windows]
+            passes.append(count_pass(windows[0], policy, route, whole=False))
+            found.append((route, policy, passes))
     return found
 
 
-def count_pass(window: Any, policy: Policy, route: str = "model") -> Counter[str]:
-    """What a pass of one image with guidance, two rows, launches on a GPU."""
+def count_pass(
+    window: Any, policy: Policy, route: str = "model", whole: bool = True
+) -> Counter[str]:
+    """What a pass of one image with guidance, two rows, launches on a GPU; without `whole`, outside
+    the model alone.
+    """
     window.attention = "kernel"
     if hasattr(window, "fused"):
         window.fused = route == "fused"
@@ -124,7 +130,7 @@ def count_pass(window: Any, policy: Policy, route: str = "model") -> Counter[str
         policy.sample(window, prompt, _ROOM - 8, params=params, noise=noise, on_step=None)
 
     try:
-        return record_pass(run)
+        return record_pass(run, without=None if whole else window)
     finally:
         window.runner = None
 

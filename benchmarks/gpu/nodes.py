@@ -72,12 +72,15 @@ def record_step(step: Callable[[], object]) -> Counter[str]:
     return found
 
 
-def record_pass(run: Callable[[StepRunner], object], at: int = 3) -> Counter[str]:
+def record_pass(
+    run: Callable[[StepRunner], object], at: int = 3, without: Any = None
+) -> Counter[str]:
     """Run a policy on a CPU; what one pass would launch on a GPU, by name.
 
     Args:
         run: carries out a whole run with the runner it is given.
         at: number of the pass that is counted, from 0.
+        without: a token model whose forward is not counted; None counts everything.
     """
     found: Counter[str] = Counter()
     counter = _Counter(found)
@@ -96,9 +99,32 @@ def record_pass(run: Callable[[StepRunner], object], at: int = 3) -> Counter[str
                 step()
             raise _Counted
 
-    with torch.no_grad(), _as_kernels(counter), suppress(_Counted):
+    with torch.no_grad(), _as_kernels(counter), _left_out(without, counter), suppress(_Counted):
         run(Watching())
     return found
+
+
+@contextmanager
+def _left_out(model: Any, counter: _Counter) -> Iterator[None]:
+    """Inside the block, forwards of a token model are not counted."""
+    if model is None:
+        yield
+        return
+    forward = model.forward
+
+    def uncounted(*args: Any) -> Tensor:
+        before, counter.is_paused = counter.is_paused, True
+        try:
+            logits: Tensor = forward(*args)
+            return logits
+        finally:
+            counter.is_paused = before
+
+    model.forward = uncounted
+    try:
+        yield
+    finally:
+        del model.forward
 
 
 def profile_step(step: Callable[[], object], repeats: int = 5) -> list[dict[str, Any]]:

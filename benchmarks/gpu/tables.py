@@ -285,13 +285,15 @@ def estimate_table(reports: Reports) -> str:
     if report is None:
         return f"\n{MISSING.capitalize()}.\n\n"
     heads = (
-        "model", "forward", "policy", "layers", "nodes a layer", "other nodes", "nodes",
-        "read, GB", "reading, ms", "nodes, ms", "estimate, ms",
+        "model", "forward", "policy", "layers", "nodes a layer", "other nodes",
+        "of them outside the model", "nodes", "read, GB", "reading, ms", "nodes, ms",
+        "estimate, ms",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [
         (
             row["model"], row["route"], f"`{row['policy']}`", str(row["layers"]),
-            str(row["nodes_a_layer"]), str(row["nodes_once"]), str(row["nodes"]),
+            str(row["nodes_a_layer"]), str(row["nodes_once"]), str(row["nodes_outside"]),
+            str(row["nodes"]),
             f"{row['bytes'] / 1e9:.2f}", f"{row['floor_ms']:.2f}", f"{row['nodes_ms']:.2f}",
             f"{row['ms']:.1f}",
         )

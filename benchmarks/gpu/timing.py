@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.parts import Part
+from mmaccel.kernels.accept_prefix import RowState
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 from mmaccel.kernels.sample import Settings
 
@@ -184,6 +185,25 @@ def _gated(device: torch.device) -> tuple[Any, ...]:
     return (torch.randn(64, 2 * 11_008, device=device, dtype=torch.bfloat16),)
 
 
+def _window(device: torch.device) -> tuple[Any, ...]:
+    """Windows of 32 slots of two images with guidance."""
+    rows, some = torch.full((2,), 100, device=device), torch.ones(4, 1, device=device).long()
+    buffer, drafts = torch.ones(2, 1024, device=device).long(), torch.ones(2, 31, device=device)
+    return buffer, rows, rows + 40, some, some[:, 0] * 20, drafts.long(), None
+
+
+def _ending(device: torch.device) -> tuple[Any, ...]:
+    """The ends of those windows' passes; calls generate a token each, and rows have room."""
+    rows, new = torch.zeros(2, device=device).long(), torch.ones(2, 32, device=device).long()
+    flags = (torch.zeros(2, dtype=torch.bool, device=device) for _ in range(2))
+    state = RowState(
+        torch.ones(2, 1024, device=device).long(), rows, rows.clone(), next(flags), rows.clone(),
+        next(flags), rows.clone(), torch.zeros(512, 2, device=device).long(), rows.double(),
+        torch.zeros(4, device=device).long(),
+    )  # fmt: skip
+    return new, new[:, 1:] == 0, new.float(), None, state, torch.tensor(900, device=device), None
+
+
 _SLOTS, _LOGITS = 64 * 131_072, 64 * 131_072 * 2
 _MS = "sample_64x131k_ms"
 
@@ -219,6 +239,18 @@ TIMINGS: dict[str, list[Timing]] = {
         )
     ],
     "gated_act": [Timing("gated_act", "64 x 2 x 11008, bfloat16", _gated, 2 * 64 * 3 * 11_008)],
+    "window_inputs": [
+        Timing(
+            "window_inputs", "2 rows, 2 branches, 32 slots", _window, 8 * 2 * (4 * 32 + 2 * 32),
+            options={"origin": 24, "width": 32},
+        )
+    ],
+    "accept_prefix": [
+        Timing(
+            "accept_prefix", "2 rows, 32 slots", _ending, 2 * 32 * (8 + 1 + 4 + 8),
+            options={"origin": 24, "counts": True},
+        )
+    ],
     "coarse_sweep": [_swept(1024, 25), _swept(16_384, 25)],
     "column_mass": [
         Timing(
