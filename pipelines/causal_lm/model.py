@@ -320,16 +320,23 @@ class CausalLMWindow(StaticModelBuffers):
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, with the logits of one position only, if the model can leave them out,
-        and one row's mask for all, if `start` is one number expanded. On an accelerator the width
-        is rounded up to a multiple of 64, so that libraries plan a few shapes and not one a prompt:
-        what surplus tokens write is overwritten before a query sees it.
+        and one row's mask for all, if `start` is one number expanded. The width is that of
+        `prompt_width`: what surplus tokens write is overwritten before a query sees it.
 
         Raises:
             ShapeError: as in `forward`.
         """
-        if tokens.device.type != "cpu" and self.own_prompt is None and not self.shared_rounding:
-            tokens = pad(tokens, (0, -tokens.shape[1] % self.prompt_step))
+        surplus = self.prompt_width(tokens.shape[1]) - tokens.shape[1]
+        tokens = pad(tokens, (0, surplus)) if surplus else tokens
         self._pass(tokens, start, **self._last_only)
+
+    def prompt_width(self, width: int) -> int:
+        """The width at which a prompt is processed: on an accelerator a multiple of 64, so that
+        libraries plan a few shapes and not one a prompt.
+        """
+        if self.device.type == "cpu" or self.own_prompt is not None or self.shared_rounding:
+            return width
+        return -(-width // self.prompt_step) * self.prompt_step
 
     @torch.no_grad()
     def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True, **options: Any) -> Any:

@@ -6,6 +6,10 @@ graphs; everything else of that run is new. An entry belongs to one run at a tim
 out of the cache and puts it back after its last token. So nested and concurrent runs have entries
 of their own, and an interrupted run puts none back.
 
+A run's prompt and its first pass are steps of their own. The first run of a key carries them out as
+they are, the second one as a trial (below) where there was none yet, later runs capture and replay
+them.
+
 The first step of a width runs eagerly on a side stream, because libraries initialise themselves at
 their first call, which no graph may contain. The first one of a model and a kind of policy is a
 trial as well: where it synchronises with the host, torch raises an error, and the run goes on
@@ -29,10 +33,10 @@ from torch import Tensor
 
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.samplers.window.step_runner import GraphKey, StaticBuffers
+from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers
 
 Replay = Callable[[], None]
-_TRIED: WeakKeyDictionary[Any, set[type]] = WeakKeyDictionary()  # model -> kinds of policies
+_TRIED: WeakKeyDictionary[Any, set[tuple[type, str]]] = WeakKeyDictionary()  # by model
 
 
 @dataclass
@@ -42,12 +46,14 @@ class GraphEntry(StaticBuffers):
     Attributes:
         graphs: replays a captured step, by the step's key.
         warm: keys of steps that ran once.
+        eager: keys of steps that cannot be captured, and runs have once each.
         pool, stream: memory and stream of the captures; None before the first.
         layouts: of the runs that captured; graphs read tables that these hold (`Frames`).
     """
 
     graphs: dict[Hashable, Replay] = field(default_factory=dict)
     warm: set[Hashable] = field(default_factory=set)
+    eager: set[Once] = field(default_factory=set)
     pool: Any = None
     stream: torch.cuda.Stream | None = None
     layouts: list[Any] = field(default_factory=list)
@@ -118,7 +124,7 @@ class CudaGraphRunner:
 
     Attributes:
         reason: why steps run eagerly although they should be captured; empty otherwise.
-        captures: steps captured so far.
+        captures: steps captured so far, without those that runs have once each.
 
     Memory: that of one step of the widest window, as long as the entry lives.
     """
@@ -178,15 +184,14 @@ class CudaGraphRunner:
         if key in graphs:
             graphs[key]()
             return True
+        if isinstance(key, Once):
+            return self._run_once(key, step)
         if key not in warm:
             warm.add(key)
-            tried = self._tried()
-            if self._key is not None and type(self._key.policy) in tried:
+            if self._is_tried():
                 self._warm_up(step)
                 return False
             error = self._try_step(step)
-            if self._key is not None and not error:
-                tried.add(type(self._key.policy))
             return self._go_on(step, error) if error else False
         replay, error = self._try_capture(step)
         if replay is None:  # a capture cannot use memory that is cached
@@ -194,12 +199,38 @@ class CudaGraphRunner:
             replay, error = self._try_capture(step)
         if replay is None:
             return self._fall_back(step, error)
-        graphs[key] = replay
+        self._store(key, replay)
+        return False
+
+    def _run_once(self, key: Once, step: Callable[[], None]) -> bool:
+        """A step that runs have once each: the first run's as it is, then a trial, then captured.
+
+        One that cannot be captured runs eagerly, and the rest of its run is captured all the same.
+        """
+        entry = self._entry
+        if self._key is None or key in entry.eager or key not in entry.warm:
+            entry.warm.add(key)
+            step()
+        elif not self._is_tried(key.kind):
+            if self._try_step(step, key.kind):
+                entry.eager.add(key)
+                step()
+        else:
+            replay, _ = self._try_capture(step)
+            if replay is None:
+                entry.eager.add(key)
+                step()
+            else:
+                self._store(key, replay)
+        return False
+
+    def _store(self, key: Hashable, replay: Replay) -> None:
+        """Keep a graph that was captured, and replay it."""
+        self._entry.graphs[key] = replay
         if self._key is not None:  # a graph of this run alone dies with it
             self._entry.layouts.append(self._key.layout)
-        self.captures += 1
+        self.captures += not isinstance(key, Once)
         replay()
-        return False
 
     def finish(self) -> None:
         """See `StepRunner.finish`."""
@@ -226,13 +257,20 @@ class CudaGraphRunner:
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
-    def _tried(self) -> set[type]:
-        """The kinds of policies of which a step was tried with this model; without a key, none."""
+    def _trials(self) -> set[tuple[type, str]]:
+        """The kinds of policies and of steps that were tried with this model."""
         model = None if self._key is None else self._key.model()
         return set() if model is None else _TRIED.setdefault(model, set())
 
-    def _try_step(self, step: Callable[[], None]) -> str:
+    def _is_tried(self, kind: str = "") -> bool:
+        return self._key is not None and (type(self._key.policy), kind) in self._trials()
+
+    def _try_step(self, step: Callable[[], None], kind: str = "") -> str:
         """Warm up with a step that must not synchronise with the host.
+
+        Args:
+            step: to be carried out.
+            kind: as in `Once`; empty for the passes after the first.
 
         Returns:
             The error's text if it does, and everything that outlives a step is as before; else "".
@@ -248,6 +286,8 @@ class CudaGraphRunner:
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
             return " ".join(str(error).split())
+        if self._key is not None:
+            self._trials().add((type(self._key.policy), kind))
         return ""
 
     @contextmanager

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError
@@ -37,14 +38,23 @@ from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, 
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rolling_noise import FreshAhead, RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
-from mmaccel.samplers.window.step_runner import StaticBuffers, StepRunner, make_graph_key, runner_of
+from mmaccel.samplers.window.step_runner import (
+    GraphKey,
+    Once,
+    StaticBuffers,
+    StepRunner,
+    make_graph_key,
+    runner_of,
+)
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
 from mmaccel.samplers.window.window_size import find_calibration, make_chooser
 
+_SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph
 _ROWS_ON_HOST = 64  # with more, operations over the whole batch take less than rows one by one
 _STATIC = (  # tensors that outlive a step, by attribute; `hold` has its own
     "buffer.tokens", "buffer.n_generated", "buffer.filled", "buffer.last_of_prompt", "buffer.index",
     "impossible", "frozen", "_lengths", "_stops", "_limit", "_ended", "_n_new", "_summary",
+    "_short_prompt",
     "noise.seeds", "noise.items", "noise.schedule",
     "counters.passes", "counters.is_bad", "counters.gains", "counters.spent",
 )  # fmt: skip
@@ -83,6 +93,7 @@ class WindowRun:
 
     _rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
     _fresh: FreshAhead | None = None  # the same; see `fresh_noise`
+    _inputs: WindowInputs | None = None  # of the next forward, where `write_drafts` made them
 
     def __init__(
         self,
@@ -130,6 +141,7 @@ class WindowRun:
             is_refilled=self.scheduler is not None,
         )  # fmt: skip
         self._capacity = measure(prompt, length) if key is None else key.capacity
+        self._short_prompt = None if self.scheduler is not None else _find_short_prompt(key, prompt)
         self.buffer = TokenBuffer(prompt, self._capacity, widest)
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
@@ -154,17 +166,14 @@ class WindowRun:
         self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass
         self._summary = n_generated.new_zeros(4)  # see `_count`
-        self._inputs: WindowInputs | None = None  # where `write_drafts` made them
-        self._held: dict[str, Tensor] = {}
-        self._held_names: set[str] = set()
+        self._held, self._held_names = dict[str, Tensor](), set[str]()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
         self._buffers = StaticBuffers({}) if buffers is None else buffers
         if buffers is not None:
             self._use(buffers)
 
         self._began = time.perf_counter()
-        self._n_open = n_open  # rows that have not ended
-        self._n_tokens = 0
+        self._n_open, self._n_tokens = n_open, 0  # rows that have not ended, tokens so far
         self._n_captures = self.runner.captures
         self._prefill()
         self._begin_step(length)
@@ -214,11 +223,24 @@ class WindowRun:
             self.stats.prefill_passes += 1
             self.stats.tokens_processed += n_processed
         elif tokens.shape[1] > 1:
-            start = self.prompt.lengths.new_zeros(1).expand_as(self.prompt.lengths)
-            self.model.prefill(tokens[:, :-1].clamp(min=0), start)
+            self._prefill_tokens(tokens[:, :-1])
             self.stats.forward_seconds += time.perf_counter() - began
             self.stats.prefill_passes += 1
             self.stats.tokens_processed += tokens[:, :-1].numel()
+
+    def _prefill_tokens(self, tokens: Tensor) -> None:
+        """Prefill with `[R, N]`, in a step of its own."""
+        given, lengths = self._short_prompt, self._lengths
+        if given is None:
+            self.model.prefill(tokens.clamp(min=0), lengths.new_zeros(1).expand_as(lengths))
+            return
+        width = getattr(self.model, "prompt_width", int)(tokens.shape[1])
+
+        def step() -> None:
+            start = lengths.new_zeros(1).expand_as(lengths)
+            self.model.prefill(given[:, :width].clamp(min=0), start)
+
+        self.runner.run_step(Once("prompt", width), step)
 
     def run(self, step_fn: Callable[[], None]) -> Generation:
         """Repeat a step until every row has ended; see `run_step`."""
@@ -237,8 +259,12 @@ class WindowRun:
         """
         has_begun = self.stats.passes > 0  # the first step has no earlier one to draft from
         n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
+        key = self.width if has_begun else Once("first pass", self.width)
+        self._held_names |= self._buffers.first_state  # where that step is replayed
 
         def step() -> None:
+            if not has_begun:
+                self._held_names.clear()
             if self.runner.is_static or n_passes > 1:  # otherwise `_begin_step` has done it
                 self.buffer.move_window(self.width)
             step_fn()
@@ -246,10 +272,12 @@ class WindowRun:
         is_usual = True
         try:
             for _ in range(n_passes):
-                is_usual &= self.runner.run_step(self.width if has_begun else None, step)
+                is_usual &= self.runner.run_step(key, step)
         except torch.OutOfMemoryError:
             self.runner.free_memory()  # for the next call
             raise
+        if not has_begun:
+            self._buffers.first_state = set(self._held_names)
         self.sync(n_passes, is_usual)
 
     def propose(self) -> Proposal:
@@ -288,7 +316,7 @@ class WindowRun:
         buffer = self.buffer
         return dispatch.run(
             window_inputs, buffer.tokens, buffer.n_generated, buffer.filled, buffer.last_of_prompt,
-            self._lengths, new, forced, origin=buffer.origin, width=self.width,
+            self._lengths, new, forced, origin=buffer.origin, width=buffer.slots.shape[1],
         )  # fmt: skip
 
     def frozen_noise(self) -> Tensor:
@@ -671,6 +699,13 @@ def _check_run(policy: Policy, model: object, prompt: Prompt, length: int, noise
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
             "make it for this batch"
         )
+
+
+def _find_short_prompt(key: GraphKey | None, prompt: Prompt) -> Tensor | None:
+    """`[R, N]`, a prompt whose prefill is worth a graph; None for long ones and without graphs."""
+    if key is None or len(prompt.tokens) * key.capacity.origin > _SHORT:
+        return None
+    return pad(prompt.tokens, (0, key.capacity.origin - prompt.tokens.shape[1]))
 
 
 def _open_scheduler(

@@ -22,6 +22,13 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.token_buffer import Capacity, measure
 
 
+class Once(NamedTuple):
+    """Key of a step that every run carries out once: its prompt, or its first pass."""
+
+    kind: str
+    width: int
+
+
 class GraphKey(NamedTuple):
     """What two runs must have in common so that one can replay the other's graphs.
 
@@ -74,11 +81,13 @@ class StaticBuffers:
             values in them.
         state: by name, what a step hands to the next one; empty before the first step.
         model: by name, buffers of the token model; None until they are reserved.
+        first_state: names of `state` that a run's first pass stores.
         arithmetic: number format of the passes; empty before the first.
     """
 
     inputs: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
+    first_state: set[str] = field(default_factory=set)
     model: dict[str, Any] | None = None
     arithmetic: str = ""
 
@@ -106,7 +115,7 @@ class StepRunner(Protocol):
         has_cache: whether later runs of the same key replay the graphs.
         sync_every: steps between two synchronisations with the host, at least 1.
         reason: why steps are not captured; empty where nobody asked for it.
-        captures: steps captured so far.
+        captures: steps captured so far, without those that runs have once each (`Once`).
         name: what statistics call it.
     """
 
@@ -139,8 +148,9 @@ class StepRunner(Protocol):
         """Carry out a step.
 
         Args:
-            key: steps of one run with the same key are the same work on the same tensors; None for
-                a step like no other.
+            key: steps with the same key are the same work on the same tensors, those of one run,
+                and with a `Once` those of runs with the same `GraphKey`; None for a step like no
+                other.
             step: the step, run as it is or captured.
 
         Returns:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from threading import Thread
@@ -14,7 +12,6 @@ from weakref import ref
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmaccel import (
     CausalLMWindow,
@@ -28,10 +25,10 @@ from mmaccel import (
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window import run as window_run
 from mmaccel.samplers.window.token_buffer import measure
 from tests.exactness.test_graph_reuse import CALLS, FREE, GRID, Call, assert_like, decode
-from tests.fixtures.graph_replay import Replay
+from tests.fixtures.graph_replay import Replay, Tried
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -95,27 +92,6 @@ def test_tables_of_a_layout_live_as_long_as_the_graphs_that_read_them(model: Any
     assert tables[0]() is None
 
 
-class SyncError(TorchDispatchMode):
-    """What torch does on a GPU under `set_sync_debug_mode("error")`."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ == "_local_scalar_dense":
-            raise RuntimeError("called a synchronizing CUDA operation")
-        return func(*args, **(kwargs or {}))
-
-
-class Tried(Replay):
-    """A `Replay` with the trial of a GPU's runner."""
-
-    trials = 0
-
-    @contextmanager
-    def _refuse_sync(self) -> Iterator[None]:
-        self.trials += 1
-        with SyncError():
-            yield
-
-
 def look(*given: Any) -> Any:
     float(torch.zeros(()))
 
@@ -130,8 +106,13 @@ def test_a_pass_that_synchronises_is_found_before_the_capture(
     if place == "model":
         own.model.layers[1].register_forward_hook(look)
     elif place:
-        count = WindowRun._count  # after the tokens of the pass were generated
-        monkeypatch.setattr(WindowRun, "_count", lambda *given: look() or count(*given))
+        accept = window_run.accept_prefix
+
+        def accept_and_look(*given: Any, **options: Any) -> None:
+            accept(*given, **options)  # the tokens of the pass are generated
+            look()
+
+        monkeypatch.setattr(window_run, "accept_prefix", accept_and_look)
     runners = [Tried(), Tried(cache=GraphCache()), Tried(cache=GraphCache())]
     for runner in runners:
         made = decode(policy, FREE, None, own, runner=runner)
@@ -390,7 +371,7 @@ def test_copies_of_a_cache_are_empty(model: Any) -> None:
 def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     """A tensor of a run that is no static input would be another one in the next run."""
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
-    run = WindowRun(
+    run = window_run.WindowRun(
         Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
         noise=Noise.from_seed(0, 2),
     )  # fmt: skip

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +26,9 @@ from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.window.step_runner import EagerRunner
-from tests.fixtures.graph_replay import HostSync, Replay
+from mmaccel.samplers.window import run as window_run
+from mmaccel.samplers.window.step_runner import EagerRunner, Once
+from tests.fixtures.graph_replay import HostSync, Replay, Tried
 from tests.fixtures.tiny_lms import VOCAB, build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -221,6 +223,74 @@ def test_on_step_is_called_after_every_pass(model: Any) -> None:
     runner, passes = Replay(sync_every=4), []
     made = decode(Jacobi(window=6), FREE, None, model, lambda p: passes.append(p.passes), 1, runner)
     assert passes == list(range(1, made.stats.passes + 1)) and runner.replayed > 3
+
+
+@pytest.mark.parametrize("options", PARAMS.values(), ids=PARAMS)
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_a_third_run_captures_its_prompt_and_its_first_pass(
+    policy: Policy, options: dict[str, Any]
+) -> None:
+    """From the fourth on, runs of one key consist of replays alone."""
+    own, cache, runners = build_lm("llama"), GraphCache(), list[Replay]()
+    calls = [
+        replace(CALLS[0], params=options),
+        Call(((4, 4, 6), (6, 6, 30, 31)), (9, 8), 17, params=options),
+    ]
+    width = 1 if isinstance(policy, Autoregressive) else policy.window  # type: ignore[attr-defined]
+    for call in (*calls, *calls, *calls):
+        runners.append(Replay(cache=cache))
+        before = sum(runner.replayed for runner in runners)
+        made = decode(policy, call, None, own, runner=runners[-1])
+        assert_like(made, decode(policy, call, None, own))
+    n_prompt = 4 if options.get("guidance_scale") else 3  # tokens before the longest prompt's last
+    once = [Once("prompt", n_prompt), Once("first pass", width)]
+    assert [runner.recorded for runner in runners] == [[width], [], once, [], [], []]
+    assert sum(runner.replayed for runner in runners) - before == made.stats.passes + 1
+
+
+def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a first pass; the passes after it are captured all the same. Long prompts and rows
+    that take turns have no graph of a prompt.
+    """
+    policy, prefill = Jacobi(window=6), CausalLMWindow.prefill
+
+    def look(*given: Any) -> None:
+        prefill(*given)
+        float(torch.zeros(()))
+
+    def decode_often(cache: GraphCache) -> list[Hashable]:
+        own, recorded = build_lm("llama"), list[Hashable]()
+        plain = decode(policy, CALLS[0], None, own)
+        for _ in range(4):
+            runner = Tried(cache=cache)
+            made = decode(policy, CALLS[0], None, own, runner=runner)
+            assert_like(made, plain)
+            recorded += runner.recorded
+        return recorded
+
+    with monkeypatch.context() as changed:
+        changed.setattr(CausalLMWindow, "prefill", look)
+        assert decode_often(GraphCache()) == [6, Once("first pass", 6)]
+    with monkeypatch.context() as changed:
+        changed.setattr(window_run, "_SHORT", 2 * 64 - 1)  # of two rows
+        assert decode_often(GraphCache()) == [6, Once("first pass", 6)]
+    with monkeypatch.context() as changed:
+        changed.setattr(Replay, "_capture", _refuse_once(Replay._capture))
+        assert decode_often(GraphCache()) == [6]
+    assert decode_often(GraphCache()) == [6, Once("prompt", 3), Once("first pass", 6)]
+
+
+def _refuse_once(capture: Any) -> Any:
+    """No memory for any graph after the first."""
+    made: list[object] = []
+
+    def refuse(self: Replay, step: Any) -> Any:
+        made.append(step)
+        if len(made) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return capture(self, step)
+
+    return refuse
 
 
 def test_a_row_end_records_no_narrower_window() -> None:
