@@ -242,11 +242,12 @@ def describe(name: str, plain: Tensor, other: Tensor, gap: float | None, wrong: 
 def compare_attached(
     model: Any, policies: Sequence[Policy] = POLICIES, length: int = LENGTH
 ) -> Iterator[Row]:
-    """The same through `attach`, three rows padded on the left, and a second call with other
-    prompts, shorter and fewer tokens, that goes on in the first one's buffers.
+    """The same through `attach`, three rows padded on the left, and later calls that go on in the
+    first one's buffers: every second one has other prompts, shorter, and fewer tokens. The third
+    captures its prompt and its first pass, which the others replay.
     """
     ids = torch.tensor([[0, 0, 5, 9], [0, 3, 3, 1], [7, 8, 9, 4]], device=model.device)
-    calls = ((ids, length), (ids.flip(0)[:, 1:], length - 3))
+    calls = ((ids, length), (ids.flip(0)[:, 1:], length - 3)) * 3
     guided = {"guidance_scale": 2.0, "negative_prompt_ids": ids[:, -1:]}
     for policy, sync_every, extra in product(policies, (1, 4), ({}, guided)):
         made: list[Tensor] = []
@@ -267,16 +268,13 @@ def compare_attached(
                     )
         name = f"attached, {policy!r}, sync every {sync_every}{', guided' if extra else ''}"
         runners = [_runner_of(model.device, call.runner) for call in run.history]
-        wrong = [find_mistake(made[n], made[2 + n], runners[n]) for n in (0, 1)]
+        halves = made[: len(calls)], made[len(calls) :]
+        wrong = list(map(find_mistake, *halves, runners))
         again = run.history[1].captures
         if again and getattr(policy, "window", 1) != "adaptive" and not any(wrong):
             wrong.append(f"expected the first call's graphs in the second, received {again} more")
-        plain, captured = (torch.cat([one.flatten() for one in pair]) for pair in _halves(made))
+        plain, captured = (torch.cat([one.flatten() for one in half]) for half in halves)
         yield describe(name, plain, captured, None, "; ".join(text for text in wrong if text))
-
-
-def _halves(made: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    return made[:2], made[2:]
 
 
 def find_mistake(
