@@ -230,7 +230,9 @@ def test_on_step_is_called_after_every_pass(model: Any) -> None:
 def test_a_third_run_captures_its_prompt_and_its_first_pass(
     policy: Policy, options: dict[str, Any]
 ) -> None:
-    """From the fourth on, runs of one key consist of replays alone."""
+    """From the fourth on, runs of one key consist of replays alone. Where another pass runs as it
+    is, it finds what the replayed first one stored.
+    """
     own, cache, runners = build_lm("llama"), GraphCache(), list[Replay]()
     calls = [
         replace(CALLS[0], params=options),
@@ -246,6 +248,11 @@ def test_a_third_run_captures_its_prompt_and_its_first_pass(
     once = [Once("prompt", n_prompt), Once("first pass", width)]
     assert [runner.recorded for runner in runners] == [[width], [], once, [], [], []]
     assert sum(runner.replayed for runner in runners) - before == made.stats.passes + 1
+    (entry,) = cache._entries.values()
+    del entry.graphs[width]
+    entry.warm.clear()
+    again = decode(policy, calls[1], None, own, runner=Replay(cache=cache))
+    assert_like(again, decode(policy, calls[1], None, own))
 
 
 def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +262,8 @@ def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monk
     policy, prefill = Jacobi(window=6), CausalLMWindow.prefill
 
     def look(*given: Any) -> None:
-        prefill(*given)
         float(torch.zeros(()))
+        prefill(*given)
 
     def decode_often(cache: GraphCache) -> list[Hashable]:
         own, recorded = build_lm("llama"), list[Hashable]()
