@@ -39,10 +39,10 @@ _ATTENTION = frozenset(
     "num_key_value_heads attn_logit_softcapping nn functional dropout residual_dropout "
     "qk_layernorm q_layernorm k_layernorm rotary_ndims torch cat query_key_value head_size chunk "
     "c_attn c_proj split split_size out_proj attn_dropout resid_dropout p "
-    "reorder_and_upcast_attn _upcast_and_reordered_attn "
+    "reorder_and_upcast_attn _upcast_and_reordered_attn multi_query embed_dim kv_dim unsqueeze "
     # attention to an encoder, which no pass here has
     "isinstance EncoderDecoderCache is_updated get cross_attention_cache self_attention_cache "
-    "hasattr ValueError q_attn layers keys values".split()
+    "hasattr ValueError q_attn layers keys values is_cross_attention".split()
 )
 _MLP = frozenset(
     "down_proj gate_proj up_proj gate_up_proj chunk act_fn activation_fn act fc1 fc2 c_fc c_proj "
@@ -50,7 +50,7 @@ _MLP = frozenset(
 )
 _DROPOUT = frozenset(
     "dropout resid_dropout resid_attn_dropout resid_mlp_dropout post_attention_dropout "
-    "post_mlp_dropout residual_multiplier".split()
+    "post_mlp_dropout activation_dropout residual_multiplier".split()
 )
 
 
@@ -94,6 +94,8 @@ _LAYERS = {  # what a layer's forward names, in order, without dropout
     "final_layer_norm fc1 activation_fn fc2 view": _Residuals(
         "self_attn_layer_norm", pre_mlp="final_layer_norm"
     ),
+    "self_attn_layer_norm self_attn nn functional training final_layer_norm fc1 activation_fn fc2":
+        _Residuals("self_attn_layer_norm", pre_mlp="final_layer_norm"),
 }
 _DECODER = frozenset(
     "ValueError embed_tokens DynamicCache config get_seq_length torch arange shape device "
@@ -105,9 +107,10 @@ _DECODER = frozenset(
     "_bidirectional_window_overlay "
     "embed_in emb_dropout final_layer_norm wte wpe drop h ln_f gradient_checkpointing to size pop "
     "warn_if_padding_and_no_attention_mask ones cumsum long embed_positions project_in project_out "
-    "layerdrop rand BaseModelOutputWithPastAndCrossAttentions "
+    "layerdrop rand layer_norm multi_query BaseModelOutputWithPastAndCrossAttentions "
     # an encoder, which no pass here has
-    "add_cross_attention EncoderDecoderCache create_bidirectional_mask "
+    "add_cross_attention EncoderDecoderCache create_bidirectional_mask bool dim "
+    "is_flash_attention_requested "
     # images in the prompt, which another pass has processed
     "get get_image_features pooler_output get_placeholder_mask masked_scatter".split()
 )
@@ -115,12 +118,12 @@ _HEAD = frozenset(
     "model last_hidden_state slice_logits_to_keep isinstance int slice lm_head loss_function "
     "config text_config vocab_size past_key_values hidden_states attentions image_hidden_states "
     "rope_deltas logit_scale logits_scaling final_logit_softcapping torch tanh decoder contiguous "
-    "cross_attentions".split()
+    "cross_attentions output_projection".split()
 )
 _HEAD_OUTPUTS = ("OutputWithPast", "OutputWithCrossAttentions")  # how a head's output class ends
 _STACKS, _ATTENTIONS = ("layers", "h"), ("self_attn", "attn", "attention")
-_LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f")
-_SINGLE = ("q_proj", "k_proj", "v_proj")
+_LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "layer_norm")
+_UNPACKED = ("q_proj", "k_proj", "v_proj")
 _TABLES = ("wpe", "embed_positions")  # of learned positions
 _OTHERS = ("embed_tokens", "embed_in", "wte", "drop", "emb_dropout", "embed_dropout",
            "rotary_emb", "project_in", "project_out")  # fmt: skip
@@ -420,8 +423,8 @@ def _read_layer(name: str, layer: Any, kind: str, has_rotary: bool) -> Layer:
     if residuals is None or not own or "mlp" in names and not hasattr(layer, "mlp"):
         raise UnrecognisedError(f"{name}, a {type(layer).__name__}, whose forward is another")
     if "use_parallel_residual" in names and layer.use_parallel_residual:
-        pre_mlp = residuals.pre_mlp if own == "attention" else ""
-        residuals = _Residuals(_IN, pre_mlp=pre_mlp, is_parallel=True)
+        has_own = getattr(layer, residuals.pre_mlp) is not None
+        residuals = _Residuals(_IN, pre_mlp=residuals.pre_mlp if has_own else "", is_parallel=True)
     if not getattr(layer, "do_layer_norm_before", True):  # the order that `norms_stream` shifts
         residuals = _Residuals(residuals.pre_mlp, pre_mlp=residuals.pre_attention)
     attention = _read_attention(f"{name}.{own}", getattr(layer, own), has_rotary)
@@ -454,12 +457,15 @@ def _read_attention(name: str, module: Any, has_rotary: bool) -> Attention:
     if is_eager and getattr(module, "reorder_and_upcast_attn", False):
         raise UnrecognisedError(f"{name}, a {kind} whose scores are float32")
     packed = next((n for n in ("qkv_proj", "query_key_value", "c_attn") if n in names), None)
-    projections = _read_linears(name, module, (packed,) if packed else _SINGLE)
+    projections = _read_linears(name, module, (packed,) if packed else _UNPACKED)
     own_out = next(n for n in ("o_proj", "dense", "c_proj", "out_proj") if n in names)
     (out,) = _read_linears(name, module, (own_out,))
     width = module.head_size if "head_size" in names else module.head_dim
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", heads)
+    grouped = packed == "query_key_value"
+    if "multi_query" in names:
+        kv_heads, grouped = (1, False) if module.multi_query else (heads, True)
     rows, columns = sum(_count_outputs(linear) for linear in projections), heads * width
     if rows != columns + 2 * kv_heads * width or _count_inputs(out) != columns:
         raise UnrecognisedError(f"{name}, a {kind} whose heads differ in width")
@@ -470,7 +476,7 @@ def _read_attention(name: str, module: Any, has_rotary: bool) -> Attention:
     ]
     softcap = module.attn_logit_softcapping if "attn_logit_softcapping" in names else None
     return Attention(
-        projections, packed == "query_key_value", out, norms[0], norms[1], heads, kv_heads, width,
+        projections, grouped, out, norms[0], norms[1], heads, kv_heads, width,
         float(module.scaling), softcap, has_rotary and _turns(module, names),
     )  # fmt: skip
 

@@ -75,7 +75,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @needs_compiler
 @pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("name", ["llama", "gemma2, capped", "cohere2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2, capped", "cohere2", "gpt_neox", "opt"])
 def test_compiled_passes_give_the_same_logits(name: str) -> None:
     plain, compiled = open_windows(name)
     for expected, received in zip(run_passes(plain), run_passes(compiled)):
