@@ -44,8 +44,8 @@ def rope_write(
         keys, values: `[S, Hkv, D]` of the same dtype, the cache's memory, written at `index`.
         index: `[T]` int64; entries may repeat, and one of them then wins.
         interleaved: whether neighbours turn with each other.
-        grouped: whether every key head's queries, key and value stand together, `[T, Hkv, G + 2, D]`
-            with G = Hq / Hkv (GPT-NeoX), instead of all queries, all keys and all values.
+        grouped: whether the queries, the key and the value of a key head stand together (GPT-NeoX),
+            `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
 
     Returns:
         The queries `[T, Hq, D]`.

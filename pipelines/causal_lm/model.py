@@ -320,7 +320,7 @@ class CausalLMWindow(StaticModelBuffers):
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, with the logits of one position only, if the model can leave them out,
-        and one row's mask for all, if `start` is one number expanded. On an accelerator the width
+        and none by the fused decoder, and one row's mask for all, if `start` is one number expanded. On an accelerator the width
         is rounded up to a multiple of 64, so that libraries plan a few shapes and not one a prompt:
         what surplus tokens write is overwritten before a query sees it.
 
@@ -428,7 +428,9 @@ class CausalLMWindow(StaticModelBuffers):
 
     def _run(self, **inputs: Any) -> Any:
         if self._decoder is not None:
-            hidden = self._states(None, **inputs)[:, -inputs.get("logits_to_keep", 0) :]
+            hidden = self._states(None, **inputs)
+            if "logits_to_keep" in inputs:  # of a prompt, which `prefill` does not read
+                return SimpleNamespace(logits=None)
             return SimpleNamespace(logits=self._decoder.logits(hidden, self.vocab_size))
         replaced = self._replaced_tensors()
         if not replaced:

@@ -11,7 +11,8 @@ there is no second copy, and a step of an optimiser or `load_state_dict` is seen
 gives every parameter a storage of its own again. The model's objects stay as they are, and its own
 forward still runs.
 
-Departures: norms multiply by their weight in float32, where some models do so in their own dtype.
+Departures: norms multiply by their weight in float32, where some models do so in their own dtype;
+GELU by its tanh approximation is one operation, where some models round after each of eight.
 """
 
 from __future__ import annotations

@@ -94,8 +94,9 @@ _LAYERS = {  # what a layer's forward names, in order, without dropout
     "final_layer_norm fc1 activation_fn fc2 view": _Residuals(
         "self_attn_layer_norm", pre_mlp="final_layer_norm"
     ),
-    "self_attn_layer_norm self_attn nn functional training final_layer_norm fc1 activation_fn fc2":
-        _Residuals("self_attn_layer_norm", pre_mlp="final_layer_norm"),
+    "self_attn_layer_norm self_attn nn functional training final_layer_norm fc1 activation_fn fc2": _Residuals(
+        "self_attn_layer_norm", pre_mlp="final_layer_norm"
+    ),
 }
 _DECODER = frozenset(
     "ValueError embed_tokens DynamicCache config get_seq_length torch arange shape device "
@@ -328,9 +329,10 @@ def recognise(model: Any, windows: Sequence[int | None]) -> Structure:
         head, reason = _read_head(model), ""
     except UnrecognisedError as error:
         head, reason = None, str(error)
-    has_kinds = rotary is not None and "layer_type" in inspect.signature(
-        inspect.unwrap(type(rotary).forward)
-    ).parameters
+    has_kinds = (
+        rotary is not None
+        and "layer_type" in inspect.signature(inspect.unwrap(type(rotary).forward)).parameters
+    )
     interleaved = repeats = False
     if rotary is not None:
         attention = getattr(stack[0], _find(stack[0], _ATTENTIONS))

@@ -37,9 +37,7 @@ def _compare(
     ]  # fmt: skip
     assert triton_version.refuse_rope_write(qkv, *pair, *stores[0], index) is None
     made, expected = (
-        version.rope_write(
-            qkv, *pair, *store, index, interleaved=interleaved, grouped=grouped
-        )
+        version.rope_write(qkv, *pair, *store, index, interleaved=interleaved, grouped=grouped)
         for version, store in zip((triton_version, specification), stores)
     )
     off = {"atol": 2 * _OFF[dtype], "rtol": 2 * _OFF[dtype], "equal_nan": True}

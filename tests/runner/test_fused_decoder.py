@@ -637,6 +637,21 @@ def test_calls_that_need_the_models_own_forward() -> None:
     assert states.sequences.equal(plain)
 
 
+def test_a_prompt_makes_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, made = build_decoder("gpt2"), []
+    own = fused_decoder.FusedDecoder.logits
+
+    def count(self: Any, hidden: Tensor, n_ids: int) -> Tensor:
+        made.append(hidden.shape[1])
+        return own(self, hidden, n_ids)
+
+    with mmaccel.attach(model, mmaccel.Autoregressive(), fused=True) as handle:
+        monkeypatch.setattr(fused_decoder.FusedDecoder, "logits", count)
+        model.generate(torch.tensor([[5, 6, 7, 8]]), max_new_tokens=6, pad_token_id=0)
+        assert handle.stats is not None and handle.stats.passes == 6
+    assert made == [1] * 6
+
+
 def test_an_error_in_recognition_keeps_the_models_own_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
