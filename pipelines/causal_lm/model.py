@@ -319,10 +319,11 @@ class CausalLMWindow(StaticModelBuffers):
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
-        Cost: as `forward`, with the logits of one position only, if the model can leave them out,
-        and none by the fused decoder, and one row's mask for all, if `start` is one number expanded. On an accelerator the width
-        is rounded up to a multiple of 64, so that libraries plan a few shapes and not one a prompt:
-        what surplus tokens write is overwritten before a query sees it.
+        Cost: as `forward`, without logits by the fused decoder, else with those of one position
+        only, if the model can leave them out, and one row's mask for all, if `start` is one number
+        expanded. On an accelerator the width is rounded up to a multiple of 64, so that libraries
+        plan a few shapes and not one a prompt: what surplus tokens write is overwritten before a
+        query sees it.
 
         Raises:
             ShapeError: as in `forward`.

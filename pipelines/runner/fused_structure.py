@@ -94,9 +94,8 @@ _LAYERS = {  # what a layer's forward names, in order, without dropout
     "final_layer_norm fc1 activation_fn fc2 view": _Residuals(
         "self_attn_layer_norm", pre_mlp="final_layer_norm"
     ),
-    "self_attn_layer_norm self_attn nn functional training final_layer_norm fc1 activation_fn fc2": _Residuals(
-        "self_attn_layer_norm", pre_mlp="final_layer_norm"
-    ),
+    "self_attn_layer_norm self_attn nn functional training final_layer_norm fc1 activation_fn "
+    "fc2": _Residuals("self_attn_layer_norm", pre_mlp="final_layer_norm"),
 }
 _DECODER = frozenset(
     "ValueError embed_tokens DynamicCache config get_seq_length torch arange shape device "
@@ -413,7 +412,8 @@ def _read_table(decoder: Any, names: Sequence[str]) -> tuple[nn.Embedding | None
     if type(table) is nn.Embedding:
         return table, 0
     if isinstance(table, nn.Embedding) and _names(table) == _OFFSET:
-        return table, int(table.offset)
+        offset: Any = table.offset
+        return table, int(offset)
     raise UnrecognisedError(f"{own}, a {type(table).__name__}")
 
 
