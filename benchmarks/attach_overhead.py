@@ -1,8 +1,9 @@
 """What `attach` costs: seconds of the first call, and seconds a `generate` call takes more.
 
-A Llama, or a GPT-2 (`--kind gpt2 --hidden 768`), with random weights generates greedily, in one process, plain and with a policy
-attached, call by call in turn. Random weights let no draft pass, so the figures of `Jacobi` are an
-upper bound of what drafting costs; those of `Autoregressive` are the cost of the plugin itself.
+A Llama, or a GPT-2 (`--kind gpt2 --hidden 768`), with random weights generates greedily, in one
+process, plain and with a policy attached, call by call in turn. Random weights let no draft pass,
+so the figures of `Jacobi` are an upper bound of what drafting costs; those of `Autoregressive` are
+the cost of the plugin itself.
 `outside_loop_seconds` is the part of an attached call outside the policy's own loop: what
 transformers prepares, and what `attach` adds.
 The script uses the public interface alone: PYTHONPATH chooses the version that is measured.
