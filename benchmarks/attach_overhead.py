@@ -1,8 +1,9 @@
 """What `attach` costs: seconds of the first call, and seconds a `generate` call takes more.
 
-A small Llama with random weights generates greedily, in one process, plain and with a policy
-attached, call by call in turn. Random weights let no draft pass, so the figures of `Jacobi` are an
-upper bound of what drafting costs; those of `Autoregressive` are the cost of the plugin itself.
+A Llama, or a GPT-2 (`--kind gpt2 --hidden 768`), with random weights generates greedily, in one
+process, plain and with a policy attached, call by call in turn. Random weights let no draft pass,
+so the figures of `Jacobi` are an upper bound of what drafting costs; those of `Autoregressive` are
+the cost of the plugin itself.
 `outside_loop_seconds` is the part of an attached call outside the policy's own loop: what
 transformers prepares, and what `attach` adds.
 The script uses the public interface alone: PYTHONPATH chooses the version that is measured.
@@ -21,17 +22,31 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import mmaccel
 
 N_PROMPT = 16
 
 
-def make_model(layers: int, hidden: int) -> LlamaForCausalLM:
-    """A Llama with weights drawn from seed 0."""
+def make_model(kind: str, layers: int, hidden: int) -> Any:
+    """A Llama, or a GPT-2 with all its ids, with weights drawn from seed 0."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    model: Any
+    if kind == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(n_layer=layers, n_embd=hidden, n_head=max(1, hidden // 64))
+        )
+    else:
+        model = LlamaForCausalLM(_describe_llama(layers, hidden))
+    model = model.eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def _describe_llama(layers: int, hidden: int) -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=1024,
         hidden_size=hidden,
         intermediate_size=3 * hidden,
@@ -41,10 +56,6 @@ def make_model(layers: int, hidden: int) -> LlamaForCausalLM:
         max_position_embeddings=1024,
         attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config).eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
 
 
 def seconds_of(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -58,7 +69,7 @@ def measure_first_attach(arguments: argparse.Namespace, policy: Any) -> dict[str
     """Seconds of the first `attach` of fresh models, which includes the self-check."""
     found = []
     for _ in range(arguments.repeats):
-        model = make_model(arguments.layers, arguments.hidden)
+        model = make_model(arguments.kind, arguments.layers, arguments.hidden)
         seconds, handle = seconds_of(lambda: mmaccel.attach(model, policy))  # noqa: B023
         handle.detach()
         again, handle = seconds_of(lambda: mmaccel.attach(model, policy))  # noqa: B023
@@ -68,9 +79,7 @@ def measure_first_attach(arguments: argparse.Namespace, policy: Any) -> dict[str
     return {"first_attach_seconds": first, "second_attach_seconds": again}
 
 
-def measure_calls(
-    model: LlamaForCausalLM, policy: Any, n_tokens: int, repeats: int
-) -> dict[str, Any]:
+def measure_calls(model: Any, policy: Any, n_tokens: int, repeats: int) -> dict[str, Any]:
     """Medians over interleaved pairs of a plain call and a call under the policy."""
     ids = torch.arange(1, N_PROMPT + 1)[None]
 
@@ -97,6 +106,7 @@ def measure_calls(
         "policy": repr(policy),
         "tokens": n_tokens,
         "passes": passes,
+        "route": stats.route,
         "plain_seconds": statistics.median(plain),
         "attached_seconds": statistics.median(ours),
         "overhead_seconds": more,
@@ -108,6 +118,7 @@ def measure_calls(
 def main() -> None:
     """Measure, print, and write JSON where `--out` says so."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kind", choices=["llama", "gpt2"], default="llama")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 256])
@@ -123,12 +134,13 @@ def main() -> None:
         "transformers": transformers.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {arguments.threads} threads",
+        "kind": arguments.kind,
         "layers": arguments.layers,
         "hidden": arguments.hidden,
         "repeats": arguments.repeats,
     }
     report |= measure_first_attach(arguments, policies[0])
-    model = make_model(arguments.layers, arguments.hidden)
+    model = make_model(arguments.kind, arguments.layers, arguments.hidden)
     report["calls"] = [
         measure_calls(model, policy, n_tokens, arguments.repeats)
         for policy in policies

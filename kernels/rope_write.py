@@ -33,6 +33,7 @@ def rope_write(
     index: Tensor,
     *,
     interleaved: bool = False,
+    grouped: bool = False,
 ) -> Tensor:
     """Rotate queries and keys, and write keys and values at their cache indices, in place.
 
@@ -43,6 +44,8 @@ def rope_write(
         keys, values: `[S, Hkv, D]` of the same dtype, the cache's memory, written at `index`.
         index: `[T]` int64; entries may repeat, and one of them then wins.
         interleaved: whether neighbours turn with each other.
+        grouped: whether the queries, the key and the value of a key head stand together (GPT-NeoX),
+            `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
 
     Returns:
         The queries `[T, Hq, D]`.
@@ -54,6 +57,14 @@ def rope_write(
     """
     check_rope_write(qkv, cos, sin, keys, values, index)
     kv_heads, width = keys.shape[1:]
+    if grouped:
+        heads = qkv.view(len(qkv), kv_heads, -1, width)
+        turned = heads[:, :, :-1]
+        if cos is not None and sin is not None:
+            turned = _turn(turned, cos[:, None, None], sin[:, None, None], interleaved)
+        keys.index_copy_(0, index, turned[:, :, -1])
+        values.index_copy_(0, index, heads[:, :, -1])
+        return turned[:, :, :-1].flatten(1, 2)
     heads = qkv.view(len(qkv), -1, width)
     n_turned = heads.shape[1] - kv_heads
     turned = heads[:, :n_turned]

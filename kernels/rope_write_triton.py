@@ -23,12 +23,21 @@ WARPS = 1
 def _rope_write_kernel(  # type: ignore[no-untyped-def]
     qkv, cos, sin, keys, values, index, queries, token_step, key_step, key_head, value_step,
     value_head, heads, kv_heads, width, n_turned,
-    INTERLEAVED: tl.constexpr, D: tl.constexpr,
+    INTERLEAVED: tl.constexpr, GROUPED: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    own = head
+    if GROUPED:
+        group = heads // kv_heads
+        if head < heads:
+            own = head // group * (group + 2) + head % group
+        elif head < heads + kv_heads:
+            own = (head - heads) * (group + 2) + group
+        else:
+            own = (head - heads - kv_heads) * (group + 2) + group + 1
     d = tl.arange(0, D)
     is_own = d < width
-    source = qkv + token * token_step + head * width
+    source = qkv + token * token_step + own * width
     x = tl.load(source + d, mask=is_own, other=0.0)
     if cos is not None:
         if head < heads + kv_heads:
@@ -55,7 +64,7 @@ def _rope_write_kernel(  # type: ignore[no-untyped-def]
 
 def refuse_rope_write(
     qkv: Tensor, cos: Tensor | None, sin: Tensor | None, keys: Tensor, values: Tensor,
-    index: Tensor, *, interleaved: bool = False,
+    index: Tensor, *, interleaved: bool = False, grouped: bool = False,
 ) -> str | None:  # fmt: skip
     """Why this version cannot take such arguments; None if it can."""
     if qkv.dtype == torch.float64:
@@ -69,7 +78,7 @@ def refuse_rope_write(
 
 def rope_write(
     qkv: Tensor, cos: Tensor | None, sin: Tensor | None, keys: Tensor, values: Tensor,
-    index: Tensor, *, interleaved: bool = False,
+    index: Tensor, *, interleaved: bool = False, grouped: bool = False,
 ) -> Tensor:  # fmt: skip
     """See `mmaccel.kernels.rope_write`. Cost: one launch; one read and one write of all heads."""
     check_rope_write(qkv, cos, sin, keys, values, index)
@@ -82,18 +91,19 @@ def rope_write(
             qkv, *angles, keys, values, index.contiguous(), queries, qkv.stride(0),
             *keys.stride()[:2], *values.stride()[:2], heads, kv_heads, width,
             0 if cos is None else cos.shape[1], INTERLEAVED=interleaved,
-            D=triton.next_power_of_2(width), num_warps=WARPS,
+            GROUPED=grouped, D=triton.next_power_of_2(width), num_warps=WARPS,
         )  # fmt: skip
     return queries
 
 
 def builds() -> list[Build]:
-    """Heads of 64, 128 and 256 numbers, both ways of turning."""
-    return [_build(block, kind) for block in (64, 128, 256) for kind in (False, True)]
+    """Heads of 64, 128 and 256 numbers, both ways of turning, and one in groups."""
+    blocks = [(block, kind, False) for block in (64, 128, 256) for kind in (False, True)]
+    return [_build(*one) for one in (*blocks, (128, False, True))]
 
 
-def _build(block: int, interleaved: bool) -> Build:
-    constants = {"INTERLEAVED": interleaved, "D": block}
+def _build(block: int, interleaved: bool, grouped: bool) -> Build:
+    constants = {"INTERLEAVED": interleaved, "GROUPED": grouped, "D": block}
     kinds = dict.fromkeys(("qkv", "cos", "sin", "keys", "values", "queries"), "*bf16")
     kinds["index"] = "*i64"
     names = _rope_write_kernel.arg_names

@@ -319,9 +319,10 @@ class CausalLMWindow(StaticModelBuffers):
     def prefill(self, tokens: Tensor, start: Tensor) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
-        Cost: as `forward`, with the logits of one position only, if the model can leave them out,
-        and one row's mask for all, if `start` is one number expanded. The width is that of
-        `prompt_width`: what surplus tokens write is overwritten before a query sees it.
+        Cost: as `forward`, without logits by the fused decoder, else with those of one position
+        only, if the model can leave them out, and one row's mask for all, if `start` is one number
+        expanded. The width is that of `prompt_width`: what surplus tokens write is overwritten
+        before a query sees it.
 
         Raises:
             ShapeError: as in `forward`.
@@ -435,7 +436,9 @@ class CausalLMWindow(StaticModelBuffers):
 
     def _run(self, **inputs: Any) -> Any:
         if self._decoder is not None:
-            hidden = self._states(None, **inputs)[:, -inputs.get("logits_to_keep", 0) :]
+            hidden = self._states(None, **inputs)
+            if "logits_to_keep" in inputs:  # of a prompt, which `prefill` does not read
+                return SimpleNamespace(logits=None)
             return SimpleNamespace(logits=self._decoder.logits(hidden, self.vocab_size))
         replaced = self._replaced_tensors()
         if not replaced:

@@ -11,7 +11,8 @@ there is no second copy, and a step of an optimiser or `load_state_dict` is seen
 gives every parameter a storage of its own again. The model's objects stay as they are, and its own
 forward still runs.
 
-Departures: norms multiply by their weight in float32, where some models do so in their own dtype.
+Departures: norms multiply by their weight in float32, where some models do so in their own dtype;
+GELU by its tanh approximation is one operation, where some models round after each of eight.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from mmaccel.pipelines.runner.fused_structure import (
     Structure,
     UnrecognisedError,
     find_hook,
+    is_input_major,
     recognise,
 )
 from mmaccel.pipelines.runner.static_buffers import find_address
@@ -59,12 +61,13 @@ class PackedLinear:
     that is moved or cast while it is packed frees it.
 
     Args:
-        linears: plain ones, all with a bias or none.
+        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[Any]) -> None:
         self._linears = tuple(linears)
         self._first = linears[0]._parameters
+        self._is_input_major = is_input_major(linears[0])
         self._rows = sum(len(linear.weight) for linear in linears)
         self._address = _pack([linear.weight for linear in linears])
         biases = [linear.bias for linear in linears if linear.bias is not None]
@@ -91,6 +94,8 @@ class PackedLinear:
     def _columns(self) -> Tensor:
         weight = self._first["weight"]
         assert weight is not None
+        if self._is_input_major:
+            return weight
         if self._address is None:
             return weight.t()
         width = weight.shape[1]
@@ -229,9 +234,11 @@ class FusedDecoder:
         Cost: one pass, no host synchronisation on an accelerator.
         """
         angles = self._turn(hidden, position_ids)
+        hidden = self._enter(hidden, position_ids)
         if run is not None and kernel_pass is None and run.takes(hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
-            return run.run(self, hidden, angles, masks, stores, cache[0].layout.write_index)
+            index = cache[0].layout.write_index
+            return self._leave(run.run(self, hidden, angles, masks, stores, index))
 
         device = hidden.device.type
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
@@ -246,13 +253,32 @@ class FusedDecoder:
             index = store.write_index(store.keys.device)
             queries = write(
                 qkv, *_find_turns(angles, layer), store.keys, store.values, index,
-                interleaved=self._structure.interleaved,
+                interleaved=self._structure.interleaved, grouped=attention.grouped,
             ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             if kernel_pass is not None:
                 return _attend_by_kernel(attention, queries, store, kernel_pass, number)
             return self._attend(attention, queries, *store.visible(), _pick(masks, layer.kind))
 
-        return self._run_layers(hidden, attend, norm, gate)
+        return self._leave(self._run_layers(hidden, attend, norm, gate))
+
+    def _enter(self, embedded: Tensor, position_ids: Tensor) -> Tensor:
+        """What the first layer reads `[R, W, C]` of embeddings."""
+        structure = self._structure
+        if structure.project_in is not None:
+            embedded = structure.project_in(embedded)
+        if structure.table is None:
+            return embedded
+        offset = structure.table_offset
+        rows = position_ids + offset if offset else position_ids
+        return embedded + F.embedding(rows, structure.table.weight)
+
+    def _leave(self, states: Tensor) -> Tensor:
+        """What the head reads of the states `[R, W, C]` after the last norm."""
+        project_out = self._structure.project_out
+        if project_out is None:
+            return states
+        projected: Tensor = project_out(states)
+        return projected
 
     def run_tensors(
         self,
@@ -262,10 +288,11 @@ class FusedDecoder:
         stores: Sequence[tuple[Tensor, Tensor]],
         index: Tensor,
     ) -> Tensor:
-        """`forward` of all rows of a cache that has room, as a function of tensors alone.
+        """The layers of `forward`, of all rows of a cache that has room, as a function of tensors.
 
         Args:
-            hidden, masks: as in `forward`.
+            hidden: `[R, W, C]`, what the first layer reads.
+            masks: as in `forward`.
             angles: cosines and sines `[R W, P]` by kind of layer.
             stores: keys and values `[R L, Hkv, D]` of every layer's cache, which the pass writes.
             index: `[R W]` int64, flat indices that the pass writes.
@@ -276,7 +303,7 @@ class FusedDecoder:
             mask, own = _pick(masks, layer.kind), stores[number]
             queries = rope_write(
                 qkv, *_find_turns(angles, layer), *own, index,
-                interleaved=self._structure.interleaved,
+                interleaved=self._structure.interleaved, grouped=layer.attention.grouped,
             ).view(*hidden.shape[:2], -1, layer.attention.head_dim)  # fmt: skip
             keys, values = (
                 states.view(rows, -1, *states.shape[1:])[:, : mask.shape[-1]].transpose(1, 2)
@@ -302,26 +329,35 @@ class FusedDecoder:
         """
         shape = hidden.shape
         hidden, update = hidden.flatten(0, 1), None  # [T, C]
-        scale = 1.0
+        scale, norms_stream = 1.0, self._structure.norms_stream
+
+        def add(own: Norm | None) -> tuple[Tensor, Tensor]:
+            total, normed = _add(norm, hidden, update, own, scale)
+            return normed if norms_stream else total, normed
+
         for number, layer in enumerate(self._layers):
-            hidden, x = _add(norm, hidden, update, layer.pre_attention, scale)
+            hidden, x = add(layer.pre_attention)
             scale = layer.scale
             qkv = _norm_heads(norm, layer.qkv(x), layer.attention)
             update = layer.out(attend(number, layer, qkv).flatten(0, 1))
             if layer.post_attention is not None:
                 _, update = _add(norm, update, None, layer.post_attention)
             if layer.is_parallel:
+                if layer.pre_mlp is not None:
+                    _, x = _add(norm, hidden, None, layer.pre_mlp)
                 update = update + _run_mlp(gate, layer, x)
                 continue
-            hidden, x = _add(norm, hidden, update, layer.pre_mlp, scale)
+            hidden, x = add(layer.pre_mlp)
             update = _run_mlp(gate, layer, x)
             if layer.post_mlp is not None:
                 _, update = _add(norm, update, None, layer.post_mlp)
-        return _add(norm, hidden, update, self._structure.norm, scale)[1].view(shape)
+        return add(self._structure.norm)[1].view(shape)
 
     def _turn(self, hidden: Tensor, position_ids: Tensor) -> dict[str, Angles]:
         """Cosines and sines `[T, P]` of the pass, by kind of layer."""
         structure = self._structure
+        if structure.rotary is None:
+            return {}
         if structure.has_axes and position_ids.ndim == 2:
             position_ids = position_ids.expand(3, -1, -1)
         if structure.has_kinds:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mmaccel.kernels.add_norm import NormKind
 from mmaccel.kernels.gated_act import Activation
@@ -36,14 +37,20 @@ _ATTENTION = frozenset(
     "_attn_implementation eager_attention_forward training attention_dropout scaling getattr "
     "sliding_window is_sliding use_rope q_norm k_norm use_qk_norm num_attention_heads num_heads "
     "num_key_value_heads attn_logit_softcapping nn functional dropout residual_dropout "
-    "qk_layernorm q_layernorm k_layernorm rotary_ndims torch cat".split()
+    "qk_layernorm q_layernorm k_layernorm rotary_ndims torch cat query_key_value head_size chunk "
+    "c_attn c_proj split split_size out_proj attn_dropout resid_dropout p "
+    "reorder_and_upcast_attn _upcast_and_reordered_attn multi_query embed_dim kv_dim unsqueeze "
+    # attention to an encoder, which no pass here has
+    "isinstance EncoderDecoderCache is_updated get cross_attention_cache self_attention_cache "
+    "hasattr ValueError q_attn layers keys values is_cross_attention".split()
 )
 _MLP = frozenset(
     "down_proj gate_proj up_proj gate_up_proj chunk act_fn activation_fn act fc1 fc2 c_fc c_proj "
-    "nn functional dropout residual_dropout training".split()
+    "dense_h_to_4h dense_4h_to_h nn functional dropout residual_dropout training".split()
 )
 _DROPOUT = frozenset(
-    "dropout resid_dropout resid_attn_dropout resid_mlp_dropout residual_multiplier".split()
+    "dropout resid_dropout resid_attn_dropout resid_mlp_dropout post_attention_dropout "
+    "post_mlp_dropout activation_dropout residual_multiplier".split()
 )
 
 
@@ -79,6 +86,16 @@ _LAYERS = {  # what a layer's forward names, in order, without dropout
         post_attention=_POST, post_mlp="post_feedforward_layernorm"
     ),
     f"self_attn {_IN} mlp {_POST}": _Residuals(post_attention=_IN, post_mlp=_POST),
+    f"attention {_IN} use_parallel_residual mlp {_POST}": _Residuals(_IN, pre_mlp=_POST),
+    "ln_1 attn hasattr ValueError ln_cross_attn crossattention ln_2 mlp": _Residuals(
+        "ln_1", pre_mlp="ln_2"
+    ),
+    "do_layer_norm_before self_attn_layer_norm self_attn nn functional training shape reshape size "
+    "final_layer_norm fc1 activation_fn fc2 view": _Residuals(
+        "self_attn_layer_norm", pre_mlp="final_layer_norm"
+    ),
+    "self_attn_layer_norm self_attn nn functional training final_layer_norm fc1 activation_fn "
+    "fc2": _Residuals("self_attn_layer_norm", pre_mlp="final_layer_norm"),
 }
 _DECODER = frozenset(
     "ValueError embed_tokens DynamicCache config get_seq_length torch arange shape device "
@@ -88,19 +105,34 @@ _DECODER = frozenset(
     "CwmModelOutputWithPast jit is_tracing embedding_multiplier nn functional dropout "
     "embedding_dropout embed_dropout training use_bidirectional_attention "
     "_bidirectional_window_overlay "
+    "embed_in emb_dropout final_layer_norm wte wpe drop h ln_f gradient_checkpointing to size pop "
+    "warn_if_padding_and_no_attention_mask ones cumsum long embed_positions project_in project_out "
+    "layerdrop rand layer_norm multi_query BaseModelOutputWithPastAndCrossAttentions "
+    # an encoder, which no pass here has
+    "add_cross_attention EncoderDecoderCache create_bidirectional_mask bool dim "
+    "is_flash_attention_requested "
     # images in the prompt, which another pass has processed
     "get get_image_features pooler_output get_placeholder_mask masked_scatter".split()
 )
 _HEAD = frozenset(
     "model last_hidden_state slice_logits_to_keep isinstance int slice lm_head loss_function "
     "config text_config vocab_size past_key_values hidden_states attentions image_hidden_states "
-    "rope_deltas logit_scale logits_scaling final_logit_softcapping torch tanh".split()
+    "rope_deltas logit_scale logits_scaling final_logit_softcapping torch tanh decoder contiguous "
+    "cross_attentions output_projection".split()
 )
-_HEAD_OUTPUT = "OutputWithPast"  # how the names of a head's output class end
+_HEAD_OUTPUTS = ("OutputWithPast", "OutputWithCrossAttentions")  # how a head's output class ends
+_STACKS, _ATTENTIONS = ("layers", "h"), ("self_attn", "attn", "attention")
+_LAST_NORMS = ("norm", "final_layernorm", "final_layer_norm", "ln_f", "layer_norm")
+_UNPACKED = ("q_proj", "k_proj", "v_proj")
+_TABLES = ("wpe", "embed_positions")  # of learned positions
+_OTHERS = ("embed_tokens", "embed_in", "wte", "drop", "emb_dropout", "embed_dropout",
+           "rotary_emb", "project_in", "project_out")  # fmt: skip
+_OFFSET = ("torch", "cumsum", "long", "super", "forward", "offset")  # a table that begins later
 _ACTIVATIONS: dict[str, Activation] = {
     "SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu",
-    "GELUTanh": "gelu_tanh",
+    "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh",
 }  # fmt: skip
+_LONG = ("NewGELUActivation", "FastGELUActivation")  # `gelu_tanh` in eight operations
 _THEIRS = "transformers.utils.output_capturing"  # its hooks do nothing unless states are wanted
 
 
@@ -130,6 +162,7 @@ class Attention:
 
     Attributes:
         projections: linear layers whose outputs are queries, keys and values, in this order.
+        grouped: see `mmaccel.kernels.rope_write`.
         out: the linear layer after the heads.
         q_norm, k_norm: norms of queries and keys before they turn, or None.
         heads, kv_heads, head_dim: Hq, Hkv, D.
@@ -138,8 +171,9 @@ class Attention:
         turns: whether queries and keys have rotary positions.
     """
 
-    projections: tuple[nn.Linear, ...]
-    out: nn.Linear
+    projections: tuple[Any, ...]
+    grouped: bool
+    out: Any
     q_norm: Norm | None
     k_norm: Norm | None
     heads: int
@@ -158,13 +192,13 @@ class MLP:
         projections: linear layers whose outputs are gate and up, or up alone.
         out: the linear layer down.
         gate: the activation of the gate; None where there is none.
-        activation: the module between up and down where there is no gate.
+        activation: what is between up and down where there is no gate.
     """
 
-    projections: tuple[nn.Linear, ...]
-    out: nn.Linear
+    projections: tuple[Any, ...]
+    out: Any
     gate: Activation | None
-    activation: nn.Module
+    activation: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -174,7 +208,8 @@ class Layer:
     Attributes:
         attention, mlp: its parts.
         pre_attention, post_attention, pre_mlp, post_mlp: norms of what goes in and comes out.
-        is_parallel: whether the MLP reads what attention reads, and both are added at once.
+        is_parallel: whether the MLP reads what attention reads, under a norm of its own if it has
+            one, and both are added at once.
         scale: what the outputs of attention and MLP are multiplied by before they are added.
         kind: "full_attention" or "sliding_attention", which mask and which positions it has.
     """
@@ -206,9 +241,13 @@ class Structure:
     Attributes:
         embed: the table of tokens, as a module.
         embed_scale: what embeddings are multiplied by in addition.
+        project_in, project_out: linear layers before the first layer and after the last norm.
+        table: of learned positions, which are added to the embeddings.
+        table_offset: row of the first position.
         layers: in their order.
         norm: the last one.
-        rotary: computes cosines and sines of positions.
+        norms_stream: whether what a norm gives is also what the next update is added to.
+        rotary: computes cosines and sines of positions; None where no layer turns.
         has_kinds: whether `rotary` has other angles for layers of another kind.
         has_axes: whether positions have three axes.
         interleaved, repeats: see `turn_angles`.
@@ -217,9 +256,14 @@ class Structure:
 
     embed: nn.Module
     embed_scale: float
+    project_in: nn.Module | None
+    project_out: nn.Module | None
+    table: nn.Embedding | None
+    table_offset: int
     layers: tuple[Layer, ...]
-    norm: Norm
-    rotary: nn.Module
+    norm: Norm | None
+    norms_stream: bool
+    rotary: nn.Module | None
     has_kinds: bool
     has_axes: bool
     interleaved: bool
@@ -253,30 +297,52 @@ def recognise(model: Any, windows: Sequence[int | None]) -> Structure:
     decoder = model.get_decoder()
     for name, module in _parts(model, decoder):
         _check_plain(name, module)
-    names, stack = _names(decoder), getattr(decoder, "layers", None)
+    names = _names(decoder)
     _refuse_names(f"a {type(decoder).__name__}", names, _DECODER)
-    rotary, norm = getattr(decoder, "rotary_emb", None), getattr(decoder, "norm", None)
-    norm = norm or getattr(decoder, "final_layernorm", None)
-    if stack is None or rotary is None or norm is None or len(stack) != len(windows):
-        raise UnrecognisedError(f"a {type(decoder).__name__} without layers, rotary_emb and norm")
-    _check_tensors([*stack.parameters(), *norm.parameters()])
+    kind = type(decoder).__name__
+    own_stack, own_norm = _find(decoder, _STACKS), _find(decoder, _LAST_NORMS)
+    stack, rotary = getattr(decoder, own_stack, ()), getattr(decoder, "rotary_emb", None)
+    table, offset = _read_table(decoder, names)
+    if not own_norm or not stack or len(stack) != len(windows):
+        raise UnrecognisedError(f"a {kind} without layers and norm")
+    if rotary is None and table is None:
+        raise UnrecognisedError(f"a {kind} without rotary or learned positions")
+    last = getattr(decoder, own_norm)
+    project_in, project_out = (getattr(decoder, f"project_{way}", None) for way in ("in", "out"))
+    parts = [part for part in (stack, last, table, project_in, project_out) if part is not None]
+    _check_tensors([parameter for part in parts for parameter in part.parameters()])
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
-    has_kinds = "layer_type" in inspect.signature(inspect.unwrap(type(rotary).forward)).parameters
     layers = tuple(
-        _read_layer(f"layers.{i}", layer, kind) for i, (layer, kind) in enumerate(zip(stack, kinds))
+        _read_layer(f"{own_stack}.{i}", layer, kind, rotary is not None)
+        for i, (layer, kind) in enumerate(zip(stack, kinds))
     )
+    norm = None if last is None else _read_norm(own_norm, last)
+    norms_stream = not getattr(stack[0], "do_layer_norm_before", True)
+    if norms_stream:  # the last norm of a layer is the next one's first
+        firsts = [layer.pre_attention for layer in layers]
+        layers = tuple(
+            replace(layer, pre_attention=first) for layer, first in zip(layers, [None, *firsts])
+        )
+        norm = firsts[-1]
     try:
         head, reason = _read_head(model), ""
     except UnrecognisedError as error:
         head, reason = None, str(error)
-    first = stack[0].self_attn
-    interleaved, repeats = _find_rotation(
-        first, rotary, kinds[0] if has_kinds else None, "ndim" in names
+    has_kinds = (
+        rotary is not None
+        and "layer_type" in inspect.signature(inspect.unwrap(type(rotary).forward)).parameters
     )
+    interleaved = repeats = False
+    if rotary is not None:
+        attention = getattr(stack[0], _find(stack[0], _ATTENTIONS))
+        interleaved, repeats = _find_rotation(
+            attention, rotary, kinds[0] if has_kinds else None, "ndim" in names
+        )
     scale = decoder.embedding_multiplier if "embedding_multiplier" in names else 1.0
     return Structure(
-        decoder.get_input_embeddings(), float(scale), layers, _read_norm("norm", norm), rotary,
-        has_kinds, "ndim" in names, interleaved, repeats, head, reason,
+        decoder.get_input_embeddings(), float(scale), project_in, project_out, table, offset,
+        layers, norm, norms_stream, rotary, has_kinds, "ndim" in names, interleaved, repeats,
+        head, reason,
     )  # fmt: skip
 
 
@@ -299,7 +365,7 @@ def _parts(model: Any, decoder: Any) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(inner, nn.Module) and inner is not decoder:
         yield "model", inner
     yield type(decoder).__name__, decoder
-    for name in ("layers", "embed_tokens", "norm", "final_layernorm", "rotary_emb"):
+    for name in (*_STACKS, *_LAST_NORMS, *_TABLES, *_OTHERS):
         part = getattr(decoder, name, None)
         if isinstance(part, nn.Module):
             yield from part.named_modules(prefix=name)
@@ -332,43 +398,79 @@ def _check_tensors(parameters: Sequence[nn.Parameter]) -> None:
         raise UnrecognisedError(f"layers with parameters in {listed or 'no dtype'}")
 
 
-def _read_layer(name: str, layer: Any, kind: str) -> Layer:
+def _find(module: nn.Module, names: Sequence[str]) -> str:
+    """The first of these names that a module has; empty where it has none."""
+    return next((name for name in names if hasattr(module, name)), "")
+
+
+def _read_table(decoder: Any, names: Sequence[str]) -> tuple[nn.Embedding | None, int]:
+    """The table of learned positions, and its row for the first; None where there is none."""
+    own = next((name for name in _TABLES if name in names), None)
+    if own is None:
+        return None, 0
+    table = getattr(decoder, own)
+    if type(table) is nn.Embedding:
+        return table, 0
+    if isinstance(table, nn.Embedding) and _names(table) == _OFFSET:
+        offset: Any = table.offset
+        return table, int(offset)
+    raise UnrecognisedError(f"{own}, a {type(table).__name__}")
+
+
+def _read_layer(name: str, layer: Any, kind: str, has_rotary: bool) -> Layer:
     names = _names(layer)
     scale = float(layer.residual_multiplier) if "residual_multiplier" in names else 1.0
-    attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+    own = _find(layer, _ATTENTIONS)
     residuals = _LAYERS.get(" ".join(n for n in names if n not in _DROPOUT))
-    if residuals is None or attention is None or mlp is None:
+    if residuals is None or not own or "mlp" in names and not hasattr(layer, "mlp"):
         raise UnrecognisedError(f"{name}, a {type(layer).__name__}, whose forward is another")
     if "use_parallel_residual" in names and layer.use_parallel_residual:
-        residuals = _Residuals(_IN, is_parallel=True)
+        has_own = getattr(layer, residuals.pre_mlp) is not None
+        residuals = _Residuals(_IN, pre_mlp=residuals.pre_mlp if has_own else "", is_parallel=True)
+    if not getattr(layer, "do_layer_norm_before", True):  # the order that `norms_stream` shifts
+        residuals = _Residuals(residuals.pre_mlp, pre_mlp=residuals.pre_attention)
+    attention = _read_attention(f"{name}.{own}", getattr(layer, own), has_rotary)
+    if "mlp" in names:
+        mlp_names = _names(layer.mlp)
+        _refuse_names(f"{name}.mlp, a {type(layer.mlp).__name__}", mlp_names, _MLP)
+        mlp = _read_mlp(f"{name}.mlp", layer.mlp, mlp_names)
+    else:
+        mlp = _read_mlp(name, layer, names)
 
     def norm(own: str) -> Norm | None:
         return _read_norm(f"{name}.{own}", getattr(layer, own)) if own else None
 
     return Layer(
-        _read_attention(f"{name}.self_attn", attention), _read_mlp(f"{name}.mlp", mlp),
-        norm(residuals.pre_attention), norm(residuals.post_attention), norm(residuals.pre_mlp),
-        norm(residuals.post_mlp), residuals.is_parallel, scale, kind,
+        attention, mlp, norm(residuals.pre_attention), norm(residuals.post_attention),
+        norm(residuals.pre_mlp), norm(residuals.post_mlp), residuals.is_parallel, scale, kind,
     )  # fmt: skip
 
 
-def _read_attention(name: str, module: Any) -> Attention:
+def _read_attention(name: str, module: Any, has_rotary: bool) -> Attention:
     names = _names(module)
-    _refuse_names(f"{name}, a {type(module).__name__}", names, _ATTENTION)
-    if "apply_rotary_pos_emb" not in names:
-        raise UnrecognisedError(f"{name}, a {type(module).__name__} without rotary positions")
+    kind = type(module).__name__
+    _refuse_names(f"{name}, a {kind}", names, _ATTENTION)
+    if ("apply_rotary_pos_emb" in names) != has_rotary:
+        raise UnrecognisedError(f"{name}, a {kind} whose positions are not the decoder's")
     if getattr(module, "qk_layernorm", False):
-        raise UnrecognisedError(f"{name}, a {type(module).__name__} with a norm for each head")
-    packed = "qkv_proj" in names
-    own = ("qkv_proj",) if packed else ("q_proj", "k_proj", "v_proj")
-    projections = _read_linears(name, module, own)
-    (out,) = _read_linears(name, module, ("o_proj" if "o_proj" in names else "dense",))
-    width = module.head_dim
+        raise UnrecognisedError(f"{name}, a {kind} with a norm for each head")
     config = module.config
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    rows = sum(linear.out_features for linear in projections)
-    if rows != (heads + 2 * kv_heads) * width or out.in_features != heads * width:
-        raise UnrecognisedError(f"{name}, a {type(module).__name__} whose heads differ in width")
+    is_eager = config._attn_implementation == "eager"
+    if is_eager and getattr(module, "reorder_and_upcast_attn", False):
+        raise UnrecognisedError(f"{name}, a {kind} whose scores are float32")
+    packed = next((n for n in ("qkv_proj", "query_key_value", "c_attn") if n in names), None)
+    projections = _read_linears(name, module, (packed,) if packed else _UNPACKED)
+    own_out = next(n for n in ("o_proj", "dense", "c_proj", "out_proj") if n in names)
+    (out,) = _read_linears(name, module, (own_out,))
+    width = module.head_size if "head_size" in names else module.head_dim
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", heads)
+    grouped = packed == "query_key_value"
+    if "multi_query" in names:
+        kv_heads, grouped = (1, False) if module.multi_query else (heads, True)
+    rows, columns = sum(_count_outputs(linear) for linear in projections), heads * width
+    if rows != columns + 2 * kv_heads * width or _count_inputs(out) != columns:
+        raise UnrecognisedError(f"{name}, a {kind} whose heads differ in width")
     has_norms = "q_norm" in names and getattr(module, "use_qk_norm", True)
     norms = [
         _read_norm(f"{name}.{own}", getattr(module, own)) if has_norms else None
@@ -376,8 +478,8 @@ def _read_attention(name: str, module: Any) -> Attention:
     ]
     softcap = module.attn_logit_softcapping if "attn_logit_softcapping" in names else None
     return Attention(
-        projections, out, norms[0], norms[1], heads, kv_heads, width, float(module.scaling),
-        softcap, _turns(module, names),
+        projections, grouped, out, norms[0], norms[1], heads, kv_heads, width,
+        float(module.scaling), softcap, has_rotary and _turns(module, names),
     )  # fmt: skip
 
 
@@ -393,38 +495,58 @@ def _turns(module: Any, names: Sequence[str]) -> bool:
     return not is_sliding or bool(module.is_sliding) if "is_sliding" in names else is_sliding
 
 
-def _read_mlp(name: str, module: Any) -> MLP:
-    names = _names(module)
-    _refuse_names(f"{name}, a {type(module).__name__}", names, _MLP)
+def _read_mlp(name: str, module: Any, names: Sequence[str]) -> MLP:
     choices = (
         ("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj"),
         ("up_proj", "down_proj"), ("fc1", "fc2"), ("c_fc", "c_proj"),
+        ("dense_h_to_4h", "dense_4h_to_h"),
     )  # fmt: skip
     own = next((names_ for names_ in choices if set(names_) <= set(names)), None)
     act = next((n for n in ("act_fn", "activation_fn", "act") if n in names), None)
     if own is None or act is None:
         raise UnrecognisedError(f"{name}, a {type(module).__name__} of another structure")
-    *ups, out = _read_linears(name, module, own)
+    ups = _read_linears(name, module, own[:-1])
+    (out,) = _read_linears(name, module, own[-1:])
     activation = getattr(module, act)
+    kind = _ACTIVATIONS.get(type(activation).__name__)
     is_gated = "gate" in own[0]
-    gate = _ACTIVATIONS.get(type(activation).__name__) if is_gated else None
-    if is_gated and gate is None or not isinstance(activation, nn.Module):
+    if is_gated and kind is None or not isinstance(activation, nn.Module):
         raise UnrecognisedError(f"{name}, whose activation is {type(activation).__name__}")
-    return MLP(tuple(ups), out, gate, activation)
+    is_long = type(activation).__name__ in _LONG
+    return MLP(ups, out, kind if is_gated else None, _gelu_tanh if is_long else activation)
 
 
-def _read_linears(name: str, module: Any, own: Sequence[str]) -> tuple[nn.Linear, ...]:
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _read_linears(name: str, module: Any, own: Sequence[str]) -> tuple[Any, ...]:
     """Plain linear layers of a module that have all a bias, or none."""
+    from transformers.pytorch_utils import Conv1D
+
     found = [getattr(module, one, None) for one in own]
+    kinds = (nn.Linear, Conv1D) if len(own) == 1 else (nn.Linear,)
     for one, linear in zip(own, found):
-        if type(linear) is not nn.Linear:
+        if type(linear) not in kinds:
             raise UnrecognisedError(f"{name}.{one}, a {type(linear).__module__}."
                                     f"{type(linear).__name__}")  # fmt: skip
     linears: list[Any] = found
-    inputs = linears[:-1] if own[-1] in ("down_proj", "fc2", "c_proj") else linears
-    if len({linear.bias is None for linear in inputs}) > 1:
+    if len({linear.bias is None for linear in linears}) > 1:
         raise UnrecognisedError(f"{name}, where only some of {', '.join(own)} have a bias")
     return tuple(linears)
+
+
+def is_input_major(linear: nn.Module) -> bool:
+    """Whether a linear layer keeps its weight as `[C, N]`, as transformers' `Conv1D` does."""
+    return not isinstance(linear, nn.Linear)
+
+
+def _count_inputs(linear: Any) -> int:
+    return int(linear.weight.shape[0 if is_input_major(linear) else 1])
+
+
+def _count_outputs(linear: Any) -> int:
+    return int(linear.weight.shape[1 if is_input_major(linear) else 0])
 
 
 def _read_norm(name: str, module: Any) -> Norm:
@@ -439,7 +561,8 @@ def _read_norm(name: str, module: Any) -> Norm:
 
 def _read_head(model: Any) -> Head:
     names = _names(model)
-    own = [name for name in names if not name.endswith(_HEAD_OUTPUT)]
+    body = type(model).base_model_prefix
+    own = [name for name in names if name != body and not name.endswith(_HEAD_OUTPUTS)]
     _refuse_names(type(model).__name__, own, _HEAD)
     linear = model.get_output_embeddings()
     if type(linear) is not nn.Linear or type(linear.weight) is not nn.Parameter:
@@ -460,8 +583,7 @@ def _find_rotation(
 ) -> tuple[bool, bool]:
     """`interleaved` and `repeats` of a model, from what its own function does to random heads."""
     rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
-    example = attention.o_proj if hasattr(attention, "o_proj") else attention.dense
-    device, unit = example.weight.device, torch.float32
+    device, unit = next(attention.parameters()).device, torch.float32
     given = torch.empty(0, device=device, dtype=unit)
     position = torch.full((1, 1), 3, device=device)
     if has_axes:

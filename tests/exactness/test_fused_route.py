@@ -22,7 +22,7 @@ from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import left_padded
 from tests.fixtures.toy_distribution import Setting, assert_exact
 
-MODELS = ("llama with biases", "gemma3", "cohere", "gemma2, capped")
+MODELS = ("llama with biases", "gemma3", "cohere", "gemma2, capped", "gpt2", "gpt_neox", "opt")
 ROWS = [[5, 6, 7, 8, 11, 2, 30], [9, 10], [4, 4, 4, 17]]
 LENGTH = 24
 SETTINGS: dict[str, dict[str, Any]] = {

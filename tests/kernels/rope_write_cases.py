@@ -20,7 +20,7 @@ def _draw(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def _compare(
-    heads: int, kv_heads: int, width: int, n_turned: int, interleaved: bool,
+    heads: int, kv_heads: int, width: int, n_turned: int, interleaved: bool, grouped: bool,
     device: torch.device, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Seven tokens into a cache of 12 places, values in a store with wider rows."""
@@ -37,14 +37,16 @@ def _compare(
     ]  # fmt: skip
     assert triton_version.refuse_rope_write(qkv, *pair, *stores[0], index) is None
     made, expected = (
-        version.rope_write(qkv, *pair, *store, index, interleaved=interleaved)
+        version.rope_write(qkv, *pair, *store, index, interleaved=interleaved, grouped=grouped)
         for version, store in zip((triton_version, specification), stores)
     )
     off = {"atol": 2 * _OFF[dtype], "rtol": 2 * _OFF[dtype], "equal_nan": True}
     torch.testing.assert_close(made, expected, **off)
     for received, wanted in zip(*stores):
         torch.testing.assert_close(received, wanted, **off)
-    assert torch.equal(stores[0][1][index], qkv.view(7, -1, width)[:, -kv_heads:])
+    by_head = qkv.view(7, -1, width)
+    own = by_head.unflatten(1, (kv_heads, -1))[:, :, -1] if grouped else by_head[:, -kv_heads:]
+    assert torch.equal(stores[0][1][index], own)
 
 
 def _refusals(device: torch.device, dtype: torch.dtype) -> None:
@@ -60,9 +62,16 @@ _SHAPES = ((1, 1, 4, 4), (4, 4, 64, 64), (6, 2, 80, 80), (4, 1, 24, 10), (3, 3, 
 CASES = [
     Case(
         f"{h} and {k} heads of {d}, {n} turned{', neighbours' * kind}",
-        partial(_compare, h, k, d, n, kind),
+        partial(_compare, h, k, d, n, kind, False),
     )
     for h, k, d, n in _SHAPES
     for kind in (False, True)
+]
+CASES += [
+    Case(
+        f"{h} and {k} heads of {d} in groups, {n} turned",
+        partial(_compare, h, k, d, n, False, True),
+    )
+    for h, k, d, n in ((1, 1, 4, 4), (3, 3, 24, 8), (6, 2, 80, 80), (4, 1, 33, 0))
 ]
 CASES += [Case("refusals", _refusals, (torch.float32,))]

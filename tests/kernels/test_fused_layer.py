@@ -81,6 +81,25 @@ def test_rotation_of_a_part_of_each_head_and_the_write(interleaved: bool) -> Non
     assert not keys[[1, 2, 5]].any() and not values[[1, 2, 5]].any()
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (4, 2)])
+@pytest.mark.parametrize("n_turned", [0, 2, 6])
+def test_heads_in_groups(heads: int, kv_heads: int, n_turned: int) -> None:
+    """The same numbers, ordered by key head, give the same queries, keys and values."""
+    n_tokens, width, group = 5, 6, heads // kv_heads
+    qkv, angles = draw(n_tokens, (heads + 2 * kv_heads) * width), draw(n_tokens, n_turned)
+    pair = (angles.cos(), angles.sin()) if n_turned else (None, None)
+    parts = qkv.view(n_tokens, -1, width).split([heads, kv_heads, kv_heads], 1)
+    grouped = torch.cat(
+        [parts[0].unflatten(1, (kv_heads, group)), parts[1][:, :, None], parts[2][:, :, None]], 2
+    ).flatten(1)
+    index, found = torch.tensor([4, 0, 3, 6, 1]), []
+    for given, is_grouped in ((qkv, False), (grouped, True)):
+        stores = [torch.zeros(7, kv_heads, width, dtype=torch.float64) for _ in range(2)]
+        queries = rope_write(given, *pair, *stores, index, grouped=is_grouped)
+        found.append((queries, *stores))
+    assert all(map(torch.equal, *found))
+
+
 def test_without_angles_nothing_turns() -> None:
     qkv, store = draw(2, 12), torch.zeros(3, 1, 4, dtype=torch.float64)
     queries = rope_write(qkv, None, None, store, store.clone(), torch.tensor([2, 0]))

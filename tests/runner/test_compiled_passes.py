@@ -24,6 +24,10 @@ from tests.fixtures.fused_lms import UNRECOGNISED, build_decoder
 from tests.fixtures.toy_models import make_prompt
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
+COMPILED_SLOWLY = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("gpt_neox", "opt, norms after and projections")
+]
 needs_compiler = pytest.mark.skipif(bool(find_obstacle()), reason=find_obstacle())
 
 
@@ -75,7 +79,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
 @needs_compiler
 @pytest.mark.usefixtures("always_faster")
-@pytest.mark.parametrize("name", ["llama", "gemma2, capped", "cohere2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2, capped", "cohere2", *COMPILED_SLOWLY])
 def test_compiled_passes_give_the_same_logits(name: str) -> None:
     plain, compiled = open_windows(name)
     for expected, received in zip(run_passes(plain), run_passes(compiled)):
