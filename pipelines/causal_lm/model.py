@@ -42,7 +42,7 @@ from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_acti
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_reason
 from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
-from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
+from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, Tables, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
@@ -89,7 +89,7 @@ class CausalLMWindow(StaticModelBuffers):
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    reserved = (*StaticModelBuffers.reserved, "_configs", "_positions")
+    reserved = (*StaticModelBuffers.reserved, "_configs", "_positions", "_angles")
     options = (*StaticModelBuffers.options, "_stride", "route")
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
@@ -127,6 +127,7 @@ class CausalLMWindow(StaticModelBuffers):
         self.compile = compile
         self.route, self.route_reason = "model", "no run has begun"
         self._decoder: FusedDecoder | None = None
+        self._angles: Tables | None = None  # of the fused decoder, for the reserved positions
         self._compiled_run: CompiledRun | None = None
         self._kernel_pass: WindowPass | None = None
         self.choices: Choices | None = None
@@ -174,13 +175,14 @@ class CausalLMWindow(StaticModelBuffers):
         if not self.attention_reason:
             self.use_kernel(self.choices)
         self._positions = positions
+        self._angles = self._decoder and self._decoder.make_tables(max(positions, 1))
         self._kv_layout = KVCacheLayout(rows, positions + 1)
         self._short_layers, self._layer_steps = [], None
         self._cache = make_cache(len(self.windows), self._kv_layout)
 
     def __getstate__(self) -> dict[str, Any]:
         """As in `StaticModelBuffers`; the fused decoder is of this very model."""
-        return super().__getstate__() | {"_decoder": None, "_compiled_run": None}
+        return super().__getstate__() | {"_decoder": None, "_compiled_run": None, "_angles": None}
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """As in `StaticModelBuffers`, after the forward of the run was chosen."""
@@ -457,6 +459,7 @@ class CausalLMWindow(StaticModelBuffers):
             decoder.embed(inputs["input_ids"]) if embedded is None else embedded,
             inputs["position_ids"], inputs["attention_mask"], self._cache.layers,
             self._kernel_pass, self._compiled_run,
+            None if self.own_prompt is not None and not self.own_prompt.is_plain else self._angles,
         )  # fmt: skip
         if self._compiled_run is not None and self._compiled_run.ran:
             self.route = "compiled"

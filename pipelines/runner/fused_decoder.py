@@ -51,7 +51,9 @@ from mmaccel.pipelines.runner.fused_structure import (
 from mmaccel.pipelines.runner.static_buffers import find_address
 
 Angles = tuple[Tensor, Tensor]
+Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]
+_FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # functions of a position alone
 
 
 class PackedLinear:
@@ -219,6 +221,7 @@ class FusedDecoder:
         cache: Sequence[WindowLayer],
         kernel_pass: WindowPass | None = None,
         run: CompiledRun | None = None,
+        tables: Tables | None = None,
     ) -> Tensor:
         """The hidden states `[R, W, C]` after the last norm.
 
@@ -230,10 +233,13 @@ class FusedDecoder:
             cache: of every layer, prepared for the pass.
             kernel_pass: what `window_attention` needs to know; None: attention under `masks`.
             run: decides which passes on a CPU run compiled; None: none.
+            tables: from `make_tables`, of at least these positions; None computes the angles.
 
         Cost: one pass, no host synchronisation on an accelerator.
         """
-        angles = self._turn(hidden, position_ids)
+        angles = (
+            self._turn(hidden, position_ids) if tables is None else _look_up(tables, position_ids)
+        )
         hidden = self._enter(hidden, position_ids)
         if run is not None and kernel_pass is None and run.takes(hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
@@ -353,6 +359,21 @@ class FusedDecoder:
                 _, update = _add(norm, update, None, layer.post_mlp)
         return add(self._structure.norm)[1].view(shape)
 
+    def make_tables(self, n_positions: int) -> Tables | None:
+        """Cosines and sines `[N, P]` of positions 0 … N - 1, by kind of layer.
+
+        None where they are no function of a position alone: positions of three axes, and rotary
+        embeddings that change with a sequence's length.
+        """
+        structure = self._structure
+        kinds = getattr(structure.rotary, "rope_type", None)
+        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+        if structure.rotary is None or structure.has_axes or not kinds <= _FIXED:
+            return None
+        weight = self._layers[0].qkv.weight
+        with torch.no_grad():
+            return self._turn(weight[None], torch.arange(n_positions, device=weight.device)[None])
+
     def _turn(self, hidden: Tensor, position_ids: Tensor) -> dict[str, Angles]:
         """Cosines and sines `[T, P]` of the pass, by kind of layer."""
         structure = self._structure
@@ -407,6 +428,15 @@ def finish_logits(head: Head, logits: Tensor) -> Tensor:
     if head.scale != 1:
         logits = logits * head.scale
     return logits if head.softcap is None else head.softcap * (logits / head.softcap).tanh()
+
+
+def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:
+    """Rows of the tables; kinds of layers that share one share them."""
+    at, found = position_ids.flatten(), dict[int, Angles]()
+    for cos, sin in tables.values():
+        if id(cos) not in found:
+            found[id(cos)] = cos.index_select(0, at), sin.index_select(0, at)
+    return {kind: found[id(cos)] for kind, (cos, _) in tables.items()}
 
 
 def _find_turns(angles: dict[str, Angles], layer: _Layer) -> tuple[Tensor | None, Tensor | None]:

@@ -63,6 +63,52 @@ def test_logits_are_the_models_own(name: str) -> None:
     assert find_difference(build_decoder(name, torch.float64)) < 1e-5  # its norms are float32
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi", "cohere", "smollm3", "gpt_neox"])
+def test_angles_are_looked_up_in_tables(name: str) -> None:
+    """A table's row is what the model's rotary embedding makes of the position; a wrong one shows
+    in the self-check.
+    """
+    window = CausalLMWindow(build_decoder(name), fused=True)
+    window.reserve(2, 20)
+    decoder, tables = window._decoder, window._angles
+    assert decoder is not None and tables is not None
+    positions = torch.tensor([[7, 8, 9], [0, 1, 19]])
+    computed = decoder._turn(torch.zeros(2, 3, 32), positions)
+    found = fused_decoder._look_up(tables, positions)
+    assert found.keys() == computed.keys() and len({id(pair[0]) for pair in found.values()}) == len(
+        {id(pair[0]) for pair in computed.values()}
+    )
+    for kind, pair in computed.items():
+        assert all(map(torch.equal, found[kind], pair))
+
+
+@pytest.mark.parametrize("kind", ["llama3", "dynamic", "axes", "none"])
+def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
+    rope: dict[str, Any] = {"rope_type": kind, "factor": 2.0, "rope_theta": 10_000.0}
+    if kind == "llama3":
+        rope |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
+        rope |= {"original_max_position_embeddings": 32}
+    if kind == "axes":
+        window: CausalLMWindow = GlmImageWindow(build_model("glm_image"))
+    else:
+        changes = {} if kind == "none" else {"rope_parameters": rope}
+        window = CausalLMWindow(build_decoder("gpt2" if kind == "none" else "llama", **changes))
+    window.fused = True
+    window.reserve(2, 20)
+    assert window.route == "fused" and (window._angles is not None) == (kind == "llama3")
+
+
+def test_a_wrong_table_is_found_by_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(tables: Any, position_ids: Tensor) -> Any:
+        return look_up(tables, (position_ids * 2).clamp(max=len(tables["full_attention"][0]) - 1))
+
+    look_up = fused_decoder._look_up
+    monkeypatch.setattr(fused_decoder, "_look_up", shifted)
+    window = CausalLMWindow(build_decoder("llama"), fused="auto")
+    window.choose_route()
+    assert window.route == "model" and "deviations off" in window.route_reason
+
+
 def test_image_models_of_other_heads() -> None:
     """Their text is not served, as their heads mask ids; their image tokens are."""
     assert find_difference(build_model("glm_image"), GlmImageWindow) < 1e-5
