@@ -24,9 +24,8 @@ from mmaccel.kernels.build import Build
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 
 LANES = tl.constexpr(32)  # neighbours compared at a time
-TILE = {16: 8192, 32: 8192, 64: 8192, 128: 8192, 256: 4096, 512: 4096}  # numbers at a time
+TILE = 8192  # numbers of a matrix at a time
 WIDEST = 512  # hidden layer
-WARPS = 8
 
 
 @triton.jit
@@ -172,7 +171,7 @@ def coarse_sweep(
         *(value.contiguous() for value in (*weights, *given)), work, layer, drafts, n_slots,
         work.stride(0), slots.neighbours.shape[2], width, n_candidates, n_corrected,
         len(weights.head), scale,
-        **_sizes(width), num_warps=WARPS, num_stages=1,
+        **_sizes(width), num_warps=_warps(width), num_stages=1,
     )  # fmt: skip
     return drafts
 
@@ -180,7 +179,12 @@ def coarse_sweep(
 def _sizes(width: int) -> dict[str, int]:
     """Block sizes for a hidden layer of a width."""
     block = max(16, triton.next_power_of_2(width))
-    return {"WIDTH": block, "ROWS": TILE[block] // block}
+    return {"WIDTH": block, "ROWS": TILE // block}
+
+
+def _warps(width: int) -> int:
+    """Warps of a program: vectors of a wide layer are spread over more threads."""
+    return 8 if width <= 128 else 16
 
 
 def builds() -> list[Build]:
@@ -196,6 +200,8 @@ def builds() -> list[Build]:
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     widths = (16, 32, 64, 128, 256, 512)
     return [
-        Build(_sweep_kernel, signature, _sizes(width), WARPS, 1, 128, (*pointers, "width"))
+        Build(
+            _sweep_kernel, signature, _sizes(width), _warps(width), 1, 128, (*pointers, "width")
+        )  # fmt: skip
         for width in widths
     ]

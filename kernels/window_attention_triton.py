@@ -45,10 +45,10 @@ class Shape(NamedTuple):
 
 # (bytes of a number, padded head width) -> shapes, the smallest that holds all rows is taken
 TABLE = {
-    (2, 64): (Shape(16, 64, 4, 2, 168), Shape(64, 32, 8, 2, 250)),
-    (2, 128): (Shape(16, 32, 4, 3, 144), Shape(64, 32, 8, 2, 216)),
-    (2, 256): (Shape(16, 32, 4, 2, 224),),
-    (4, 128): (Shape(16, 32, 8, 3, 110),),
+    (2, 64): (Shape(16, 64, 4, 2, 128), Shape(64, 32, 8, 2, 223)),
+    (2, 128): (Shape(16, 32, 4, 3, 140), Shape(64, 32, 8, 2, 218)),
+    (2, 256): (Shape(16, 32, 4, 2, 200),),
+    (4, 128): (Shape(16, 32, 8, 3, 80),),
 }
 
 
@@ -96,9 +96,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     packed = tile * M + tl.arange(0, M)  # query w of head g of the group is packed row w*group + g
     is_row = packed < width * group
     w = packed // group
-    query_head = key_head * group + packed % group
     d, dv, lane = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, N)
-    at = row * q_row + query_head * q_head + w.to(tl.int64) * q_step
+    q += row * q_row + key_head * group * q_head
+    at = (packed % group).to(tl.int64) * q_head + w.to(tl.int64) * q_step
     queries = tl.load(
         q + at[:, None] + d[None, :], mask=is_row[:, None] & (d < head)[None, :], other=0.0
     )
@@ -127,18 +127,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         n = step * N + lane
         is_key = n < listed
         if index is not None:
-            n = (
-                tl.load(index + n // block_size, mask=is_key, other=-1) * block_size
-                + n % block_size
-            )
-            is_key = is_key & (n >= 0) & (n < end)
-        keys = tl.load(
-            k + (n[None, :] * k_step + d[:, None]),
-            mask=is_key[None, :] & (d < head)[:, None], other=0.0,
-        )  # fmt: skip
-        scores = tl.dot(queries, keys, input_precision="ieee") * scale
-        if CAPPED:
-            scores = soften(scores, cap)
+            block = tl.load(index + n // block_size, mask=is_key, other=-1)
+            # from `step` anew, so that the pipeline carries the block alone to the next round
+            n = block * block_size + (step * N % block_size + lane) % block_size
+            is_key = (n >= 0) & (n < end)
+        # what is seen is settled before keys are loaded: fewer registers than beside the scores
         apart = position[:, None] - n[None, :]
         seen = is_key[None, :] & (apart >= 0) & (apart < window)
         if tree is not None:
@@ -154,6 +147,13 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             near = tl.abs(down[:, None] - (place // columns)[None, :]) <= radius
             near = near & (tl.abs(across[:, None] - (place % columns)[None, :]) <= radius)
             seen = seen & (near | (place < 0)[None, :])
+        keys = tl.load(
+            k + (n[None, :] * k_step + d[:, None]),
+            mask=is_key[None, :] & (d < head)[:, None], other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        if CAPPED:
+            scores = soften(scores, cap)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -169,10 +169,13 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         top = higher
     total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
     share = sums / total[:, None]
-    line = (row * width + w) * heads * group + query_head + split.to(tl.int64) * part
-    tl.store(lse + line, (top + tl.log2(total)) * 0.6931471805599453, mask=is_row)
-    at = line[:, None] * value_head + dv[None, :]
-    tl.store(out + at, share, mask=is_row[:, None] & (dv < value_head)[None, :])
+    first_line = row * width * heads * group + key_head * group + split.to(tl.int64) * part
+    line = packed + w * ((heads - 1) * group)  # w * heads * group + g; packed is w * group + g
+    tl.store(lse + first_line + line, (top + tl.log2(total)) * 0.6931471805599453, mask=is_row)
+    at = line.to(tl.int64)[:, None] * value_head + dv[None, :]
+    tl.store(
+        out + first_line * value_head + at, share, mask=is_row[:, None] & (dv < value_head)[None, :]
+    )
 
 
 def refuse_window_attention(
