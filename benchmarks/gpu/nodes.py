@@ -4,8 +4,9 @@ Two ways. `profile_step` asks the profiler of a GPU: kernels, copies and fills o
 `record_step` and `record_pass` need no GPU: they run a pass on a CPU and count the operations that
 would launch something, views and allocations left out. `record_pass` counts as on a GPU: where a
 kernel of this library would run, the launches of its Triton version are counted, which are made and
-not executed, and its specification computes the values. Where torch launches more or less on a GPU
-than its dispatcher shows (a product split in two, a fill before a reduction), the two differ.
+not executed, and its specification computes the values, which take the kernel's place in memory.
+Where torch launches more or less on a GPU than its dispatcher shows (a product split in two, a fill
+before a reduction), the two differ.
 """
 
 from __future__ import annotations
@@ -166,17 +167,20 @@ def _as_kernels(counter: _Counter) -> Iterator[None]:
         counter.found[f"triton: {kernel.__name__.strip('_')}"] += 1
 
     def run_counted(specification: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        was_paused = counter.is_paused
+        was_paused, made = counter.is_paused, None
         if not was_paused and dispatch._refusal(specification)(*args, **options) is None:
             version = getattr(dispatch._triton_module(specification), specification.__name__)
             jit.run = count_launch
             try:
-                version(*args, **options)
+                made = version(*args, **options)
             finally:
                 jit.run = launch
             counter.is_paused = True
         try:
-            return specification(*args, **options)
+            found = specification(*args, **options)
+            if isinstance(made, Tensor) and made.stride() != found.stride():
+                found = made.copy_(found)  # what reads it may have to copy, or not
+            return found
         finally:
             counter.is_paused = was_paused
 
