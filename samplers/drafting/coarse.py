@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -33,7 +34,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.kernels import coarse_sweep_numpy, dispatch
 from mmaccel.kernels.coarse_sweep import SweepSlots, coarse_sweep, share_of
-from mmaccel.kernels.sort_numpy import largest_numpy
+from mmaccel.kernels.coarse_sweep_numpy import RowSweep
 from mmaccel.kernels.truncation import guide
 from mmaccel.results import Exactness
 from mmaccel.samplers.acceptance import one_hot
@@ -46,6 +47,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
+from mmaccel.samplers.drafting.coarse_rows import find_seen, redraft_rows
 from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.proposers import SOURCES
 
@@ -122,6 +124,8 @@ class CoarseDrafts:
         Returns:
             `[B, W-1]` int64, which the token buffer holds now.
         """
+        if self._goes_by_rows(run):
+            return redraft_rows(self, run, drafts, noise, None)[0]
         found = self._slots(run, noise)
         if found is None:
             return drafts
@@ -140,6 +144,10 @@ class CoarseDrafts:
             run, drafts, noise: as in `redraft`.
             p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
         """
+        if self._goes_by_rows(run):
+            corrected, law = redraft_rows(self, run, drafts, noise, p_draft)
+            assert law is not None
+            return corrected, law
         found = self._slots(run, noise)
         if found is None:
             return drafts, p_draft
@@ -150,12 +158,12 @@ class CoarseDrafts:
         if run.params.temperature == 0:
             law = one_hot(corrected, run.vocab_size)
         else:
-            hidden = self._hidden(now, found.base)
+            hidden = self.hidden(now, found.base)
             change = (hidden - found.hidden_seen)[..., None]
-            moved = (self.weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
+            moved = (self.weights.head[ids] @ change)[..., 0] * find_scale(run)  # [B, K, M]
             stale = self._stale_scores(run)
             seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
-            fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * _scale(run)
+            fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * find_scale(run)
             fresh = fresh + share_of(found.last[:, None], found.gates[..., None])
             fresh = _mask(run, fresh)
             law = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
@@ -169,13 +177,14 @@ class CoarseDrafts:
             scores: `[B, W, V]`, those that `noise` is added to.
             noise: as in `redraft`, of all W slots.
         """
-        perturbed = scores + noise
-        n = min(self.candidates, perturbed.shape[-1])
-        if run.is_on_host:
-            values, ids = largest_numpy(perturbed, n)
+        if self._goes_by_rows(run):  # candidates are found when they are needed
+            run.hold("coarse scores", scores)
         else:
-            values, ids = perturbed.topk(n, -1)
-        self._record(run, values, ids)
+            perturbed = scores + noise
+            found = perturbed.topk(min(self.candidates, perturbed.shape[-1]), -1)
+            _hold_window(run, "coarse values", found.values)
+            _hold_window(run, "coarse ids", found.indices)
+        self._record(run)
 
     def record_law(self, run: WindowRun, scores: Tensor, noise: Tensor) -> None:
         """`record` for policies that use `redraft_with_law`.
@@ -183,23 +192,28 @@ class CoarseDrafts:
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
         others, whose scores are not corrected.
         """
-        n = min(self.candidates, scores.shape[-1] - 1)
-        likely = scores.topk(n, -1).indices
-        perturbed = scores + noise
-        rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
-        values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
         run.hold("coarse scores", scores)  # probabilities of zero would forget theirs
-        self._record(run, values, torch.cat([likely, rest.indices], -1))
+        if not self._goes_by_rows(run):
+            n = min(self.candidates, scores.shape[-1] - 1)
+            likely = scores.topk(n, -1).indices
+            perturbed = scores + noise
+            rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
+            values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
+            _hold_window(run, "coarse values", values)
+            _hold_window(run, "coarse ids", torch.cat([likely, rest.indices], -1))
+        self._record(run)
 
-    def _record(self, run: WindowRun, values: Tensor, ids: Tensor) -> None:
-        work, states = self._tokens(run), _guided_states(run)
+    def _record(self, run: WindowRun) -> None:
+        states = _guided_states(run)
         prompts, slots = run.held("coarse prompts"), run.buffer.slots
-        if prompts is not None:
-            states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
-        run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
-        _hold_window(run, "coarse values", values)
-        _hold_window(run, "coarse ids", ids)
-        seen = _gather(work, self._neighbours(run, slots))
+        if prompts is None:
+            run.hold("coarse prompts", states[:, 0].clone())
+        elif not (run.is_on_host and slots.numpy()[:, 0].all()):
+            run.hold("coarse prompts", torch.where(slots[:, :1] == 0, states[:, 0], prompts))
+        if self._goes_by_rows(run):
+            seen = find_seen(self, run)
+        else:
+            seen = _gather(self._tokens(run), self.table(run)[slots])
         if isinstance(self.model, OnlineModel):
             self._learn(run, self.model, seen, states)
         _hold_window(run, "coarse neighbours", seen)
@@ -228,20 +242,28 @@ class CoarseDrafts:
         tokens = F.pad(run.buffer.tokens, (0, 1), value=n_ids)
         return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
 
-    def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
-        """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
+    def table(self, run: WindowRun) -> Tensor:
+        """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
         origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
         tables = self._tables[run.runner.is_static]
         table = tables.get((origin, n_columns))
         if table is None:
-            index = torch.arange(n_columns - origin, device=slots.device)
+            index = torch.arange(n_columns - origin, device=run.buffer.tokens.device)
             found, exists = self.config.find_neighbours(index)
             columns = found + origin
             table = torch.where(exists & (columns >= 0), columns, n_columns)
             if len(tables) >= _TABLES and not run.runner.is_static:
                 tables.clear()  # prompts and runs of many lengths
             tables[origin, n_columns] = table  # those that captured graphs read stay
-        return table[slots]
+        return table
+
+    def _goes_by_rows(self, run: WindowRun) -> bool:
+        return run.is_on_host and not dispatch.takes("coarse_sweep", "cpu")
+
+    @cached_property
+    def row_sweep(self) -> RowSweep:
+        """Sweeps with `weights` on a CPU."""
+        return RowSweep(self.weights)
 
     def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
@@ -269,11 +291,11 @@ class CoarseDrafts:
             is_fixed = is_fixed | (forced >= 0)
         last_scores = run.held("coarse last")
         assert last_scores is not None
-        gates = self.model.gate(distances)[..., 0] * _scale(run)
+        gates = self.model.gate(distances)[..., 0] * find_scale(run)
         noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
         return SweepSlots(
-            buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
-            self._hidden(seen, base), ids, values, last_scores, gates, noise,
+            buffer.columns[:, :-1], self.table(run)[slots], is_seen, is_fixed, seen, base,
+            self.hidden(seen, base), ids, values, last_scores, gates, noise,
         )  # fmt: skip
 
     def _stale_scores(self, run: WindowRun) -> Tensor:
@@ -286,7 +308,7 @@ class CoarseDrafts:
 
     def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
-        kind, given = work.device.type, (self.weights, slots, work, _scale(run), n_corrected)
+        kind, given = work.device.type, (self.weights, slots, work, find_scale(run), n_corrected)
         if kind == "cpu" and not (run.runner.is_static or dispatch.takes("coarse_sweep", kind)):
             drafts = coarse_sweep_numpy.coarse_sweep(*given)
         else:  # a captured step has no numpy in it
@@ -294,13 +316,12 @@ class CoarseDrafts:
         run.buffer.tokens.scatter_(1, slots.columns, drafts)
         return drafts
 
-    def _hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+    def hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
         """`CoarseModel.hidden` from the table of neighbours."""
         weights, n_ids = self.weights, self.config.vocab_size + 1
         offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
-        flat = (neighbours + offsets).flatten()
-        starts = torch.arange(0, len(flat), len(offsets), device=base.device)
-        mixed = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
+        index = (neighbours + offsets).flatten(0, -2)
+        mixed = F.embedding_bag(index, weights.table, mode="sum").view(base.shape)
         first = (mixed + base).relu().flatten(0, -2)
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
         return hidden.view(base.shape)
@@ -472,7 +493,7 @@ def _hold_window(run: WindowRun, name: str, value: Tensor) -> None:
     run.hold(name, F.pad(value, (0, 0, 0, missing)) if missing else value)
 
 
-def _scale(run: WindowRun) -> float:
+def find_scale(run: WindowRun) -> float:
     return 1.0 / (run.params.temperature or 1.0)
 
 
