@@ -1,13 +1,20 @@
 """`coarse_sweep` on a CPU, in numpy: what a slot does not need is not computed.
 
 A slot whose neighbours have not changed costs one comparison, and the scores of all tokens are
-computed only where no pass has seen the slot.
+computed only where no pass has seen the slot. `RowSweep.redraft` also makes what a sweep knows of
+its slots. A row's slots are two ranges, those that the last pass has seen and the new ones behind
+them, so that nothing is gathered, and what lies before the first slot whose neighbours have changed
+is left as it is.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
 
@@ -24,6 +31,25 @@ def coarse_sweep(
     return work.gather(1, slots.columns)
 
 
+class SlotWeights(NamedTuple):
+    """What C knows of a slot before its neighbours are sums of these, float32."""
+
+    state: Tensor  # [D, H]: of the large model's state, input first
+    slots: Tensor  # [S, H]: of the slot; the last one's serves all that follow
+    distances: Tensor  # [R, H]: of how far the state's slot lies back, the same
+    gates: Tensor  # [R]: `SweepSlots.gates` before scaling
+
+
+class RowPass(NamedTuple):
+    """What is kept of a row of the last pass, whose window had W slots."""
+
+    seen: np.ndarray  # [W, N] int64: ids of the slots' neighbours
+    states: Tensor  # [W, D] float32
+    scores: np.ndarray  # [W, V] float32: those that noise is added to
+    last: np.ndarray  # [V] float32: of the last slot
+    prompt: np.ndarray  # [H] float32: what C makes of the prompt
+
+
 class RowSweep:
     """The weights as arrays; sweeps of a row.
 
@@ -32,12 +58,90 @@ class RowSweep:
 
     Args:
         weights: float32 on a CPU; what is written to them later counts.
+        slots: what `redraft` knows of slots; None where that is nothing but `prompt`.
     """
 
-    def __init__(self, weights: SweepWeights) -> None:
+    def __init__(self, weights: SweepWeights, slots: SlotWeights | None = None) -> None:
+        self.weights, self.slots = weights, slots
         self.table, self.inner, self.bias, self.head, self.head_bias = (
             value.detach().numpy() for value in weights
         )
+
+    def redraft(
+        self, work: np.ndarray, column: int, neighbours: np.ndarray, slot: int, kept: RowPass,
+        moved: int, width: int, noise: np.ndarray, is_fixed: np.ndarray, scale: float,
+        candidates: int, law: np.ndarray | None = None,
+    ) -> list[int]:  # fmt: skip
+        """Write the drafts of one row into `work`.
+
+        Args:
+            work, scale: as in `coarse_sweep`, of one row.
+            column: of the first draft.
+            neighbours: `[K, N]` int64, columns, for K drafts.
+            slot: of the first draft.
+            kept: of the last pass.
+            moved: where the first draft stood in that pass's window.
+            width: of that window.
+            noise: `[K, V]` float32, frozen noise; -inf where a token is not allowed.
+            is_fixed: `[K]` bool.
+            candidates: how many stale scores of a slot are corrected.
+            law: `[K, V]`, into which the scores of all slots that are drafted anew are written,
+                without noise. Candidates then are the most likely tokens, whatever the noise, and
+                the best of all others, which is not corrected. None: those with the best scores.
+
+        Returns:
+            The drafts that were drafted anew, as places in 0..K-1.
+        """
+        n_slots = len(neighbours)
+        n_seen = min(width - moved, n_slots)
+        seen = kept.seen[moved : moved + n_seen]
+        changed = (work.take(neighbours[:n_seen]) != seen).any(1)
+        start = int(changed.argmax()) if changed.any() else n_seen
+        if start == n_slots:
+            return []
+        n_old, n_new = n_seen - start, n_slots - n_seen
+        at = np.arange(n_old + n_new)
+        distances = at + (1 - n_old)  # below 1 where the state is the slot's own
+
+        base = np.empty((len(at), len(self.bias)), np.float32)
+        base[:] = kept.prompt
+        gates = np.ones(len(at), np.float32)
+        if self.slots is not None:
+            end = moved + n_seen
+            states = kept.states[min(moved + start, end - 1) : end]  # new slots take the last one
+            base += (states @ self.slots.state).numpy().take(at, 0, mode="clip")
+            base += self.slots.slots.numpy().take(at + (slot + start), 0, mode="clip")
+            base += self.slots.distances.numpy().take(distances, 0, mode="clip")
+            gates = self.slots.gates.numpy().take(distances, mode="clip") * np.float32(scale)
+
+        stale = kept.scores[moved + start : moved + n_seen]
+        perturbed = stale + noise[start:n_seen]
+        n = min(candidates, stale.shape[1] - (law is not None))
+        ids = _largest(perturbed if law is None else stale, n)
+        values = np.take_along_axis(perturbed, ids, 1)
+        own_law = None
+        if law is not None:
+            np.put_along_axis(perturbed, ids, float("-inf"), 1)
+            others = perturbed.argmax(1)[:, None]
+            values = np.append(values, np.take_along_axis(perturbed, others, 1), 1)
+            ids = np.append(ids, others, 1)
+            own_law = law[start:]
+            own_law[:n_old] = stale
+
+        drafted = self.run(
+            work, scale, n, at + (column + start), neighbours[start:], at < n_old,
+            is_fixed[start:], seen[start:], base, self._hidden(seen[start:], base[:n_old]), ids,
+            values, kept.last, gates, noise[start:], own_law,
+        )  # fmt: skip
+        return [start + k for k in drafted]
+
+    def _hidden(self, neighbours: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """h of slots, `[n, H]`, whose neighbours are `[n, N]` int64."""
+        index = neighbours + np.arange(neighbours.shape[1]) * (len(self.head) + 1)
+        first = F.embedding_bag(torch.from_numpy(index), self.weights.table, mode="sum")
+        first.add_(torch.from_numpy(base)).relu_()
+        hidden = torch.addmm(self.weights.inner_bias, first, self.weights.inner)
+        return hidden.relu_().add_(first).numpy()
 
     def run(
         self, work: np.ndarray, scale: float, n_corrected: int, columns: np.ndarray,
@@ -110,3 +214,18 @@ class RowSweep:
                 token = scores.argmax()
             work[column] = token
         return drafted
+
+
+def _largest(scores: np.ndarray, n: int) -> np.ndarray:
+    """The places `[K, n]` of the `n` largest of `scores` `[K, V]`, in any order."""
+    first = scores.shape[1] - n
+    return np.argpartition(scores, first, 1)[:, first:]
+
+
+def read_tokens(tokens: np.ndarray, n_ids: int) -> np.ndarray:
+    """A row's tokens `[N]` int64 as a sweep reads them, `[N + 1]`: V for padding and at the end."""
+    work = np.empty(len(tokens) + 1, np.int64)
+    work[-1] = n_ids
+    unsigned = np.uint64  # among which -1, padding, is the largest
+    np.minimum(tokens.view(unsigned), unsigned(n_ids), out=work[:-1].view(unsigned))
+    return work

@@ -158,12 +158,12 @@ class CoarseDrafts:
         if run.params.temperature == 0:
             law = one_hot(corrected, run.vocab_size)
         else:
-            hidden = self.hidden(now, found.base)
+            hidden = self._hidden(now, found.base)
             change = (hidden - found.hidden_seen)[..., None]
-            moved = (self.weights.head[ids] @ change)[..., 0] * find_scale(run)  # [B, K, M]
+            moved = (self.weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
             stale = self._stale_scores(run)
             seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
-            fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * find_scale(run)
+            fresh = (hidden @ self.weights.head.T + self.weights.head_bias) * _scale(run)
             fresh = fresh + share_of(found.last[:, None], found.gates[..., None])
             fresh = _mask(run, fresh)
             law = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
@@ -206,13 +206,18 @@ class CoarseDrafts:
     def _record(self, run: WindowRun) -> None:
         states = _guided_states(run)
         prompts, slots = run.held("coarse prompts"), run.buffer.slots
-        if prompts is None:
-            run.hold("coarse prompts", states[:, 0].clone())
-        elif not (run.is_on_host and slots.numpy()[:, 0].all()):
-            run.hold("coarse prompts", torch.where(slots[:, :1] == 0, states[:, 0], prompts))
         if self._goes_by_rows(run):
+            if prompts is None or not slots.numpy()[:, 0].all():
+                own = self.model.of_prompt(states[:, 0])
+                run.hold(
+                    "coarse prompts",
+                    torch.where(slots[:, :1] == 0, own, own if prompts is None else prompts),
+                )
             seen = find_seen(self, run)
         else:
+            if prompts is not None:
+                states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
+            run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
             seen = _gather(self._tokens(run), self.table(run)[slots])
         if isinstance(self.model, OnlineModel):
             self._learn(run, self.model, seen, states)
@@ -263,7 +268,7 @@ class CoarseDrafts:
     @cached_property
     def row_sweep(self) -> RowSweep:
         """Sweeps with `weights` on a CPU."""
-        return RowSweep(self.weights)
+        return RowSweep(self.weights, self.model.slot_weights())
 
     def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
@@ -291,11 +296,11 @@ class CoarseDrafts:
             is_fixed = is_fixed | (forced >= 0)
         last_scores = run.held("coarse last")
         assert last_scores is not None
-        gates = self.model.gate(distances)[..., 0] * find_scale(run)
+        gates = self.model.gate(distances)[..., 0] * _scale(run)
         noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
         return SweepSlots(
             buffer.columns[:, :-1], self.table(run)[slots], is_seen, is_fixed, seen, base,
-            self.hidden(seen, base), ids, values, last_scores, gates, noise,
+            self._hidden(seen, base), ids, values, last_scores, gates, noise,
         )  # fmt: skip
 
     def _stale_scores(self, run: WindowRun) -> Tensor:
@@ -308,7 +313,7 @@ class CoarseDrafts:
 
     def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
-        kind, given = work.device.type, (self.weights, slots, work, find_scale(run), n_corrected)
+        kind, given = work.device.type, (self.weights, slots, work, _scale(run), n_corrected)
         if kind == "cpu" and not (run.runner.is_static or dispatch.takes("coarse_sweep", kind)):
             drafts = coarse_sweep_numpy.coarse_sweep(*given)
         else:  # a captured step has no numpy in it
@@ -316,7 +321,7 @@ class CoarseDrafts:
         run.buffer.tokens.scatter_(1, slots.columns, drafts)
         return drafts
 
-    def hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+    def _hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
         """`CoarseModel.hidden` from the table of neighbours."""
         weights, n_ids = self.weights, self.config.vocab_size + 1
         offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
@@ -483,7 +488,7 @@ def _check_grid(config: CoarseConfig, layout: Layout, folder: str) -> None:
 def _guided_states(run: WindowRun) -> Tensor:
     """States `[B, W, D]` float32 whose logits are the guided ones: guidance is linear in both."""
     model = run.model
-    assert isinstance(model, StateModel) and model.last_states is not None
+    assert model.last_states is not None  # type: ignore[attr-defined]
     return guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
 
 
@@ -493,7 +498,7 @@ def _hold_window(run: WindowRun, name: str, value: Tensor) -> None:
     run.hold(name, F.pad(value, (0, 0, 0, missing)) if missing else value)
 
 
-def find_scale(run: WindowRun) -> float:
+def _scale(run: WindowRun) -> float:
     return 1.0 / (run.params.temperature or 1.0)
 
 
