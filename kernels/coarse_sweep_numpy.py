@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
+from mmaccel.kernels.sort_numpy import largest
 
 
 def coarse_sweep(
@@ -69,7 +70,7 @@ class RowSweep:
 
     def redraft(
         self, work: np.ndarray, column: int, neighbours: np.ndarray, slot: int, kept: RowPass,
-        moved: int, width: int, noise: np.ndarray, is_fixed: np.ndarray, scale: float,
+        moved: int, width: int, noise: np.ndarray, is_fixed: np.ndarray | None, scale: float,
         candidates: int, law: np.ndarray | None = None,
     ) -> list[int]:  # fmt: skip
         """Write the drafts of one row into `work`.
@@ -83,7 +84,7 @@ class RowSweep:
             moved: where the first draft stood in that pass's window.
             width: of that window.
             noise: `[K, V]` float32, frozen noise; -inf where a token is not allowed.
-            is_fixed: `[K]` bool.
+            is_fixed: `[K]` bool; None if none is.
             candidates: how many stale scores of a slot are corrected.
             law: `[K, V]`, into which the scores of all slots that are drafted anew are written,
                 without noise. Candidates then are the most likely tokens, whatever the noise, and
@@ -105,32 +106,34 @@ class RowSweep:
 
         base = np.empty((len(at), len(self.bias)), np.float32)
         base[:] = kept.prompt
-        gates = np.ones(len(at), np.float32)
+        gates = None
         if self.slots is not None:
             end = moved + n_seen
             states = kept.states[min(moved + start, end - 1) : end]  # new slots take the last one
             base += (states @ self.slots.state).numpy().take(at, 0, mode="clip")
             base += self.slots.slots.numpy().take(at + (slot + start), 0, mode="clip")
             base += self.slots.distances.numpy().take(distances, 0, mode="clip")
-            gates = self.slots.gates.numpy().take(distances, mode="clip") * np.float32(scale)
+            if n_new:
+                gates = self.slots.gates.numpy().take(distances, mode="clip") * np.float32(scale)
 
         stale = kept.scores[moved + start : moved + n_seen]
         perturbed = stale + noise[start:n_seen]
         n = min(candidates, stale.shape[1] - (law is not None))
-        ids = _largest(perturbed if law is None else stale, n)
-        values = np.take_along_axis(perturbed, ids, 1)
+        ids = largest(perturbed if law is None else stale, n)
+        at_rows = np.arange(n_old)[:, None] * stale.shape[1]
+        values = perturbed.take(ids + at_rows)
         own_law = None
         if law is not None:
-            np.put_along_axis(perturbed, ids, float("-inf"), 1)
+            np.put(perturbed, ids + at_rows, float("-inf"))
             others = perturbed.argmax(1)[:, None]
-            values = np.append(values, np.take_along_axis(perturbed, others, 1), 1)
+            values = np.append(values, perturbed.take(others + at_rows), 1)
             ids = np.append(ids, others, 1)
             own_law = law[start:]
             own_law[:n_old] = stale
 
         drafted = self.run(
             work, scale, n, at + (column + start), neighbours[start:], at < n_old,
-            is_fixed[start:], seen[start:], base, self._hidden(seen[start:], base[:n_old]), ids,
+            np.zeros(len(at), bool) if is_fixed is None else is_fixed[start:], seen[start:], base, self._hidden(seen[start:], base[:n_old]), ids,
             values, kept.last, gates, noise[start:], own_law,
         )  # fmt: skip
         return [start + k for k in drafted]
@@ -147,7 +150,7 @@ class RowSweep:
         self, work: np.ndarray, scale: float, n_corrected: int, columns: np.ndarray,
         neighbours: np.ndarray, is_seen: np.ndarray, is_fixed: np.ndarray, seen: np.ndarray,
         base: np.ndarray, hidden_seen: np.ndarray, ids: np.ndarray, values: np.ndarray,
-        last: np.ndarray, gates: np.ndarray, noise: np.ndarray,
+        last: np.ndarray, gates: np.ndarray | None, noise: np.ndarray,
         law: np.ndarray | None = None,
     ) -> list[int]:  # fmt: skip
         """Write the drafts of one row into `work`.
@@ -166,13 +169,15 @@ class RowSweep:
         offsets = np.arange(n_neighbours) * (len(self.head) + 1)
         rows = np.empty((n_neighbours, len(self.bias)), np.float32)
         ones, zeros = np.ones(n_neighbours, np.float32), np.zeros(len(self.bias), np.float32)
-        first, hidden = np.empty((2, len(self.bias)), np.float32)
+        first, hidden = np.empty_like(zeros), np.empty_like(zeros)
         was_seen, fixed, drafted = is_seen.tolist(), is_fixed.tolist(), []
-        impossible = None if all(was_seen) else last == float("-inf")
-        if impossible is not None and impossible.any():
-            last = np.where(impossible, 0, last)
-        else:
-            impossible = None
+        impossible = None
+        if not all(was_seen):
+            impossible = last == float("-inf")
+            if impossible.any():
+                last = np.where(impossible, 0, last)
+            else:
+                impossible = None
         for k, column in enumerate(columns.tolist()):
             if fixed[k]:
                 continue
@@ -192,14 +197,16 @@ class RowSweep:
             hidden += first
             if was_seen[k]:
                 hidden -= hidden_seen[k]
-                moved = self.head.take(ids[k, :n], 0).dot(hidden)
+                own = ids[k]
+                scores = self.head.take(own, 0).dot(hidden)
                 if scale != 1:
-                    moved *= scale
-                scores = values[k].copy()
-                scores[:n] += moved
-                token = ids[k, scores.argmax()]
+                    scores *= scale
+                if n < len(own):
+                    scores[n:] = 0
                 if law is not None:
-                    law[k, ids[k, :n]] += moved
+                    law[k, own] += scores
+                scores += values[k]
+                token = own[scores.argmax()]
             else:
                 scores = self.head.dot(hidden)
                 scores += self.head_bias
@@ -214,12 +221,6 @@ class RowSweep:
                 token = scores.argmax()
             work[column] = token
         return drafted
-
-
-def _largest(scores: np.ndarray, n: int) -> np.ndarray:
-    """The places `[K, n]` of the `n` largest of `scores` `[K, V]`, in any order."""
-    first = scores.shape[1] - n
-    return np.argpartition(scores, first, 1)[:, first:]
 
 
 def read_tokens(tokens: np.ndarray, n_ids: int) -> np.ndarray:

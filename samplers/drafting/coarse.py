@@ -47,7 +47,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
-from mmaccel.samplers.drafting.coarse_rows import find_seen, redraft_rows
+from mmaccel.samplers.drafting.coarse_rows import redraft_rows
 from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.proposers import SOURCES
 
@@ -177,7 +177,7 @@ class CoarseDrafts:
             scores: `[B, W, V]`, those that `noise` is added to.
             noise: as in `redraft`, of all W slots.
         """
-        if self._goes_by_rows(run):  # candidates are found when they are needed
+        if run.held("coarse next") is not None:  # `redraft_rows` finds candidates
             run.hold("coarse scores", scores)
         else:
             perturbed = scores + noise
@@ -193,7 +193,7 @@ class CoarseDrafts:
         others, whose scores are not corrected.
         """
         run.hold("coarse scores", scores)  # probabilities of zero would forget theirs
-        if not self._goes_by_rows(run):
+        if run.held("coarse next") is None:
             n = min(self.candidates, scores.shape[-1] - 1)
             likely = scores.topk(n, -1).indices
             perturbed = scores + noise
@@ -204,21 +204,17 @@ class CoarseDrafts:
         self._record(run)
 
     def _record(self, run: WindowRun) -> None:
-        states = _guided_states(run)
-        prompts, slots = run.held("coarse prompts"), run.buffer.slots
-        if self._goes_by_rows(run):
-            if prompts is None or not slots.numpy()[:, 0].all():
-                own = self.model.of_prompt(states[:, 0])
-                run.hold(
-                    "coarse prompts",
-                    torch.where(slots[:, :1] == 0, own, own if prompts is None else prompts),
-                )
-            seen = find_seen(self, run)
-        else:
+        states, slots = _guided_states(run), run.buffer.slots
+        prompts, seen = run.held("coarse prompts"), run.held("coarse next")
+        if seen is None:
             if prompts is not None:
                 states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
             run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
             seen = _gather(self._tokens(run), self.table(run)[slots])
+        elif prompts is None or not slots[:, 0].numpy().all():
+            own = self.model.of_prompt(states[:, 0])
+            others = own if prompts is None else prompts
+            run.hold("coarse prompts", torch.where(slots[:, :1] == 0, own, others))
         if isinstance(self.model, OnlineModel):
             self._learn(run, self.model, seen, states)
         _hold_window(run, "coarse neighbours", seen)

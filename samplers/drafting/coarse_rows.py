@@ -1,12 +1,12 @@
 """Coarse drafts on the host: rows one by one, and of a slot only what its draft needs.
 
-The same drafts as `CoarseDrafts` makes of all slots of all rows at once; what a row's sweep is
-about is in `mmaccel.kernels.coarse_sweep_numpy`.
+The same drafts as `CoarseDrafts` makes of all slots of all rows at once. What the sweep of a row
+computes is in `mmaccel.kernels.coarse_sweep_numpy`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,66 +19,70 @@ if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
 
 _NEVER = float("-inf")
+_KEPT = ("neighbours", "states", "scores", "last", "prompts")  # the fields of `RowPass`
 
 
 def redraft_rows(
     coarse: CoarseDrafts, run: WindowRun, drafts: Tensor, noise: Tensor, p_draft: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """`CoarseDrafts.redraft`, and with `p_draft` `CoarseDrafts.redraft_with_law`."""
-    names = ("scores", "neighbours", "states", "prompts", "first", "last")
-    scores, seen, states, prompts, first, last = (run.held(f"coarse {name}") for name in names)
-    if scores is None or not drafts.shape[1]:
-        return drafts, p_draft
-    assert seen is not None and states is not None and prompts is not None
-    assert first is not None and last is not None
+    """`CoarseDrafts.redraft`, and with `p_draft` `CoarseDrafts.redraft_with_law`.
+
+    Holds as "coarse next" what `CoarseDrafts.record` will record: `[B, W, N]` int64, the ids of all
+    neighbours as the coming pass sees them.
+    """
+    n_ids = coarse.config.vocab_size
+    rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
+    if run.held("coarse scores") is not None and drafts.shape[1]:
+        drafts, p_draft = _sweep(coarse, run, rows, drafts, noise, p_draft)
+    table, firsts = coarse.table(run).numpy(), run.buffer.n_generated.tolist()
+    seen = [row.take(table[first : first + run.width]) for row, first in zip(rows, firsts)]
+    run.hold("coarse next", torch.stack([torch.from_numpy(one) for one in seen]))
+    return drafts, p_draft
+
+
+def _sweep(
+    coarse: CoarseDrafts, run: WindowRun, rows: list[Any], drafts: Tensor, noise: Tensor,
+    p_draft: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     buffer, layout, forced = run.buffer, run.prompt.layout, run.forced()
     slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.ended()
-    is_fixed = torch.zeros_like(slots, dtype=torch.bool) if forced is None else forced >= 0
     allowed = None if layout is None else layout.allowed(slots)
     if allowed is not None:
         allowed = allowed.expand(*slots.shape, run.vocab_size)
         noise = torch.where(allowed, noise, _NEVER)
-    temperature = run.params.temperature
-    law = None
+    temperature, law = run.params.temperature, None
     if p_draft is not None:
         p_draft, law = p_draft.clone(), torch.empty(p_draft.shape[1:])
-    arrays = (seen.numpy(), states, scores.numpy(), last.numpy(), prompts.numpy())
+    held = [run.held(f"coarse {name}") for name in _KEPT]
+    kept = [value if name == "states" else value.numpy() for name, value in zip(_KEPT, held)]
+    firsts = run.held("coarse first")[:, 0].tolist()
     tokens, table, found = buffer.tokens.numpy(), coarse.table(run).numpy(), drafts.clone()
-    firsts, fillings = first[:, 0].tolist(), buffer.filled.tolist()
+    filled = buffer.filled.tolist()
     for b, n_made in enumerate(buffer.n_generated.tolist()):
         if not n_made or ended[b]:  # before the row's first pass, or after its end
             continue
-        width, column = fillings[b] - origin - firsts[b], origin + n_made
-        moved, n_slots = n_made - firsts[b], min(slots.shape[1], run.length - n_made)
+        width, moved = filled[b] - origin - firsts[b], n_made - firsts[b]  # of the last pass
+        n_slots = min(slots.shape[1], run.length - n_made)
         if not coarse.model.drafts_new_slots:
             n_slots = min(n_slots, width - moved)
-        work = read_tokens(tokens[b], coarse.config.vocab_size)
+        column = origin + n_made
         drafted = coarse.row_sweep.redraft(
-            work, column, table[n_made : n_made + n_slots], n_made,
-            RowPass(*(value[b] for value in arrays)), moved, width, noise[b].numpy(),
-            is_fixed[b].numpy(), 1.0 / (temperature or 1.0), coarse.candidates,
-            None if law is None else law.numpy(),
+            rows[b], column, table[n_made : n_made + n_slots], n_made,
+            RowPass(*(value[b] for value in kept)), moved, width, noise[b].numpy(),
+            None if forced is None else forced[b].numpy() >= 0, 1.0 / (temperature or 1.0),
+            coarse.candidates, None if law is None else law.numpy(),
         )  # fmt: skip
         if not drafted:
             continue
-        made = work[column : column + n_slots]
-        tokens[b, column : column + n_slots] = found.numpy()[b, :n_slots] = made
+        tokens[b, column : column + n_slots] = rows[b][column : column + n_slots]
+        found.numpy()[b, :n_slots] = rows[b][column : column + n_slots]
         if p_draft is None or law is None:
             continue
         if temperature == 0:
             p_draft[b, drafted] = one_hot(found[b : b + 1, drafted], run.vocab_size)[0]
             continue
         if allowed is not None and width - moved < n_slots:
-            law[width - moved :].masked_fill_(~allowed[b, width - moved :], _NEVER)
+            new = slice(width - moved, n_slots)
+            law[new].masked_fill_(~allowed[b, new], _NEVER)
         p_draft[b, drafted] = law[drafted].softmax(-1)
     return found, p_draft
-
-
-def find_seen(coarse: CoarseDrafts, run: WindowRun) -> Tensor:
-    """`[B, W, N]` int64, the ids of all neighbours of the window as its tokens stand."""
-    tokens, table, width = run.buffer.tokens.numpy(), coarse.table(run).numpy(), run.width
-    rows = (
-        read_tokens(tokens[b], coarse.config.vocab_size).take(table[first : first + width])
-        for b, first in enumerate(run.buffer.n_generated.tolist())
-    )
-    return torch.stack([torch.from_numpy(row) for row in rows])
