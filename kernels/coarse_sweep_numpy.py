@@ -131,10 +131,13 @@ class RowSweep:
             own_law = law[start:]
             own_law[:n_old] = stale
 
+        if is_fixed is None:
+            is_fixed = np.zeros(n_slots, bool)
+        hidden_seen = self._hidden(seen[start:], base[:n_old])
         drafted = self.run(
             work, scale, n, at + (column + start), neighbours[start:], at < n_old,
-            np.zeros(len(at), bool) if is_fixed is None else is_fixed[start:], seen[start:], base, self._hidden(seen[start:], base[:n_old]), ids,
-            values, kept.last, gates, noise[start:], own_law,
+            is_fixed[start:], seen[start:], base, hidden_seen, ids, values, kept.last, gates,
+            noise[start:], own_law,
         )  # fmt: skip
         return [start + k for k in drafted]
 

@@ -32,20 +32,22 @@ def redraft_rows(
     """
     n_ids = coarse.config.vocab_size
     rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
-    if run.held("coarse scores") is not None and drafts.shape[1]:
-        drafts, p_draft = _sweep(coarse, run, rows, drafts, noise, p_draft)
     table, firsts = coarse.table(run).numpy(), run.buffer.n_generated.tolist()
-    seen = [row.take(table[first : first + run.width]) for row, first in zip(rows, firsts)]
-    run.hold("coarse next", torch.stack([torch.from_numpy(one) for one in seen]))
+    if run.held("coarse scores") is not None and drafts.shape[1]:
+        drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
+    seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
+    run.hold("coarse next", seen[0][None] if len(seen) == 1 else torch.stack(seen))
     return drafts, p_draft
 
 
 def _sweep(
-    coarse: CoarseDrafts, run: WindowRun, rows: list[Any], drafts: Tensor, noise: Tensor,
-    p_draft: Tensor | None,
+    coarse: CoarseDrafts, run: WindowRun, rows: list[Any], table: Any, drafts: Tensor,
+    noise: Tensor, p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     buffer, layout, forced = run.buffer, run.prompt.layout, run.forced()
     slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.ended()
+    tokens, filled, drafts = buffer.tokens.numpy(), buffer.filled.tolist(), drafts.clone()
+    found = drafts.numpy()
     allowed = None if layout is None else layout.allowed(slots)
     if allowed is not None:
         allowed = allowed.expand(*slots.shape, run.vocab_size)
@@ -56,8 +58,6 @@ def _sweep(
     held = [run.held(f"coarse {name}") for name in _KEPT]
     kept = [value if name == "states" else value.numpy() for name, value in zip(_KEPT, held)]
     firsts = run.held("coarse first")[:, 0].tolist()
-    tokens, table, found = buffer.tokens.numpy(), coarse.table(run).numpy(), drafts.clone()
-    filled = buffer.filled.tolist()
     for b, n_made in enumerate(buffer.n_generated.tolist()):
         if not n_made or ended[b]:  # before the row's first pass, or after its end
             continue
@@ -74,15 +74,15 @@ def _sweep(
         )  # fmt: skip
         if not drafted:
             continue
-        tokens[b, column : column + n_slots] = rows[b][column : column + n_slots]
-        found.numpy()[b, :n_slots] = rows[b][column : column + n_slots]
+        window = slice(column, column + n_slots)
+        tokens[b, window] = found[b, :n_slots] = rows[b][window]
         if p_draft is None or law is None:
             continue
         if temperature == 0:
-            p_draft[b, drafted] = one_hot(found[b : b + 1, drafted], run.vocab_size)[0]
+            p_draft[b, drafted] = one_hot(drafts[b : b + 1, drafted], run.vocab_size)[0]
             continue
         if allowed is not None and width - moved < n_slots:
             new = slice(width - moved, n_slots)
             law[new].masked_fill_(~allowed[b, new], _NEVER)
         p_draft[b, drafted] = law[drafted].softmax(-1)
-    return found, p_draft
+    return drafts, p_draft
