@@ -207,7 +207,7 @@ class RowSweep:
                 if n < len(own):
                     scores[n:] = 0
                 if law is not None:
-                    law[k, own] += scores
+                    law[k, own[:n]] += scores[:n]
                 scores += values[k]
                 token = own[scores.argmax()]
             else:

@@ -23,7 +23,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
-from mmaccel.samplers.drafting.coarse_rows import redraft_rows
+from mmaccel.samplers.drafting.coarse_rows import record_rows, redraft_rows
 from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.proposers import SOURCES
 
@@ -177,14 +177,12 @@ class CoarseDrafts:
             scores: `[B, W, V]`, those that `noise` is added to.
             noise: as in `redraft`, of all W slots.
         """
-        if run.held("coarse next") is not None:  # `redraft_rows` finds candidates
-            run.hold("coarse scores", scores)
-        else:
-            perturbed = scores + noise
-            found = perturbed.topk(min(self.candidates, perturbed.shape[-1]), -1)
-            _hold_window(run, "coarse values", found.values)
-            _hold_window(run, "coarse ids", found.indices)
-        self._record(run)
+        if self._goes_by_rows(run):
+            record_rows(self, run, scores)
+            return
+        perturbed = scores + noise
+        found = perturbed.topk(min(self.candidates, perturbed.shape[-1]), -1)
+        self._record(run, found.values, found.indices)
 
     def record_law(self, run: WindowRun, scores: Tensor, noise: Tensor) -> None:
         """`record` for policies that use `redraft_with_law`.
@@ -192,29 +190,36 @@ class CoarseDrafts:
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
         others, whose scores are not corrected.
         """
+        if self._goes_by_rows(run):
+            record_rows(self, run, scores)
+            return
+        n = min(self.candidates, scores.shape[-1] - 1)
+        likely = scores.topk(n, -1).indices
+        perturbed = scores + noise
+        rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
+        values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
         run.hold("coarse scores", scores)  # probabilities of zero would forget theirs
-        if run.held("coarse next") is None:
-            n = min(self.candidates, scores.shape[-1] - 1)
-            likely = scores.topk(n, -1).indices
-            perturbed = scores + noise
-            rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
-            values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
-            _hold_window(run, "coarse values", values)
-            _hold_window(run, "coarse ids", torch.cat([likely, rest.indices], -1))
-        self._record(run)
+        self._record(run, values, torch.cat([likely, rest.indices], -1))
 
-    def _record(self, run: WindowRun) -> None:
-        states, slots = _guided_states(run), run.buffer.slots
-        prompts, seen = run.held("coarse prompts"), run.held("coarse next")
-        if seen is None:
-            if prompts is not None:
-                states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
-            run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
-            seen = _gather(self._tokens(run), self.table(run)[slots])
-        elif prompts is None or not slots[:, 0].numpy().all():
-            own = self.model.of_prompt(states[:, 0])
-            others = own if prompts is None else prompts
-            run.hold("coarse prompts", torch.where(slots[:, :1] == 0, own, others))
+    def _record(self, run: WindowRun, values: Tensor, ids: Tensor) -> None:
+        work, states = self._tokens(run), self.states(run)
+        prompts, slots = run.held("coarse prompts"), run.buffer.slots
+        if prompts is not None:
+            states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
+        run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
+        _hold_window(run, "coarse values", values)
+        _hold_window(run, "coarse ids", ids)
+        self.hold_pass(run, _gather(work, self._neighbours(run, slots)), states)
+
+    def states(self, run: WindowRun) -> Tensor:
+        """States `[B, W, D]` float32 of the guided logits: guidance is linear in both."""
+        states = cast(StateModel, run.model).last_states
+        assert states is not None
+        return guide(states.float(), run.prompt.branches, run.params.guidance_scale)
+
+    def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor) -> None:
+        """Keep the ids `[B, W, N]` of all neighbours and the states `[B, W, D]` of a pass."""
+        slots = run.buffer.slots
         if isinstance(self.model, OnlineModel):
             self._learn(run, self.model, seen, states)
         _hold_window(run, "coarse neighbours", seen)
@@ -242,6 +247,10 @@ class CoarseDrafts:
         n_ids = self.config.vocab_size
         tokens = F.pad(run.buffer.tokens, (0, 1), value=n_ids)
         return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
+
+    def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
+        """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
+        return self.table(run)[slots]
 
     def table(self, run: WindowRun) -> Tensor:
         """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
@@ -295,7 +304,7 @@ class CoarseDrafts:
         gates = self.model.gate(distances)[..., 0] * _scale(run)
         noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
         return SweepSlots(
-            buffer.columns[:, :-1], self.table(run)[slots], is_seen, is_fixed, seen, base,
+            buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
             self._hidden(seen, base), ids, values, last_scores, gates, noise,
         )  # fmt: skip
 
@@ -321,8 +330,9 @@ class CoarseDrafts:
         """`CoarseModel.hidden` from the table of neighbours."""
         weights, n_ids = self.weights, self.config.vocab_size + 1
         offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
-        index = (neighbours + offsets).flatten(0, -2)
-        mixed = F.embedding_bag(index, weights.table, mode="sum").view(base.shape)
+        flat = (neighbours + offsets).flatten()
+        starts = torch.arange(0, len(flat), len(offsets), device=base.device)
+        mixed = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
         first = (mixed + base).relu().flatten(0, -2)
         hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
         return hidden.view(base.shape)
@@ -479,13 +489,6 @@ def _check_grid(config: CoarseConfig, layout: Layout, folder: str) -> None:
             f"received one of {known[0]} and {known[1]} in {folder}; make one for this size, or "
             "use drafts='neighbour'"
         )
-
-
-def _guided_states(run: WindowRun) -> Tensor:
-    """States `[B, W, D]` float32 whose logits are the guided ones: guidance is linear in both."""
-    model = run.model
-    assert model.last_states is not None  # type: ignore[attr-defined]
-    return guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
 
 
 def _hold_window(run: WindowRun, name: str, value: Tensor) -> None:

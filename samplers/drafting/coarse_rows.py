@@ -27,7 +27,7 @@ def redraft_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """`CoarseDrafts.redraft`, and with `p_draft` `CoarseDrafts.redraft_with_law`.
 
-    Holds as "coarse next" what `CoarseDrafts.record` will record: `[B, W, N]` int64, the ids of all
+    Holds as "coarse next" what `record_rows` will record: `[B, W, N]` int64, the ids of all
     neighbours as the coming pass sees them.
     """
     n_ids = coarse.config.vocab_size
@@ -38,6 +38,26 @@ def redraft_rows(
     seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
     run.hold("coarse next", seen[0][None] if len(seen) == 1 else torch.stack(seen))
     return drafts, p_draft
+
+
+def record_rows(coarse: CoarseDrafts, run: WindowRun, scores: Tensor) -> None:
+    """`CoarseDrafts.record` and `record_law`: candidates are found when they are needed.
+
+    Args:
+        run: after `redraft_rows` and its forward pass.
+        scores: `[B, W, V]`, those that noise is added to.
+    """
+    states, prompts, seen = coarse.states(run), run.held("coarse prompts"), run.held("coarse next")
+    assert seen is not None
+    is_first = run.buffer.slots[:, 0] == 0
+    if prompts is None or is_first.any():
+        own = coarse.model.of_prompt(states[:, 0])
+        run.hold(
+            "coarse prompts",
+            own if prompts is None else torch.where(is_first[:, None], own, prompts),
+        )
+    run.hold("coarse scores", scores)
+    coarse.hold_pass(run, seen, states)
 
 
 def _sweep(
