@@ -67,6 +67,10 @@ class RowSweep:
         self.table, self.inner, self.bias, self.head, self.head_bias = (
             value.detach().numpy() for value in weights
         )
+        n_ids = len(self.head) + 1
+        self.offsets = np.arange(len(self.table) // n_ids) * n_ids  # of every neighbour's rows
+        self.ones = np.ones(len(self.offsets), np.float32)
+        self.zeros = np.zeros(len(self.bias), np.float32)
 
     def redraft(
         self, work: np.ndarray, column: int, neighbours: np.ndarray, slot: int, kept: RowPass,
@@ -143,8 +147,8 @@ class RowSweep:
 
     def _hidden(self, neighbours: np.ndarray, base: np.ndarray) -> np.ndarray:
         """h of slots, `[n, H]`, whose neighbours are `[n, N]` int64."""
-        index = neighbours + np.arange(neighbours.shape[1]) * (len(self.head) + 1)
-        first = F.embedding_bag(torch.from_numpy(index), self.weights.table, mode="sum")
+        index = torch.from_numpy(neighbours + self.offsets)
+        first = F.embedding_bag(index, self.weights.table, mode="sum")
         first.add_(torch.from_numpy(base)).relu_()
         hidden = torch.addmm(self.weights.inner_bias, first, self.weights.inner)
         return hidden.relu_().add_(first).numpy()
@@ -168,11 +172,10 @@ class RowSweep:
         Returns:
             The slots that were drafted anew, as places in 0..K-1.
         """
-        n_neighbours, n = neighbours.shape[-1], n_corrected
-        offsets = np.arange(n_neighbours) * (len(self.head) + 1)
-        rows = np.empty((n_neighbours, len(self.bias)), np.float32)
-        ones, zeros = np.ones(n_neighbours, np.float32), np.zeros(len(self.bias), np.float32)
+        n, offsets, ones, zeros = n_corrected, self.offsets, self.ones, self.zeros
+        rows = np.empty((len(ones), len(zeros)), np.float32)
         first, hidden = np.empty_like(zeros), np.empty_like(zeros)
+        take_rows, take_head, inner, bias = self.table.take, self.head.take, self.inner, self.bias
         was_seen, fixed, drafted = is_seen.tolist(), is_fixed.tolist(), []
         impossible = None
         if not all(was_seen):
@@ -190,18 +193,18 @@ class RowSweep:
                 continue
             drafted.append(k)
             now += offsets
-            self.table.take(now, 0, rows, "clip")  # any mode but this one copies once more
+            take_rows(now, 0, rows, "clip")  # any mode but this one copies once more
             np.dot(ones, rows, first)  # their sum
             first += base[k]
             np.maximum(first, zeros, out=first)  # an array: a number takes twice as long
-            np.dot(first, self.inner, hidden)
-            hidden += self.bias
+            np.dot(first, inner, hidden)
+            hidden += bias
             np.maximum(hidden, zeros, out=hidden)
             hidden += first
             if was_seen[k]:
                 hidden -= hidden_seen[k]
                 own = ids[k]
-                scores = self.head.take(own, 0).dot(hidden)
+                scores = take_head(own, 0).dot(hidden)
                 if scale != 1:
                     scores *= scale
                 if n < len(own):

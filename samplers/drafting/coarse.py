@@ -47,7 +47,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
-from mmaccel.samplers.drafting.coarse_rows import record_rows, redraft_rows
+from mmaccel.samplers.drafting.coarse_rows import NEXT, record_rows, redraft_rows
 from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.proposers import SOURCES
 
@@ -177,7 +177,7 @@ class CoarseDrafts:
             scores: `[B, W, V]`, those that `noise` is added to.
             noise: as in `redraft`, of all W slots.
         """
-        if self._goes_by_rows(run):
+        if run.held(NEXT) is not None:
             record_rows(self, run, scores)
             return
         perturbed = scores + noise
@@ -190,7 +190,7 @@ class CoarseDrafts:
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
         others, whose scores are not corrected.
         """
-        if self._goes_by_rows(run):
+        if run.held(NEXT) is not None:
             record_rows(self, run, scores)
             return
         n = min(self.candidates, scores.shape[-1] - 1)
@@ -215,7 +215,7 @@ class CoarseDrafts:
         """States `[B, W, D]` float32 of the guided logits: guidance is linear in both."""
         states = cast(StateModel, run.model).last_states
         assert states is not None
-        return guide(states.float(), run.prompt.branches, run.params.guidance_scale)
+        return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
 
     def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor) -> None:
         """Keep the ids `[B, W, N]` of all neighbours and the states `[B, W, D]` of a pass."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.drafting.coarse import CoarseDrafts
     from mmaccel.samplers.window.run import WindowRun
 
+NEXT = "coarse next"  # held: what `redraft_rows` leaves to `record_rows`
 _NEVER = float("-inf")
 _KEPT = ("neighbours", "states", "scores", "last", "prompts")  # the fields of `RowPass`
 
@@ -27,8 +28,8 @@ def redraft_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """`CoarseDrafts.redraft`, and with `p_draft` `CoarseDrafts.redraft_with_law`.
 
-    Holds as "coarse next" what `record_rows` will record: `[B, W, N]` int64, the ids of all
-    neighbours as the coming pass sees them.
+    Holds as `NEXT` what `record_rows` will record: `[B, W, N]` int64, the ids of all neighbours as
+    the coming pass sees them.
     """
     n_ids = coarse.config.vocab_size
     rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
@@ -36,7 +37,7 @@ def redraft_rows(
     if run.held("coarse scores") is not None and drafts.shape[1]:
         drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
     seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
-    run.hold("coarse next", seen[0][None] if len(seen) == 1 else torch.stack(seen))
+    run.hold(NEXT, seen[0][None] if len(seen) == 1 else torch.stack(seen))
     return drafts, p_draft
 
 
@@ -47,7 +48,7 @@ def record_rows(coarse: CoarseDrafts, run: WindowRun, scores: Tensor) -> None:
         run: after `redraft_rows` and its forward pass.
         scores: `[B, W, V]`, those that noise is added to.
     """
-    states, prompts, seen = coarse.states(run), run.held("coarse prompts"), run.held("coarse next")
+    states, prompts, seen = coarse.states(run), run.held("coarse prompts"), run.held(NEXT)
     assert seen is not None
     is_first = run.buffer.slots[:, 0] == 0
     if prompts is None or is_first.any():
