@@ -20,7 +20,7 @@ from torch import Tensor
 from mmaccel.samplers.noise import Fresh, Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
-_AT_ONCE = 2**15  # values that are made at once, which takes 12 bytes a value
+_AT_ONCE = 2**16  # values that are made at once, which takes 12 bytes a value
 _PASSES = 8  # whose fresh uniforms are made at once
 
 
@@ -37,7 +37,7 @@ class RollingNoise:
     def __init__(
         self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
     ) -> None:
-        rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
+        rows, room = noise.seeds.shape[0], widest + min(max(widest, 64), _AHEAD // vocab_size)
         self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
         self._values = torch.empty(rows, room, vocab_size, device=device)
