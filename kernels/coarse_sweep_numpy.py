@@ -110,7 +110,7 @@ class RowSweep:
 
         base = np.empty((len(at), len(self.bias)), np.float32)
         base[:] = kept.prompt
-        gates = None
+        gates = self.zeros  # which only new slots read
         if self.slots is not None:
             end = moved + n_seen
             states = kept.states[min(moved + start, end - 1) : end]  # new slots take the last one
@@ -157,7 +157,7 @@ class RowSweep:
         self, work: np.ndarray, scale: float, n_corrected: int, columns: np.ndarray,
         neighbours: np.ndarray, is_seen: np.ndarray, is_fixed: np.ndarray, seen: np.ndarray,
         base: np.ndarray, hidden_seen: np.ndarray, ids: np.ndarray, values: np.ndarray,
-        last: np.ndarray, gates: np.ndarray | None, noise: np.ndarray,
+        last: np.ndarray, gates: np.ndarray, noise: np.ndarray,
         law: np.ndarray | None = None,
     ) -> list[int]:  # fmt: skip
         """Write the drafts of one row into `work`.

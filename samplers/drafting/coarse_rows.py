@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 NEXT = "coarse next"  # held: what `redraft_rows` leaves to `record_rows`
 _NEVER = float("-inf")
-_KEPT = ("neighbours", "states", "scores", "last", "prompts")  # the fields of `RowPass`
 
 
 def redraft_rows(
@@ -50,13 +49,12 @@ def record_rows(coarse: CoarseDrafts, run: WindowRun, scores: Tensor) -> None:
     """
     states, prompts, seen = coarse.states(run), run.held("coarse prompts"), run.held(NEXT)
     assert seen is not None
-    is_first = run.buffer.slots[:, 0] == 0
-    if prompts is None or is_first.any():
+    if prompts is None:
+        run.hold("coarse prompts", coarse.model.of_prompt(states[:, 0]))
+    elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
+        is_first = run.buffer.n_generated[:, None] == 0
         own = coarse.model.of_prompt(states[:, 0])
-        run.hold(
-            "coarse prompts",
-            own if prompts is None else torch.where(is_first[:, None], own, prompts),
-        )
+        run.hold("coarse prompts", torch.where(is_first, own, prompts))
     run.hold("coarse scores", scores)
     coarse.hold_pass(run, seen, states)
 
@@ -76,9 +74,9 @@ def _sweep(
     temperature, law = run.params.temperature, None
     if p_draft is not None:
         p_draft, law = p_draft.clone(), torch.empty(p_draft.shape[1:])
-    held = [run.held(f"coarse {name}") for name in _KEPT]
-    kept = [value if name == "states" else value.numpy() for name, value in zip(_KEPT, held)]
-    firsts = run.held("coarse first")[:, 0].tolist()
+    seen, scores, last = (_held(run, name).numpy() for name in ("neighbours", "scores", "last"))
+    states, prompts = _held(run, "states"), _held(run, "prompts").numpy()
+    firsts = _held(run, "first")[:, 0].tolist()
     for b, n_made in enumerate(buffer.n_generated.tolist()):
         if not n_made or ended[b]:  # before the row's first pass, or after its end
             continue
@@ -89,9 +87,9 @@ def _sweep(
         column = origin + n_made
         drafted = coarse.row_sweep.redraft(
             rows[b], column, table[n_made : n_made + n_slots], n_made,
-            RowPass(*(value[b] for value in kept)), moved, width, noise[b].numpy(),
-            None if forced is None else forced[b].numpy() >= 0, 1.0 / (temperature or 1.0),
-            coarse.candidates, None if law is None else law.numpy(),
+            RowPass(seen[b], states[b], scores[b], last[b], prompts[b]), moved, width,
+            noise[b].numpy(), None if forced is None else forced[b].numpy() >= 0,
+            1.0 / (temperature or 1.0), coarse.candidates, None if law is None else law.numpy(),
         )  # fmt: skip
         if not drafted:
             continue
@@ -107,3 +105,10 @@ def _sweep(
             law[new].masked_fill_(~allowed[b, new], _NEVER)
         p_draft[b, drafted] = law[drafted].softmax(-1)
     return drafts, p_draft
+
+
+def _held(run: WindowRun, name: str) -> Tensor:
+    """What the last pass left."""
+    found = run.held(f"coarse {name}")
+    assert found is not None
+    return found

@@ -21,7 +21,7 @@ from mmaccel.samplers.noise import Fresh, Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
 _AT_ONCE = 2**16  # values that are made at once, which takes 12 bytes a value
-_PASSES = 8  # whose fresh uniforms are made at once
+_PASSES = 16  # whose fresh uniforms are made at once
 
 
 class RollingNoise:
@@ -106,7 +106,7 @@ class FreshAhead:
         at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
         room = self._made[0].shape[2] - width if self._made else -1
         if len(at) != len(wanted) or any(not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at):
-            self._make(slots[:, :1], passes, 3 * width)
+            self._make(slots[:, :1], passes, 4 * width)
             self._first, at = wanted, [(0, 0)] * len(wanted)
         if len(at) == 1:
             ((p, s),) = at
