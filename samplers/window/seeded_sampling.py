@@ -59,6 +59,11 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
     return StepwiseDraws
 
 
+def open_draws(run: WindowRun) -> FrozenDraws:
+    """Draws of the next pass; see `choose_draws`, which a policy calls once a run to save time."""
+    return choose_draws(run)(run)
+
+
 class StepwiseDraws:
     """Noise, scores and argmax one after the other."""
 
