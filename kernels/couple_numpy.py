@@ -13,7 +13,7 @@ from torch import Tensor
 def is_kept_numpy(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
     """See `mmaccel.kernels.acceptance.is_kept`; all tensors are on the CPU."""
     tokens = drafts.numpy()
-    row, slot = np.ogrid[: tokens.shape[0], : tokens.shape[1]]
+    row, slot = np.arange(tokens.shape[0])[:, None], np.arange(tokens.shape[1])
     p, q = (values.numpy()[row, slot, tokens] for values in (p_target, p_draft))
     return torch.from_numpy(coins.numpy() * q < p)
 

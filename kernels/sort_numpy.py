@@ -35,12 +35,15 @@ def sort_falling_numpy(weights: Tensor) -> tuple[Tensor, Tensor]:
     return weights.gather(-1, order), order
 
 
-def largest_numpy(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The `n` largest of `scores` `[..., V]` on a CPU, in any order.
+def largest(scores: np.ndarray, n: int) -> np.ndarray:
+    """The places `[K, n]` int64 of the `n` largest of `scores` `[K, V]`, in any order.
 
-    Returns:
-        The scores `[..., n]` and their places, int64.
+    The n-th largest value and a comparison take half as long as `numpy.argpartition`, which serves
+    where values are equal to it.
     """
-    found = np.argpartition(scores.detach().numpy(), scores.shape[-1] - n, -1)
-    places = torch.from_numpy(np.ascontiguousarray(found[..., scores.shape[-1] - n :]))
-    return scores.gather(-1, places), places
+    n_rows, size = scores.shape
+    least = np.partition(scores, size - n, 1)[:, size - n, None]
+    places = np.flatnonzero(scores >= least)
+    if len(places) != n_rows * n:
+        return np.argpartition(scores, size - n, 1)[:, size - n :]
+    return places.reshape(n_rows, n) - np.arange(0, n_rows * size, size)[:, None]

@@ -175,7 +175,8 @@ class CausalLMWindow(StaticModelBuffers):
         if not self.attention_reason:
             self.use_kernel(self.choices)
         self._positions = positions
-        self._angles = self._decoder and self._decoder.make_tables(max(positions, 1))
+        decoder = self._decoder
+        self._angles = None if decoder is None else decoder.make_tables(max(positions, 1))
         self._kv_layout = KVCacheLayout(rows, positions + 1)
         self._short_layers, self._layer_steps = [], None
         self._cache = make_cache(len(self.windows), self._kv_layout)

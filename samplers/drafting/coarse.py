@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.kernels import coarse_sweep_numpy, dispatch
 from mmaccel.kernels.coarse_sweep import SweepSlots, coarse_sweep, share_of
-from mmaccel.kernels.sort_numpy import largest_numpy
+from mmaccel.kernels.coarse_sweep_numpy import RowSweep
 from mmaccel.kernels.truncation import guide
 from mmaccel.results import Exactness
 from mmaccel.samplers.acceptance import one_hot
@@ -46,6 +47,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
+from mmaccel.samplers.drafting.coarse_rows import NEXT, record_rows, redraft_rows
 from mmaccel.samplers.drafting.online import OnlineModel
 from mmaccel.samplers.window.proposers import SOURCES
 
@@ -122,6 +124,8 @@ class CoarseDrafts:
         Returns:
             `[B, W-1]` int64, which the token buffer holds now.
         """
+        if self._goes_by_rows(run):
+            return redraft_rows(self, run, drafts, noise, None)[0]
         found = self._slots(run, noise)
         if found is None:
             return drafts
@@ -140,6 +144,10 @@ class CoarseDrafts:
             run, drafts, noise: as in `redraft`.
             p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
         """
+        if self._goes_by_rows(run):
+            corrected, law = redraft_rows(self, run, drafts, noise, p_draft)
+            assert law is not None
+            return corrected, law
         found = self._slots(run, noise)
         if found is None:
             return drafts, p_draft
@@ -169,13 +177,12 @@ class CoarseDrafts:
             scores: `[B, W, V]`, those that `noise` is added to.
             noise: as in `redraft`, of all W slots.
         """
+        if run.held(NEXT) is not None:
+            record_rows(self, run, scores)
+            return
         perturbed = scores + noise
-        n = min(self.candidates, perturbed.shape[-1])
-        if run.is_on_host:
-            values, ids = largest_numpy(perturbed, n)
-        else:
-            values, ids = perturbed.topk(n, -1)
-        self._record(run, values, ids)
+        found = perturbed.topk(min(self.candidates, perturbed.shape[-1]), -1)
+        self._record(run, found.values, found.indices)
 
     def record_law(self, run: WindowRun, scores: Tensor, noise: Tensor) -> None:
         """`record` for policies that use `redraft_with_law`.
@@ -183,6 +190,9 @@ class CoarseDrafts:
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
         others, whose scores are not corrected.
         """
+        if run.held(NEXT) is not None:
+            record_rows(self, run, scores)
+            return
         n = min(self.candidates, scores.shape[-1] - 1)
         likely = scores.topk(n, -1).indices
         perturbed = scores + noise
@@ -192,14 +202,24 @@ class CoarseDrafts:
         self._record(run, values, torch.cat([likely, rest.indices], -1))
 
     def _record(self, run: WindowRun, values: Tensor, ids: Tensor) -> None:
-        work, states = self._tokens(run), _guided_states(run)
+        work, states = self._tokens(run), self.states(run)
         prompts, slots = run.held("coarse prompts"), run.buffer.slots
         if prompts is not None:
             states_0 = torch.where(slots[:, :1] == 0, states[:, 0], prompts)
         run.hold("coarse prompts", states[:, 0] if prompts is None else states_0)
         _hold_window(run, "coarse values", values)
         _hold_window(run, "coarse ids", ids)
-        seen = _gather(work, self._neighbours(run, slots))
+        self.hold_pass(run, _gather(work, self._neighbours(run, slots)), states)
+
+    def states(self, run: WindowRun) -> Tensor:
+        """States `[B, W, D]` float32 of the guided logits: guidance is linear in both."""
+        states = cast(StateModel, run.model).last_states
+        assert states is not None
+        return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
+
+    def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor) -> None:
+        """Keep the ids `[B, W, N]` of all neighbours and the states `[B, W, D]` of a pass."""
+        slots = run.buffer.slots
         if isinstance(self.model, OnlineModel):
             self._learn(run, self.model, seen, states)
         _hold_window(run, "coarse neighbours", seen)
@@ -230,18 +250,30 @@ class CoarseDrafts:
 
     def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
         """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
+        return self.table(run)[slots]
+
+    def table(self, run: WindowRun) -> Tensor:
+        """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
         origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
         tables = self._tables[run.runner.is_static]
         table = tables.get((origin, n_columns))
         if table is None:
-            index = torch.arange(n_columns - origin, device=slots.device)
+            index = torch.arange(n_columns - origin, device=run.buffer.tokens.device)
             found, exists = self.config.find_neighbours(index)
             columns = found + origin
             table = torch.where(exists & (columns >= 0), columns, n_columns)
             if len(tables) >= _TABLES and not run.runner.is_static:
                 tables.clear()  # prompts and runs of many lengths
             tables[origin, n_columns] = table  # those that captured graphs read stay
-        return table[slots]
+        return table
+
+    def _goes_by_rows(self, run: WindowRun) -> bool:
+        return run.is_on_host and not dispatch.takes("coarse_sweep", "cpu")
+
+    @cached_property
+    def row_sweep(self) -> RowSweep:
+        """Sweeps with `weights` on a CPU."""
+        return RowSweep(self.weights, self.model.slot_weights())
 
     def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
@@ -457,13 +489,6 @@ def _check_grid(config: CoarseConfig, layout: Layout, folder: str) -> None:
             f"received one of {known[0]} and {known[1]} in {folder}; make one for this size, or "
             "use drafts='neighbour'"
         )
-
-
-def _guided_states(run: WindowRun) -> Tensor:
-    """States `[B, W, D]` float32 whose logits are the guided ones: guidance is linear in both."""
-    model = run.model
-    assert isinstance(model, StateModel) and model.last_states is not None
-    return guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
 
 
 def _hold_window(run: WindowRun, name: str, value: Tensor) -> None:

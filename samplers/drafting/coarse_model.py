@@ -31,6 +31,7 @@ from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.kernels.coarse_sweep import SweepWeights
+from mmaccel.kernels.coarse_sweep_numpy import SlotWeights
 
 CONFIG, WEIGHTS = "coarse.json", "coarse.safetensors"
 GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)
@@ -141,6 +142,18 @@ class CoarseModel(nn.Module):
             self.inner.bias.detach(), head.contiguous(), self.output @ self.out.bias,
         )  # fmt: skip
 
+    def slot_weights(self) -> SlotWeights:
+        """The weights of `base` as the sweep of a row reads them, and those of `gate`."""
+        return SlotWeights(
+            self.state.weight.T.contiguous(), self.slots.weight, self.distances.weight,
+            1 + self.gates.weight[:, 0],
+        )  # fmt: skip
+
+    def of_prompt(self, prompts: Tensor) -> Tensor:
+        """What is known of all slots, `[..., H]`, from states `[..., D]` of slot 0."""
+        known: Tensor = self.prompt(prompts)
+        return known + self.mix.bias
+
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
         """What is known of slots before their neighbours are, `[..., H]`.
 
@@ -151,8 +164,8 @@ class CoarseModel(nn.Module):
         config = self.config
         slots = slots.clamp(max=max(1, config.n_slots) - 1)
         distances = distances.clamp(max=config.reach)
-        known = self.state(states) + self.prompt(prompts)
-        return known + self.slots(slots) + self.distances(distances) + self.mix.bias
+        known = self.state(states) + self.of_prompt(prompts)
+        return known + self.slots(slots) + self.distances(distances)
 
     def gate(self, distances: Tensor) -> Tensor:
         """Weights `[..., 1]` of a state at distances `[...]` of 1 and more."""

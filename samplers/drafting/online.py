@@ -82,6 +82,13 @@ class OnlineModel:
         """The weights, which every fit changes in place: zeros before the first."""
         return self._weights
 
+    def slot_weights(self) -> None:
+        """None: of a slot itself nothing is known."""
+
+    def of_prompt(self, prompts: Tensor) -> Tensor:
+        """A constant, see `base`."""
+        return prompts.new_full((*prompts.shape[:-1], self.config.width), _POSITIVE)
+
     def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
         """A constant: what a linear C says of a change does not depend on the rest."""
         return states.new_full((*slots.shape, self.config.width), _POSITIVE)

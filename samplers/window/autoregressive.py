@@ -15,7 +15,7 @@ import torch
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.seeded_sampling import open_draws
+from mmaccel.samplers.window.seeded_sampling import choose_draws
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Autoregressive(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
+        open_draws = choose_draws(run)
 
         def step_fn() -> None:
             tokens = open_draws(run).tokens()  # [B, 1]

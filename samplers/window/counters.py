@@ -53,9 +53,9 @@ class RunCounters:
         gains, passes, spent = self.gains.numpy(), self.passes.numpy(), self.spent.numpy()
         for row, n in enumerate(n_new):
             gains[min(passes[row], len(gains) - 1), row] = n
+            passes[row] += 1
             if variation is not None:
                 spent[row] += variation[row, :n].numpy().sum(dtype="float64")
-        passes += 1
 
     def row(self, index: int) -> tuple[list[int], float]:
         """Tokens that a row gained in each pass that gained some, and total variation spent."""

@@ -24,7 +24,7 @@ from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.seeded_sampling import open_draws
+from mmaccel.samplers.window.seeded_sampling import choose_draws
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Jacobi(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
+        open_draws = choose_draws(run)
 
         def step_fn() -> None:
             draws = open_draws(run)

@@ -20,8 +20,8 @@ from torch import Tensor
 from mmaccel.samplers.noise import Fresh, Noise
 
 _AHEAD = 2**18  # values of a row that are made in advance, at most
-_AT_ONCE = 2**15  # values that are made at once, which takes 12 bytes a value
-_PASSES = 8  # whose fresh uniforms are made at once
+_AT_ONCE = 2**16  # values that are made at once, which takes 12 bytes a value
+_PASSES = 16  # whose fresh uniforms are made at once
 
 
 class RollingNoise:
@@ -37,7 +37,7 @@ class RollingNoise:
     def __init__(
         self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
     ) -> None:
-        rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
+        rows, room = noise.seeds.shape[0], widest + min(max(widest, 64), _AHEAD // vocab_size)
         self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
         self._values = torch.empty(rows, room, vocab_size, device=device)
@@ -106,7 +106,7 @@ class FreshAhead:
         at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
         room = self._made[0].shape[2] - width if self._made else -1
         if len(at) != len(wanted) or any(not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at):
-            self._make(slots[:, :1], passes, 3 * width)
+            self._make(slots[:, :1], passes, 4 * width)
             self._first, at = wanted, [(0, 0)] * len(wanted)
         if len(at) == 1:
             ((p, s),) = at

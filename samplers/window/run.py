@@ -558,7 +558,7 @@ class WindowRun:
         counters.count_on_host(self._n_new.tolist(), self.held("variation"))
         made = n_generated.tolist()
         left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
-        bad = int(counters.is_bad.numpy().any())
+        bad = any(counters.is_bad.tolist())
         self._summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
 
     def _call_on_step(self, on_step: OnStep) -> None:

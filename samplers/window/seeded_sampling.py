@@ -7,6 +7,7 @@ processor needs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -37,8 +38,8 @@ class FrozenDraws(Protocol):
         """Run the forward pass; tokens `[B, W]` int64 from each slot's target distribution."""
 
 
-def open_draws(run: WindowRun) -> FrozenDraws:
-    """Draws of the next pass, by the kernel where it can run.
+def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
+    """What makes the draws of a run's passes: the kernel where it can run.
 
     Logits processors, recorded scores and coarse drafts need the separate steps.
 
@@ -46,16 +47,21 @@ def open_draws(run: WindowRun) -> FrozenDraws:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
     """
     if run.is_recorded or run.coarse or not dispatch.takes("sample", run.buffer.tokens.device.type):
-        return StepwiseDraws(run)
+        return StepwiseDraws
     if run.params.processor is None:
-        return FusedDraws(run)
+        return FusedDraws
     if dispatch.mode() == "triton":
         raise MissingBackendError(
             f"{dispatch.VARIABLE}=triton: expected no logits processor, as the sample kernel "
             f"never writes the scores it reads, received {run.params.processor!r}; set "
             f"{dispatch.VARIABLE}=auto"
         )
-    return StepwiseDraws(run)
+    return StepwiseDraws
+
+
+def open_draws(run: WindowRun) -> FrozenDraws:
+    """Draws of the next pass; see `choose_draws`, which a policy calls once a run to save time."""
+    return choose_draws(run)(run)
 
 
 class StepwiseDraws:

@@ -145,6 +145,7 @@ def test_a_wide_sweep_after_a_narrow_pass(
         read.append((float(states.abs().sum(-1).min()), int(distances.max())))
         return base(self, slots, distances, states, *rest)
 
+    monkeypatch.setattr(run_module.WindowRun, "is_on_host", False)
     monkeypatch.setattr(run_module, "make_chooser", make_chooser)
     monkeypatch.setattr(CoarseModel, "base", watch)
     Calls(model).run(Jacobi(12, source), CALLS[0], EagerRunner())

@@ -16,7 +16,7 @@ from mmaccel.kernels import dispatch, gpu_obstacle
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, open_draws
+from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, choose_draws
 
 ROWS = torch.arange(2)
 CALL = (ROWS, ROWS, ROWS[:, None], 5, torch.tensor(0))
@@ -247,8 +247,8 @@ def test_a_logits_processor_and_the_sample_kernel(
     )
     if mode == "triton":
         with pytest.raises(MissingBackendError, match="expected no logits processor"):
-            open_draws(run)
+            choose_draws(run)
     else:
-        assert isinstance(open_draws(run), StepwiseDraws)
+        assert choose_draws(run) is StepwiseDraws
     params.processor = None
-    assert isinstance(open_draws(run), StepwiseDraws if mode == "torch" else FusedDraws)
+    assert choose_draws(run) is (StepwiseDraws if mode == "torch" else FusedDraws)

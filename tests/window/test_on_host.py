@@ -13,7 +13,7 @@ from mmaccel.kernels.acceptance import is_kept
 from mmaccel.kernels.argmax_numpy import argmax_numpy
 from mmaccel.kernels.couple_numpy import is_kept_numpy, redraw_numpy
 from mmaccel.kernels.noise_numpy import uniforms
-from mmaccel.kernels.sort_numpy import largest_numpy, sort_falling_numpy
+from mmaccel.kernels.sort_numpy import largest, sort_falling_numpy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.rolling_noise import FreshAhead
@@ -106,10 +106,10 @@ def test_arg_max_sort_and_selection() -> None:
         sort_falling_numpy(weights), weights.sort(dim=-1, descending=True, stable=True)
     ):
         assert torch.equal(found, wanted)
-    values, places = largest_numpy(weights, 4)
-    assert torch.equal(values.sort(-1).values, weights.topk(4).values.flip(-1))
-    assert torch.equal(values, weights.gather(-1, places))
-    assert all(len(set(row)) == 4 for row in places.flatten(0, 1).tolist())
+    for many in (weights[0], torch.randn(50, 17, generator=rng)):  # with ties and without
+        places = torch.from_numpy(largest(many.numpy(), 4))
+        assert torch.equal(many.gather(-1, places).sort(-1).values, many.topk(4).values.flip(-1))
+        assert all(len(set(row)) == 4 for row in places.tolist())
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -1,0 +1,153 @@
+"""Coarse drafts row by row on the host: what the form for all rows at once makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmaccel import GroupedSpeculative, Jacobi, SpeculativeJacobi
+from mmaccel.contracts import Policy
+from mmaccel.kernels.coarse_sweep_numpy import RowSweep
+from mmaccel.results import Generation
+from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting.coarse_model import WEIGHTS
+from mmaccel.samplers.window.run import WindowRun
+from tests.exactness.bitwise_runs import GRID, OPTIONS, run
+from tests.fixtures.coarse import StateLanguage, strong_coarse
+
+Patch = pytest.MonkeyPatch
+POLICIES: dict[str, Callable[[Any], Policy]] = {
+    "jacobi": lambda source: Jacobi(7, source),
+    "mc-sjd": lambda source: SpeculativeJacobi(6, "maximal", source),
+    "sjd gumbel": lambda source: SpeculativeJacobi(6, "gumbel", source),
+    "gsd": lambda source: GroupedSpeculative(6, 2, drafts=source),
+}
+
+
+@pytest.fixture
+def source_of(tmp_path: Path) -> Callable[[bool], Any]:
+    """A strong C that corrects three candidates of a text or of a grid."""
+
+    def make(has_grid: bool) -> Any:
+        grid: dict[str, Any] = {"columns": GRID.columns, "frame": GRID.frame, "n_slots": 9}
+        grid["neighbours"] = ((0, 0, -1), (0, 1, 0), (0, 1, 1))
+        options = grid if has_grid else {}
+        source = strong_coarse(torch.eye(5), tmp_path, candidates=3, **options)
+        weights = load_file(tmp_path / WEIGHTS)
+        for name in ("slots.weight", "distances.weight", "gates.weight"):  # as strong as the rest
+            weights[name] = 50 * weights[name]
+        save_file(weights, tmp_path / WEIGHTS)
+        return source
+
+    return make
+
+
+def decode(policy: Policy, *given: Any, **options: Any) -> Generation:
+    return run(policy, *given, model=StateLanguage(5, depth=6), **options)
+
+
+def assert_like(made: Generation, wanted: Generation) -> None:
+    """Accepted drafts say what drafts were, and tokens of `mc-sjd` which laws were recorded."""
+    assert made.tokens.equal(wanted.tokens) and made.passes.equal(wanted.passes)
+    assert made.stats.accepted == wanted.stats.accepted
+    variation = wanted.stats.total_variation
+    assert made.stats.total_variation == pytest.approx(variation, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("has_grid", [False, True], ids=["text", "grid"])
+def test_a_run_is_the_same(
+    name: str, options: dict[str, Any], has_grid: bool, source_of: Any, monkeypatch: Patch
+) -> None:
+    policy, sweep, swept = POLICIES[name](source_of(has_grid)), RowSweep.redraft, []
+    monkeypatch.setattr(
+        RowSweep, "redraft", lambda *given: (swept.append(found := sweep(*given)), found)[1]
+    )
+    settings: list[dict[str, Any]] = [{}, {"stop": [2]}, {"rows": [1]}]
+    given = [{"grid": GRID if has_grid else None, **others} for others in settings]
+    made = [decode(policy, options, **others) for others in given]
+    assert sum(map(len, swept)) > 100
+    monkeypatch.setattr(WindowRun, "is_on_host", False)
+    del swept[:]
+    for one, others in zip(made, given, strict=True):
+        assert_like(one, decode(policy, options, **others))
+    assert not swept
+
+
+def test_learned_drafts_are_the_same(monkeypatch: Patch) -> None:
+    made = decode(Jacobi(7, "online"), {}, grid=None, length=60)
+    monkeypatch.setattr(WindowRun, "is_on_host", False)
+    assert_like(made, decode(Jacobi(7, "online"), {}, grid=None, length=60))
+    assert (
+        made.stats.passes != decode(Jacobi(7, "neighbour"), {}, grid=None, length=60).stats.passes
+    )
+
+
+def take_the_slot_before(patch: Patch) -> None:
+    """Stale scores, states and neighbours are those of the slot before."""
+    _alter(patch, lambda given: given | {"moved": max(given["moved"] - 1, 0)})
+
+
+def see_the_new_slots(patch: Patch) -> None:
+    """The last slot that a pass has seen counts as new."""
+    _alter(patch, lambda given: given | {"width": max(given["width"] - 1, given["moved"])})
+
+
+def take_the_slot_behind(patch: Patch) -> None:
+    """C is told the number of the next slot."""
+    _alter(patch, lambda given: given | {"slot": given["slot"] + 1})
+
+
+def leave_noise_out(patch: Patch) -> None:
+    _alter(patch, lambda given: given | {"noise": np.zeros_like(given["noise"])})
+
+
+def draft_one_less(patch: Patch) -> None:
+    _alter(patch, lambda given: given | {"neighbours": given["neighbours"][:-1]})
+
+
+def keep_laws(patch: Patch) -> None:
+    """The laws of corrected drafts are those before their correction."""
+    redraft = CoarseDrafts.redraft_with_law
+
+    def wrong(self: Any, run: Any, drafts: Any, p_draft: Any, noise: Any) -> Any:
+        return redraft(self, run, drafts, p_draft, noise)[0], p_draft
+
+    patch.setattr(CoarseDrafts, "redraft_with_law", wrong)
+
+
+def _alter(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    sweep = RowSweep.redraft
+    names = ("work", "column", "neighbours", "slot", "kept", "moved", "width", "noise")
+
+    def wrong(self: RowSweep, *given: Any) -> list[int]:
+        changed = change(dict(zip(names, given)))
+        return sweep(self, *changed.values(), *given[len(names) :])
+
+    patch.setattr(RowSweep, "redraft", wrong)
+
+
+BUGS = (
+    take_the_slot_before, see_the_new_slots, take_the_slot_behind, leave_noise_out, draft_one_less,
+    keep_laws,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_seen(
+    plant: Callable[[Patch], None], source_of: Any, monkeypatch: Patch
+) -> None:
+    policy = POLICIES["mc-sjd"](source_of(True))
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowRun, "is_on_host", False)
+        wanted = decode(policy, {})
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_like(decode(policy, {}), wanted)
