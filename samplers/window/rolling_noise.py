@@ -37,7 +37,7 @@ class RollingNoise:
     def __init__(
         self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
     ) -> None:
-        rows, room = noise.seeds.shape[0], widest + min(max(widest, 64), _AHEAD // vocab_size)
+        rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
         self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
         self._values = torch.empty(rows, room, vocab_size, device=device)
