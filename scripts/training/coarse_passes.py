@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
 from mmaccel.results import Generation
+from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.run import WindowRun
@@ -52,9 +53,9 @@ class RecordedJacobi(Jacobi):
         assert self.config is not None
         recorder, accept = _Recorder(run, self.config, self.per_pass), run.accept
 
-        def record_and_accept(tokens: Tensor, n_accepted: Tensor) -> None:
-            recorder.record(n_accepted)
-            accept(tokens, n_accepted)
+        def record_and_accept(tokens: Tensor, kept: Tensor) -> None:
+            recorder.record(1 + count_leading(kept))
+            accept(tokens, kept)
 
         run.model.keeps_states = True  # type: ignore[attr-defined]
         vars(run)["accept"] = record_and_accept
