@@ -10,6 +10,10 @@ The calibration has two parts. *Timing* runs a few passes per width, from narrow
 where wider passes cannot win any more. *Comparing* alternates between the widths whose measured
 rates lie within each other's uncertainty, until each has enough passes. Both parts decode real
 tokens, so nothing is computed twice.
+
+A pass takes longer the more tokens its rows have, because it reads their keys and values. So width
+1, which is timed first, is timed again among those that are compared, and the present step time is
+held against that of earlier passes in the same stretch of a run.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ _MARGIN = 1.04  # how much faster than width 1 another width has to be: clocks a
 _HOPELESS = 0.7  # share of the best rate below which no wider width is tried
 _RECENT = 15  # passes whose median is the present step time
 _DRIFT = 1.35  # factor by which the step time may change before everything is timed again
+_STRETCH = 64  # slots within which step times are held against each other
 _MAX_CALIBRATIONS = 64  # per model; the oldest is dropped first
 
 
@@ -97,14 +102,24 @@ class Calibration:
     Attributes:
         widths: by width.
         chosen: the calibrated width; None while the calibration lasts.
-        step_seconds: step time of the chosen width when it was chosen.
+        recent: seconds of the latest passes of the chosen width, by stretch of the run.
+        step_seconds: step time of the chosen width when it was first known, by stretch.
     """
 
     widths: dict[int, WidthStats] = field(
         default_factory=lambda: {width: WidthStats() for width in CANDIDATES}
     )
     chosen: int | None = None
-    step_seconds: float = 0.0
+    recent: dict[int, deque[float]] = field(default_factory=dict)
+    step_seconds: dict[int, float] = field(default_factory=dict)
+
+    def forget_seconds(self) -> None:
+        """Time all widths again; the tokens that were counted stay."""
+        self.chosen = None
+        for stats in self.widths.values():
+            stats.seconds.clear()
+        self.recent.clear()
+        self.step_seconds.clear()
 
 
 class AdaptiveWidth:
@@ -127,6 +142,7 @@ class AdaptiveWidth:
         self.widest = CANDIDATES[-1]
         slowest = NormalDist().inv_cdf((rows - 0.375) / (rows + 0.25))
         self._lag = _SPREAD * max(slowest, 0.0) / length**0.5
+        self._length, self._stretch = length, 0
         self._current, self._stayed, self._is_cut = CANDIDATES[0], 0, False
 
     def rate(self, width: int) -> float | None:
@@ -143,6 +159,7 @@ class AdaptiveWidth:
         if width != self._current:
             self._current, self._stayed = width, 0
         self._is_cut = remaining < width
+        self._stretch = max(self._length - remaining, 0) // _STRETCH
         return min(width, remaining)
 
     def observe(self, n_tokens: float, n_rows: int, seconds: float) -> None:
@@ -164,18 +181,20 @@ class AdaptiveWidth:
         if self._stayed > 1 or self._current == 1:  # else the drafts are of another width
             stats.tokens += n_tokens
             stats.row_passes += n_rows
-        self._check_drift(stats)
+        if self._current == self.calibration.chosen:
+            self._check_drift(seconds)
 
-    def _check_drift(self, stats: WidthStats) -> None:
+    def _check_drift(self, seconds: float) -> None:
         """Time all widths again when the step time of the chosen one has changed for long."""
-        calibration = self.calibration
-        if calibration.chosen != self._current or len(stats.seconds) < _RECENT:
+        calibration, stretch = self.calibration, self._stretch
+        recent = calibration.recent.setdefault(stretch, deque(maxlen=_RECENT))
+        recent.append(seconds)
+        if len(recent) < _RECENT:
             return
-        change = median(stats.seconds) / max(calibration.step_seconds, 1e-9)
-        if not 1 / _DRIFT < change < _DRIFT:
-            calibration.chosen = None
-            for other in calibration.widths.values():
-                other.seconds.clear()
+        now = median(recent)
+        before = calibration.step_seconds.setdefault(stretch, now)
+        if not 1 / _DRIFT < now / max(before, 1e-9) < _DRIFT:
+            calibration.forget_seconds()
 
     def _choose_width(self, remaining: int) -> int:
         calibration = self.calibration
@@ -223,12 +242,19 @@ class AdaptiveWidth:
         return min(most, width) / min(stats.seconds) < plain
 
     def _find_unsure(self, rates: dict[int, float]) -> int | None:
-        """The least measured width that may be the best; None if all such have enough passes."""
+        """The least measured width that may be the best; None if all such have enough passes.
+
+        At width 1 only the seconds are uncertain.
+        """
         widths = self.calibration.widths
         doubt = {width: 0.0 if width == 1 else 2 * widths[width].doubt for width in rates}
         floor = max(rate * (1 - doubt[width]) for width, rate in rates.items())
-        contenders = [w for w, rate in rates.items() if rate * (1 + doubt[w]) >= floor and w > 1]
-        unsure = [w for w in contenders if widths[w].row_passes < _COMPARED]
+        contenders = [w for w, rate in rates.items() if rate * (1 + doubt[w]) >= floor]
+        if contenders == [1]:
+            return None
+        if 1 in contenders and len(widths[1].seconds) < _RECENT:
+            return 1
+        unsure = [w for w in contenders if w > 1 and widths[w].row_passes < _COMPARED]
         return min(unsure, key=lambda w: widths[w].row_passes, default=None)
 
     def _best(self, rates: dict[int, float]) -> int:
@@ -237,7 +263,6 @@ class AdaptiveWidth:
     def _finish(self, rates: dict[int, float]) -> None:
         calibration = self.calibration
         calibration.chosen = self._best(rates)
-        calibration.step_seconds = median(calibration.widths[calibration.chosen].seconds)
 
 
 def make_chooser(

@@ -18,7 +18,8 @@ from mmaccel.samplers.window.window_size import (
     make_chooser,
 )
 
-Law = Callable[[int], float]
+Law = Callable[[int], float]  # of a width
+Cost = Callable[[int, int], float]  # of a width, and of the tokens that a row has
 
 
 def drive(chooser: AdaptiveWidth, cost: Law, gain: Law, passes: int, rows: int = 1) -> list[int]:
@@ -49,14 +50,14 @@ def test_finds_the_best_width(cost: Law, gain: Law, best: int) -> None:
 
 
 def play(
-    chooser: AdaptiveWidth | FixedWidth, cost: Law, mean: Law, rows: int, rng: random.Random
+    chooser: AdaptiveWidth | FixedWidth, cost: Cost, mean: Law, rows: int, rng: random.Random
 ) -> float:
     """Seconds until all rows have 256 tokens; a row's gain is geometric, cut at the width."""
     made, seconds = [0] * rows, 0.0
     while min(made) < 256:
         width = chooser.choose(256 - min(made))
-        took = cost(width) * (1.1 if rng.random() < 0.1 else 1.0)
-        took += cost(1) if rng.random() < 0.02 else 0  # a hiccup
+        took = cost(width, min(made)) * (1.1 if rng.random() < 0.1 else 1.0)
+        took += cost(1, 0) if rng.random() < 0.02 else 0  # a hiccup
         total = 0
         is_open = [m < 256 for m in made]
         for row in range(rows):
@@ -76,17 +77,20 @@ def mean_gain(width: int) -> float:
     return 1 if width == 1 else 5.3 * width / (width + 8)
 
 
-COSTS: dict[str, tuple[int, Law]] = {  # rows, seconds of a pass
-    "one row, cheap": (1, lambda w: 3 + 0.08 * w),
-    "eight rows": (8, lambda w: 5 + 0.7 * w),
-    "eight rows, dear": (8, lambda w: 5 + 1.4 * w),
-    "sixteen rows, dear": (16, lambda w: 8 + 3 * w),
-    "no spare arithmetic": (4, lambda w: float(w)),
+COSTS: dict[str, tuple[int, Cost]] = {  # rows, seconds of a pass
+    "one row, cheap": (1, lambda w, _: 3 + 0.08 * w),
+    "eight rows": (8, lambda w, _: 5 + 0.7 * w),
+    "eight rows, dear": (8, lambda w, _: 5 + 1.4 * w),
+    "sixteen rows, dear": (16, lambda w, _: 8 + 3 * w),
+    "no spare arithmetic": (4, lambda w, _: float(w)),
+    # a cache that is read at every pass: measured on a CPU, guidance 2
+    "eight rows, long keys": (8, lambda w, made: 4 + 1.5 * w + 0.016 * made),
+    "one row, long keys": (1, lambda w, made: 3 + 0.3 * w + 0.02 * made),
 }
 
 
 @pytest.mark.parametrize("rows, cost", COSTS.values(), ids=COSTS)
-def test_never_loses_to_width_1(rows: int, cost: Law) -> None:
+def test_never_loses_to_width_1(rows: int, cost: Cost) -> None:
     """Whatever a pass costs: by at most 7 % in the run that calibrates, by 2 % in later ones (means
     of 30 runs).
     """
@@ -105,7 +109,7 @@ def test_never_loses_to_width_1(rows: int, cost: Law) -> None:
 
 
 @pytest.mark.parametrize("rows, cost", COSTS.values(), ids=COSTS)
-def test_comes_near_the_best_fixed_width(rows: int, cost: Law) -> None:
+def test_comes_near_the_best_fixed_width(rows: int, cost: Cost) -> None:
     rng = random.Random(rows)
     fixed = {
         width: sum(play(FixedWidth(width), cost, mean_gain, rows, rng) for _ in range(12)) / 12
