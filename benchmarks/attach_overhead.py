@@ -15,6 +15,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     policies = [mmaccel.Autoregressive(), mmaccel.Jacobi()]
     report: dict[str, Any] = {
+        "command": " ".join(["python", *sys.argv]),
         "mmaccel": mmaccel.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
