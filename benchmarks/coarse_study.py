@@ -63,7 +63,7 @@ def main() -> None:
     folders, windows = args.coarse.split(","), [int(text) for text in args.windows.split(",")]
     coarse = {folder: describe_coarse(folder) for folder in folders}
     setups = make_setups(folders, windows, [int(text) for text in args.candidates.split(",")])
-    pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu")
+    pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu", compile=False)
     captions = make_captions(EVALUATION_SEED, range(args.count))
     params = [
         choose_params(
@@ -132,7 +132,7 @@ def measure_online(
     model: str, captions: list[str], window: int, params: SamplingParams, seed: int
 ) -> tuple[Row, float]:
     """Drafts that a newly loaded model learns, and the seconds an image of the neighbour source."""
-    pipe = mmaccel.TextToImage.from_pretrained(model, device="cpu")
+    pipe = mmaccel.TextToImage.from_pretrained(model, device="cpu", compile=False)
     setups = [
         Setup("jacobi", mmaccel.Jacobi(window, drafts), window, EXACT_DTYPE)
         for drafts in ("neighbour", "online")

@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=1.0)
     parser.add_argument("--json", type=Path, help="write the report here")
     args = parser.parse_args()
-    pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu")
+    pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu", compile=False)
     captions = make_captions(EVALUATION_SEED, range(args.count))
     windows = [int(text) for text in args.windows.split(",")]
     frames = [source for source in SOURCES if source != "previous-frame"]  # an image is one frame

@@ -248,10 +248,13 @@ def _caption(report: Report) -> str:
     loss = "" if bits is None else f" ({bits:.2f} bits a token on validation data)"
     count, size = len(report["captions"]), report["batch_size"]
     torch_version = machine["versions"]["torch"]
+    routes = {row.get("route") for row in report["rows"]}
+    route = next((f", {name} passes" for name in ("compiled", "fused") if name in routes), "")
     return (
         f"`{report['model']}`{loss}, {count} captions, batch {size}, "
         f"temperature {report['temperature']:g}; {machine['name']}, "
-        f"{machine['threads']} threads, torch {torch_version}, float32 where nothing else is said. "
+        f"{machine['threads']} threads, torch {torch_version}, float32 where nothing else is said"
+        f"{route}. "
         f"Made by `{report['command']}`."
     )
 

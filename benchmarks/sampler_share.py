@@ -125,7 +125,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = getattr(torch, options.dtype)
-    pipe = TextToImage.from_pretrained(options.model, dtype=dtype, fused=options.fused)
+    pipe = TextToImage.from_pretrained(
+        options.model, dtype=dtype, fused=options.fused, compile=False
+    )
     named = [name.partition(":")[::2] for name in options.policies]
     images: dict[Cell, list[list[Pass]]] = {
         Cell(scale, name, window, drafts or None): []

@@ -41,6 +41,8 @@ def bench(
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
     device: shared.Device = "auto",
     dtypes: Annotated[str, typer.Option(help="with commas; the first is the baseline")] = _DTYPES,
+    fused: shared.Fused = None,
+    compile: shared.CompileFirst = False,
     trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,
 ) -> None:
@@ -59,7 +61,8 @@ def bench(
             prompt=prompt, model=model, policies=policies, windows=windows, drafts=drafts,
             guidance=guidance, count=count, seed=seed, batch_size=batch_size,
             temperature=temperature, size=size, decoder=decoder, family=family, device=device,
-            dtypes=dtypes, json_file=json_file, trust_remote_code=trust_remote_code,
+            dtypes=dtypes, fused=shared.read_switch(fused), compile=compile,
+            json_file=json_file, trust_remote_code=trust_remote_code,
         )  # fmt: skip
     from mmaccel.commands.bench_canvas import bench_canvas
 
@@ -72,6 +75,8 @@ def bench(
         "--temperature": temperature,
         "--size": size,
         "--decoder": decoder,
+        "--fused/--no-fused": fused,
+        "--compile": compile or None,
         "--trust-remote-code": trust_remote_code or None,
     }
     for name, value in given.items():

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mmaccel.catalog import MODELS, find_policy, load, make_policy, policy_names
 from mmaccel.checks import show
@@ -69,6 +69,7 @@ class Row:
         drafts: draft source in use, after "auto" was resolved: a name, or the folder of a coarse
             model that was asked for. None where the policy has none.
         settings: repr of the policy.
+        route: the forward that ran, see `Stats.route`.
         exactness: of the policy; `to_dict` adds, as `promise`, what remains of it in this dtype.
         images: number of images.
         passes: forward passes that an image took part in while unfinished.
@@ -87,6 +88,7 @@ class Row:
     drafts: str | None
     guidance: float
     settings: str
+    route: str
     exactness: str
     images: int
     passes: float
@@ -107,7 +109,7 @@ def bench_window(
     *, prompt: str | None, model: str, policies: str, windows: str, drafts: str | None,
     guidance: str | None, count: int, seed: int, batch_size: int, temperature: float | None,
     size: str | None, decoder: Path | None, family: str | None, device: str, dtypes: str,
-    json_file: Path | None, trust_remote_code: bool,
+    fused: Literal["auto"] | bool, compile: bool, json_file: Path | None, trust_remote_code: bool,
 ) -> None:  # fmt: skip
     """Measure and print; the arguments are those of `mmaccel bench`.
 
@@ -162,6 +164,8 @@ def bench_window(
             size=size,
             decoder=decoder,
             family=family,
+            fused=fused,
+            compile=compile,
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
         for dtype in kinds
@@ -298,6 +302,7 @@ def _summarise(setup: Setup, guidance: float, images: ImageOutput, plain: ImageO
         drafts=drafts.folder if isinstance(drafts, Coarse) else stats.drafts or None,
         guidance=guidance,
         settings=stats.policy,
+        route=stats.route,
         exactness=setup.policy.exactness,
         images=count,
         passes=stats.row_passes / count,

@@ -79,6 +79,10 @@ _HELP_FUSED = "forward passes over packed weights; by default where the model is
 Fused = Annotated[bool | None, typer.Option("--fused/--no-fused", help=_HELP_FUSED)]
 _HELP_COMPILE = "compile the fused passes on a CPU; by default where long runs pay for it"
 Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help=_HELP_COMPILE)]
+_HELP_COMPILE_FIRST = "compile the fused passes on a CPU, before anything is measured"
+CompileFirst = Annotated[  # not "auto", which would compile in the middle of a measurement
+    bool, typer.Option("--compile/--no-compile", help=_HELP_COMPILE_FIRST)
+]
 CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
 VisualTokens = Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)]
 Keep = Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")]

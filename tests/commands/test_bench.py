@@ -41,6 +41,34 @@ def bench(tiny_folder: Path, *arguments: str) -> int:
     return main(["bench", CAPTIONS[0], *fixed, "--guidance", "1.0", *arguments])
 
 
+@pytest.mark.parametrize(
+    "flags, route, given",
+    [
+        ([], "fused", ("auto", False)),
+        (["--no-fused"], "model", (False, False)),
+        (["--fused", "--no-compile"], "fused", (True, False)),
+        (["--compile"], "fused", ("auto", True)),
+    ],
+    ids=["default", "model", "fused", "compiled"],
+)
+def test_bench_runs_every_pass_by_one_forward(
+    flags: list[str], route: str, given: tuple[object, object],
+    tiny_folder: Path, tmp_path: Path, monkeypatch,
+) -> None:  # fmt: skip
+    """Nothing is compiled in the middle of a measurement: "auto" would do that."""
+    asked = []
+
+    def load(*arguments: Any, compile: bool, **options: Any) -> TextToImage:
+        asked.append((options["fused"], compile))
+        return loading.open_pipeline(*arguments, **options, compile=False)  # compiling takes long
+
+    monkeypatch.setattr(bench_window, "open_pipeline", load)
+    file = tmp_path / "bench.json"
+    assert bench(tiny_folder, *flags, "--policies", "jacobi", "--json", str(file)) == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["route"] for row in rows] == [route, route] and asked == [given]
+
+
 def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Path, capsys) -> None:
     file = tmp_path / "bench.json"
     options = ["--windows", "1,4", "--guidance", "1.0,2.0", "--count", "1", "--json", str(file)]
@@ -58,6 +86,7 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
             assert row["passes"] == N_TOKENS and row["tokens_per_pass"] == 1.0
         assert row["passes"] * row["tokens_per_pass"] == pytest.approx(N_TOKENS)
         assert 0 < row["sampler_share"] < 1 and row["seconds"] > 0
+        assert row["route"] == "fused"
         assert (row["total_variation"] > 0) <= (row["exactness"] == "relaxed")
     assert rows[0]["speed_up"] == 1.0
     assert report["machine"]["versions"]["torch"] == torch.__version__

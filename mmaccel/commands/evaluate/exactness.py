@@ -74,6 +74,7 @@ def exactness(
         read_prompts(prompts)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family,
+        compile=False,  # "auto" could compile between the two sides of a comparison
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     name, options = pick_name(policy, options, kind_of(pipe.model))

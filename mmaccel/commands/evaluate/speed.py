@@ -39,7 +39,7 @@ def speed(
     dtype: shared.Dtype = "auto",
     cuda_graphs: shared.CudaGraphs = "auto",
     fused: shared.Fused = None,
-    compile: shared.Compile = None,
+    compile: shared.CompileFirst = False,
     trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
@@ -82,7 +82,7 @@ def speed(
     open_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
-        fused=shared.read_switch(fused), compile=shared.read_switch(compile),
+        fused=shared.read_switch(fused), compile=compile,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     name, options = pick_name(policy, options, kind_of(pipe.model))
@@ -113,7 +113,7 @@ def speed(
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness,
         promise=exactness_in(chosen.exactness, dtype), dtype=dtype, cuda_graphs=cuda_graphs,
-        fused=shared.read_switch(fused), compile=shared.read_switch(compile),
+        fused=shared.read_switch(fused), compile=compile,
         guidance=params.guidance_scale,
         temperature=params.temperature, seed=seed,
         captions=texts, runs=runs, warm_up=warm_up, baselines=list(baselines),
