@@ -36,8 +36,8 @@ def test_every_pass_is_timed_by_policy(tiny_folder: Path, tmp_path: Path) -> Non
     row = Row(
         policy="jacobi", window=8, dtype="float32", drafts="c1", guidance=1.0,
         settings=repr(coarse), route="fused", exactness="bitwise", images=1, passes=8.0,
-        tokens_per_pass=2.0, half_width=None, seconds=30.0, speed_up=1.0, identical=1, sampler_share=0.2,
-        total_variation=0.0,
+        tokens_per_pass=2.0, half_width=None, seconds=30.0, speed_up=1.0, identical=1,
+        sampler_share=0.2, total_variation=0.0,
     )  # fmt: skip
     assert share_of_a_pass(row, seconds) == pytest.approx((0.2 + 0.1) / (30 * 0.8 / 8))
 
