@@ -220,8 +220,6 @@ def attach(
     refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
     if strict and refusal is not None:
         raise refusal
-    if fused is True or compile is True:
-        check_fusible(model, family, engine)
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
@@ -230,7 +228,14 @@ def attach(
     )
     injection = Injection()
     injection.add(model, service.methods())
-    return Handle(model, service, injection)
+    handle = Handle(model, service, injection)
+    if fused is True or compile is True:
+        try:
+            check_fusible(model, family, engine)
+        except BaseException:
+            handle.detach()
+            raise
+    return handle
 
 
 def detach(target: Any) -> bool:

@@ -271,8 +271,10 @@ class CausalLMWindow(StaticModelBuffers):
             output = self._pass(tokens, start, **self.pass_options)
         elif self._decoder is not None:
             self._kernel_pass = WindowPass(start, self.windows, self.choices)
-            output = self._pass(tokens, start, has_masks=False)
-            self._kernel_pass = None
+            try:
+                output = self._pass(tokens, start, has_masks=False)
+            finally:  # a prompt after a pass that failed is processed under masks
+                self._kernel_pass = None
         else:
             this = WindowPass(start, self.windows, self.choices)
             with window_attention_in(self._configs, this):

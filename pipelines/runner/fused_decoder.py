@@ -17,7 +17,7 @@ GELU by its tanh approximation is one operation, where some models round after e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,8 +62,12 @@ class PackedLinear:
     Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
     that is moved or cast while it is packed frees it.
 
+    While they are packed, `state_dict` gives out every weight with a storage of its own over the
+    same memory, so that whatever saves it sees tensors that share nothing.
+
     Args:
-        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`.
+        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`, and
+            is never packed.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
@@ -71,20 +75,25 @@ class PackedLinear:
         self._first = linears[0]._parameters
         self._is_input_major = is_input_major(linears[0])
         self._rows = sum(len(linear.weight) for linear in linears)
-        self._address = _pack([linear.weight for linear in linears])
-        biases = [linear.bias for linear in linears if linear.bias is not None]
+        self._address: int | None = None  # of the storage of all weights, once it is packed
+        self._bias_address: int | None = None
+        self._hooks: list[Any] = []
+
+    def pack(self) -> None:
+        """Make one tensor the storage of all weights, and one that of all biases."""
+        if len(self._linears) == 1:
+            return
+        self._address = _pack([linear.weight for linear in self._linears])
+        biases = [linear.bias for linear in self._linears if linear.bias is not None]
         self._bias_address = _pack(biases) if biases else None
+        self._hooks = [
+            linear.register_state_dict_post_hook(_separate_storages) for linear in self._linears
+        ]
 
     @property
     def weight(self) -> Tensor:
         """`[N, C]`, the rows of all layers; their own weights are views of it."""
         return self._columns().detach().t()
-
-    @property
-    def bias(self) -> Tensor | None:
-        """`[N]`, or None."""
-        bias = self._whole_bias()
-        return None if bias is None else bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]` of inputs `[T, C]`."""
@@ -111,29 +120,43 @@ class PackedLinear:
 
     def unpack(self) -> None:
         """Give the layers' parameters storages of their own, where they still are views."""
+        for hook in self._hooks:
+            hook.remove()
         for linear in self._linears:
             for parameter, address in (
                 (linear.weight, self._address), (linear.bias, self._bias_address),
             ):  # fmt: skip
                 if address is not None and _is_at(parameter, address):
-                    parameter.data = parameter.data.clone()
+                    with torch.inference_mode(False), torch.no_grad():
+                        parameter.data = parameter.data.clone()
 
 
 @torch.no_grad()
-def _pack(parameters: Sequence[Tensor]) -> int | None:
+def _pack(parameters: Sequence[Tensor]) -> int:
     """Make parameters views of one tensor that has them one after the other.
 
     Returns:
-        The address of its storage; None for a single parameter, which stays what it is.
+        The address of its storage.
     """
-    if len(parameters) == 1:
-        return None
     with torch.inference_mode(False):
         packed = torch.cat([parameter.data for parameter in parameters])
         rows = packed.split([len(parameter) for parameter in parameters])
         for parameter, own in zip(parameters, rows):
             parameter.data = own
     return packed.untyped_storage().data_ptr()
+
+
+def _separate_storages(
+    linear: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """A hook of `state_dict`: tensors over the memory of a packed layer's parameters that have
+    storages of their own. What saves weights (accelerate, safetensors, transformers) takes tensors
+    of one storage for tied weights, and drops or copies all but one.
+    """
+    for name in (f"{prefix}weight", f"{prefix}bias"):
+        tensor = state.get(name)
+        if type(tensor) is Tensor and tensor.untyped_storage().nbytes() > tensor.nbytes:
+            state[name] = torch.from_dlpack(tensor)
 
 
 def _is_at(parameter: Tensor, address: int) -> bool:
@@ -200,12 +223,21 @@ class FusedDecoder:
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = model.config._attn_implementation
         self.compiled = CompiledPasses(type(self).run_tensors)
+        try:
+            for packed in self._packed():
+                packed.pack()
+        except BaseException:  # no memory, or interrupted
+            self.unpack()
+            raise
+
+    def _packed(self) -> Iterator[PackedLinear]:
+        for layer in self._layers:
+            yield from (layer.qkv, layer.up)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
-        for layer in self._layers:
-            for packed in (layer.qkv, layer.up):
-                packed.unpack()
+        for packed in self._packed():
+            packed.unpack()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings `[R, W, C]` of tokens `[R, W]`."""
@@ -565,6 +597,8 @@ def open_fused(
             raise
         text = " ".join(str(error).split())[:80]
         reason = f"layers that end recognition in a {type(error).__name__} ({text})"
+        if isinstance(error, torch.OutOfMemoryError):  # there may be memory for the next run
+            return None, reason
     except BaseException:  # interrupted
         if decoder is not None:
             decoder.unpack()

@@ -310,7 +310,9 @@ def recognise(model: Any, windows: Sequence[int | None]) -> Structure:
     last = getattr(decoder, own_norm)
     project_in, project_out = (getattr(decoder, f"project_{way}", None) for way in ("in", "out"))
     parts = [part for part in (stack, last, table, project_in, project_out) if part is not None]
-    _check_tensors([parameter for part in parts for parameter in part.parameters()])
+    _check_tensors(
+        [own for part in parts for _, own in part.named_parameters(remove_duplicate=False)]
+    )
     kinds = ["full_attention" if window is None else "sliding_attention" for window in windows]
     layers = tuple(
         _read_layer(f"{own_stack}.{i}", layer, kind, rotary is not None)
@@ -392,6 +394,8 @@ def _check_tensors(parameters: Sequence[nn.Parameter]) -> None:
             raise UnrecognisedError(f"a {type(parameter).__name__} on {parameter.device}")
         if parameter.is_inference() or parameter.is_shared() and parameter.device.type == "cpu":
             raise UnrecognisedError("parameters in shared memory or made in inference mode")
+    if len(set(map(id, parameters))) < len(parameters):
+        raise UnrecognisedError("layers that share parameters")
     found = {(p.dtype, p.device) for p in parameters}
     if len(found) != 1 or not next(iter(found))[0].is_floating_point:
         listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))

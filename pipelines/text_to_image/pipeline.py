@@ -588,5 +588,6 @@ def warm_up(
     noise = Noise.from_seed(0, rows, window.device)
     with alone(window), torch.no_grad():
         prompt = image_model.prompt(encoded, params.guidance_scale != 1)
+        pipe.engine.prepare(window, prompt, policy, params)
         policy.sample(window, prompt, pipe.length, params=params, noise=noise, on_step=stop)
     return (ends[-1] - ends[0]) / max(1, len(ends) - 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams, UnsupportedModelError
 from mmaccel.cli import main
+from mmaccel.commands.doctor import check_packages
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import find_obstacle
@@ -250,6 +251,8 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
     find_obstacle.cache_clear()
     try:
         assert "finds no C++ compiler" in find_obstacle()
+        found = next(finding for finding in check_packages() if finding.what == "compiler")
+        assert found.state == "no" and "finds no C++ compiler" in found.detail
     finally:
         find_obstacle.cache_clear()
 
@@ -277,6 +280,19 @@ def test_a_policy_that_is_attached_compiles() -> None:
         with mmaccel.attach(model, Jacobi(4), seed=1, strict=True, compile=compile) as run:
             tokens.append(model.generate(ids, do_sample=True, max_new_tokens=12))
             assert run.stats is not None and run.stats.route == route
+    assert torch.equal(*tokens)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("always_faster")
+def test_compiled_jacobi_makes_the_tokens_of_the_compiled_plain_loop() -> None:
+    model, ids = build_decoder("llama"), torch.tensor([[5, 9, 2], [7, 3, 8]])
+    tokens = []
+    for policy in (mmaccel.Autoregressive(), Jacobi(6)):
+        with mmaccel.attach(model, policy, seed=[1, 2], strict=True, compile=True) as run:
+            tokens.append(model.generate(ids, do_sample=True, max_new_tokens=24))
+            assert run.stats is not None and run.stats.route == "compiled"
+            run.detach(keep_packed=True)
     assert torch.equal(*tokens)
 
 

@@ -198,6 +198,116 @@ def test_packed_weights_are_the_models_own_storage(
     assert loaded.keys() == before.keys() and all(v.equal(before[k]) for k, v in loaded.items())
 
 
+def save_by_accelerate(model: Any, folder: Path) -> Path:
+    from accelerate import Accelerator
+
+    Accelerator().save_model(model, folder)
+    return folder / "model.safetensors"
+
+
+def save_by_safetensors(model: Any, folder: Path) -> Path:
+    from safetensors.torch import save_model
+
+    save_model(model, folder / "whole.safetensors")
+    return folder / "whole.safetensors"
+
+
+@pytest.mark.parametrize("save", [save_by_accelerate, save_by_safetensors])
+def test_what_drops_tied_weights_saves_all_packed_ones(
+    save: Callable[[Any, Path], Path], tmp_path: Path
+) -> None:
+    """Both take tensors of one storage for one weight."""
+    from safetensors.torch import load_file
+
+    model = build_decoder("llama with biases", tie_word_embeddings=False)
+    with mmaccel.attach(model, "jacobi", fused=True):
+        state = model.state_dict()
+        loaded = load_file(save(model, tmp_path))
+        own = model.get_decoder().layers[0].self_attn.k_proj
+        own.weight.data[0, 0] = 7.0  # what `state_dict` gives out is the model's own memory
+        assert state["model.layers.0.self_attn.k_proj.weight"][0, 0] == 7.0
+        own.weight.data[0, 0] = loaded["model.layers.0.self_attn.k_proj.weight"][0, 0]
+    assert loaded.keys() == model.state_dict().keys()
+    assert all(value.equal(loaded[name]) for name, value in model.state_dict().items())
+    assert not any(module._state_dict_hooks for module in model.modules())
+
+
+def test_detaching_in_inference_mode_leaves_a_model_that_can_be_trained() -> None:
+    model, ids = build_decoder("llama"), torch.tensor([[5, 6, 7]])
+    with torch.inference_mode(), mmaccel.attach(model, "jacobi", fused=True):
+        pass
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in packed(model)[:5])
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
+def test_packing_that_ends_midway_leaves_nothing_packed(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls, own = build_decoder("llama"), [0], fused_decoder._pack
+
+    def fail_late(parameters: Any) -> int:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise error
+        return own(parameters)
+
+    monkeypatch.setattr(fused_decoder, "_pack", fail_late)
+    window = CausalLMWindow(model, fused="auto")
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            window.choose_route()
+    else:
+        window.choose_route()
+        assert window.route == "model" and "no memory" in window.route_reason
+    assert calls[0] == 3
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+    window.choose_route()  # there is memory again
+    assert window.route == "fused"
+
+
+def test_a_model_that_attach_refuses_after_packing_is_left_as_it_was() -> None:
+    model = build_model("chameleon")  # its text head masks image ids
+    with pytest.raises(UnsupportedModelError, match="fused=True"):
+        mmaccel.attach(model, "jacobi", fused=True)
+    assert not mmaccel.detach(model)
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in model.parameters())
+
+
+def test_layers_that_share_weights_keep_the_models_own_forward() -> None:
+    model = build_decoder("llama")
+    attention = model.model.layers[0].self_attn
+    attention.v_proj.weight = attention.k_proj.weight
+    window = CausalLMWindow(model, fused="auto")
+    window.choose_route()
+    assert window.route == "model" and "share parameters" in window.route_reason
+
+
+def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the attention kernel was told of the failed pass is forgotten."""
+    model, ids = build_decoder("llama"), torch.randint(N_IDS, (2, 9))
+    start = torch.zeros(2, dtype=torch.int64)
+
+    def process(window: CausalLMWindow) -> list[tuple[Tensor, Tensor]]:
+        window.reserve(2, 20)
+        window.prefill(ids[:, :8], start)
+        return window.cached_states(torch.arange(8).expand(2, 8))
+
+    window = CausalLMWindow(model, attention="kernel", fused=True)
+    expected = process(window)
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+
+        def fail(*given: Any) -> Tensor:
+            raise torch.OutOfMemoryError("no memory")
+
+        patch.setattr(window._decoder, "logits", fail)
+        window.forward(ids[:, 8:], start + 8)
+    for own, received in zip(expected, process(window)):
+        assert torch.equal(own[0], received[0]) and torch.equal(own[1], received[1])
+
+
 def move_to_half(model: Any) -> None:
     model.half()
 

@@ -6,13 +6,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import mmaccel
 from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
-from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage, warm_up
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, break_weights, build_tiny
 
@@ -192,3 +193,12 @@ def test_a_spoilt_folder_is_refused(
     spoil(folder)
     with pytest.raises((OptionError, UnsupportedModelError), match=reason):
         mmaccel.TextToImage.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("fused", "route"), [("auto", "fused"), (False, "model")])
+def test_warming_up_runs_the_forward_that_is_measured(
+    fused: Any, route: str, tiny_folder: Path
+) -> None:
+    pipe = TextToImage.from_pretrained(tiny_folder, fused=fused)
+    warm_up(pipe, mmaccel.Jacobi(window=4), pipe.image_model.params, CAPTIONS[0], 1)
+    assert pipe.model.route == route
