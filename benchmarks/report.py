@@ -78,9 +78,16 @@ def fill_tables(text: str, reports: dict[str, Report]) -> str:
 
 
 def read_reports(folder: Path) -> dict[str, Report]:
-    """All results in a folder, by file stem, in the order of their names."""
-    files = sorted(folder.glob("*.json"))
-    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+    """All results in a folder, by file stem, in the order of their names; reports of `mmaccel
+    evaluate speed` with baselines, which have a folder each, together as "baselines"."""
+
+    def read(file: Path) -> Report:
+        report: Report = json.loads(file.read_text(encoding="utf-8"))
+        return report
+
+    sides = [read(file) for file in sorted(folder.glob("*-baselines/*/speed.json"))]
+    found = {file.stem: read(file) for file in sorted(folder.glob("*.json"))}
+    return found | {"baselines": {"baselines": sides}}
 
 
 def first_screen_table(report: Report) -> str:
@@ -189,6 +196,78 @@ def fastv_eager_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
+_SIDES = {
+    "plain": "plain loop of this library",
+    "static": "`generate`, static cache",
+    "compiled": "`generate`, static cache, compiled",
+}
+
+
+def baseline_tables(reports: dict[str, Report]) -> str:
+    """Seconds an image of a policy, of the plain loop and of transformers' own `generate`."""
+    parts = []
+    for report in reports.get("baselines", {}).get("baselines", ()):
+        machine, rows = report["machine"], {row["side"]: row for row in report["rows"]}
+        slowest = rows["compiled"]["seconds"]["median"]
+        parts += [
+            f"`{report['model']}` in {report['dtype']}, batch 1, guidance {report['guidance']:g}; "
+            f"{machine['name']}, {machine['threads']} threads, torch "
+            f"{machine['versions']['torch']}, transformers {machine['versions']['transformers']}. "
+            f"Medians of {report['runs']} images a side, in turn. Made by `{report['command']}`.",
+            grid(
+                ("side", "passes", "s an image", "IQR", "times as fast as the compiled `generate`"),
+                [
+                    (
+                        _SIDES.get(side, f"`{report['policy']}`"),
+                        f"{row['passes']:.1f}",
+                        f"{row['seconds']['median']:.3f}",
+                        f"{row['seconds']['iqr']:.3f}",
+                        f"{slowest / row['seconds']['median']:.2f}×",
+                    )
+                    for side, row in rows.items()
+                ],
+            ),
+        ]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def version_tables(reports: dict[str, Report]) -> str:
+    """Seconds an image before and after a change, by policy, batch size and guidance scale."""
+    parts = []
+    for report in (r for r in reports.values() if "against_before" in r):
+        machine, cells = report["machine"], {}
+        for row in report["against_before"]:
+            key = (row["batch_size"], row["guidance"], row["policy"], str(row["arguments"]))
+            cells.setdefault(key, {})[row["version"]] = row
+        parts += [
+            f"`{report['model']}` in float32; {machine['name']}, {machine['threads']} threads, "
+            f"torch {machine['versions']['torch']}; before: {report['before']}. Made by "
+            f"`{report['command']}`.",
+            grid(
+                (
+                    "batch", "guidance", "policy", "before, s an image", "fused, s", "compiled, s",
+                    "times, fused", "times, compiled", "same tokens",
+                ),
+                [
+                    (
+                        str(size),
+                        f"{scale:g}",
+                        _call(policy, own["fused"]["arguments"]),
+                        *(f"{own[v]['seconds']:.3f}" for v in ("before", "fused", "compiled")),
+                        *(f"{own[v]['times']:.2f}×" for v in ("fused", "compiled")),
+                        f"{own['fused']['identical']} of {own['fused']['images']}",
+                    )
+                    for (size, scale, policy, _), own in cells.items()
+                ],
+            ),
+        ]  # fmt: skip
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def _call(policy: str, arguments: list[Any]) -> str:
+    return f"`{policy}({', '.join(f'{name}={value!r}' for name, value in arguments)})`"
+
+
 def draft_study_tables(reports: dict[str, Report]) -> str:
     """Draft sources by window, and how often a draft is right by its distance."""
     parts = []
@@ -284,6 +363,8 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
 
 _OWN = {
     "coarse-study": coarse_study_tables,
+    "baselines": baseline_tables,
+    "versions": version_tables,
     "canvas": canvas_tables,
     "choosing": choosing_tables,
     "compatibility": compatibility_tables,
