@@ -11,9 +11,9 @@ they are, the second one as a trial (below) where there was none yet, later runs
 them.
 
 The first step of a width runs eagerly on a side stream, because libraries initialise themselves at
-their first call, which no graph may contain. The first one of a model and a kind of policy is a
-trial as well: where it synchronises with the host, torch raises an error, and the run goes on
-eagerly. In a capture the same mistake would leave torch's allocator in a state in which freeing
+their first call, which no graph may contain. The first one of a model whose passes have the same
+operations (`_operations`) is a trial as well: where it synchronises with the host, torch raises an
+error, and the run goes on eagerly. In a capture the same mistake would leave torch's allocator in a state in which freeing
 memory may fail. The second step is captured, and later ones are replayed. All widths of an
 entry share a memory pool, which is safe because they never run at once and leave nothing in it for
 one another.
@@ -36,7 +36,21 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers
 
 Replay = Callable[[], None]
-_TRIED: WeakKeyDictionary[Any, set[tuple[type, str]]] = WeakKeyDictionary()  # by model
+_TRIED: WeakKeyDictionary[Any, set[Hashable]] = WeakKeyDictionary()  # by model
+
+
+def _operations(key: GraphKey, kind: str) -> Hashable:
+    """What decides which operations a step has: of its run's key, all but sizes and numbers.
+
+    Args:
+        key: of the run.
+        kind: as in `Once`; empty for the passes after the first.
+    """
+    params = key.sampling_params
+    filters = (params.top_k is None, params.top_p is None, params.min_p is None)
+    draws = (params.temperature > 0, filters, key.branches, type(key.layout), key.n_stops is None)
+    drafts = (key.drafts, key.coarse is None)
+    return kind, key.policy, key.options, draws, drafts, key.has_callback, key.is_refilled
 
 
 @dataclass
@@ -257,13 +271,13 @@ class CudaGraphRunner:
         except torch.OutOfMemoryError as error:
             return None, " ".join(str(error).split())
 
-    def _trials(self) -> set[tuple[type, str]]:
-        """The kinds of policies and of steps that were tried with this model."""
+    def _trials(self) -> set[Hashable]:
+        """The operations of the steps that were tried with this model."""
         model = None if self._key is None else self._key.model()
         return set() if model is None else _TRIED.setdefault(model, set())
 
     def _is_tried(self, kind: str = "") -> bool:
-        return self._key is not None and (type(self._key.policy), kind) in self._trials()
+        return self._key is not None and _operations(self._key, kind) in self._trials()
 
     def _try_step(self, step: Callable[[], None], kind: str = "") -> str:
         """Warm up with a step that must not synchronise with the host.
@@ -287,7 +301,7 @@ class CudaGraphRunner:
                 tensor.copy_(value)
             return " ".join(str(error).split())
         if self._key is not None:
-            self._trials().add((type(self._key.policy), kind))
+            self._trials().add(_operations(self._key, kind))
         return ""
 
     @contextmanager
@@ -333,9 +347,15 @@ class CudaGraphRunner:
             current.wait_stream(stream)
 
     def _capture(self, step: Callable[[], None]) -> Replay:
-        """Capture a step without running it; returns its replay."""
+        """Capture a step without running it; returns its replay.
+
+        cuBLAS' workspace of the stream is dropped before and after, so that the graph has one in
+        its own pool. Else other code that drops workspaces (torch.compile does, when it captures
+        graphs of its own) would give memory away that replays write to.
+        """
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
+        torch._C._cuda_clearCublasWorkspaces()
         with torch.cuda.stream(self._side_stream()):
             # other threads may allocate during the capture: only this thread is checked
             graph.capture_begin(self._entry.pool, capture_error_mode="thread_local")
@@ -346,6 +366,7 @@ class CudaGraphRunner:
                     graph.capture_end()
                 raise
             graph.capture_end()
+        torch._C._cuda_clearCublasWorkspaces()
         self._entry.pool = graph.pool()
         return graph.replay
 

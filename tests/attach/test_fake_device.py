@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -212,10 +214,28 @@ def test_prompts_of_many_lengths_are_of_few_widths() -> None:
     assert {6, 39, 64, 99} <= set(widths["cpu"])
 
 
-def test_attention_of_masked_passes_is_not_cudnn_s() -> None:
+def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPatch) -> None:
     from mmaccel.pipelines.causal_lm import model
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with model._without_cudnn(torch.device("cuda")):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+    inside: list[bool] = []
+
+    @contextmanager
+    def note(device: torch.device) -> Iterator[None]:
+        inside.append(True)
+        yield
+        inside.append(False)
+
+    monkeypatch.setattr(model, "_without_cudnn", note)
+    own = build_lm("llama")
+    own.model.layers[0].register_forward_pre_hook(lambda *given: inside.append(inside[-1]))
+    window = mmaccel.CausalLMWindow(own)
+    window.reserve(1, 8)
+    start = torch.zeros(1, dtype=torch.int64)
+    window.prefill(torch.tensor([[3, 4]]), start)
+    window.forward(torch.tensor([[5]]), start + 2)
+    assert inside == [True, True, False] * 2  # prompts and passes

@@ -130,6 +130,20 @@ def test_a_pass_that_synchronises_is_found_before_the_capture(
             decode(policy, FREE, None, own, runner=strict)
 
 
+@pytest.mark.parametrize(
+    "change", [{"params": {"top_k": 5}}, {"params": {"guidance_scale": 2.0}}, {"layout": GRID}]
+)
+def test_a_pass_of_other_operations_is_tried_again(change: dict[str, Any]) -> None:
+    """What did not synchronise without filters may do so with them; numbers change nothing."""
+    policy, own, trials = Jacobi(window=6), build_lm("llama"), []
+    warmer = {"params": {"temperature": 0.5, **change.get("params", {})}}
+    for call in ({}, {"length": 12}, change, change | warmer):
+        runner = Tried(cache=GraphCache())
+        decode(policy, replace(FREE, **call), None, own, runner=runner)
+        trials.append(runner.trials)
+    assert trials == [1, 0, 1, 0]
+
+
 def test_a_call_with_a_callback_has_another_key(model: Any) -> None:
     """Counting is part of the graph without a callback, and outside it with one."""
     cache, policy = GraphCache(), Jacobi(window=6)

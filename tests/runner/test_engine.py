@@ -263,3 +263,35 @@ def test_statistics_say_which_attention_ran(attention: Any) -> None:
     made = Jacobi(window=4).sample(model, PROMPT, 4, params=SamplingParams(), noise=noise)
     ran = "the model's own: the model is on cpu" if attention == "auto" else "window_attention"
     assert made.stats.attention == ran
+
+
+def test_a_graph_has_a_workspace_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workspace of cuBLAS that a capture finds is in nobody's pool, and none is left there."""
+    log: list[str] = []
+
+    class Graph:
+        def capture_begin(self, *given: Any, **options: Any) -> None:
+            log.append("begin")
+
+        def capture_end(self) -> None:
+            log.append("end")
+
+        def pool(self) -> tuple[int, int]:
+            return 0, 1
+
+        def replay(self) -> None:
+            log.append("replay")
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        yield
+
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: log.append("clear"), raising=False)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    runner = CudaGraphRunner(torch.device("cuda"))
+    runner._entry.stream = SimpleNamespace()  # type: ignore[assignment]
+    runner._capture(lambda: log.append("step"))()
+    assert log == ["clear", "begin", "step", "end", "clear", "replay"]
