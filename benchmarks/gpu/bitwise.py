@@ -1,9 +1,9 @@
 """Whether captured steps make the tokens that passes one by one make, on the device at hand, and
 whether Jacobi makes the tokens of the plain loop.
 
-`scenes` and a tiny Llama in float32: token by token, Jacobi and maximal coupling, with guidance and
-without, at several batch sizes and numbers of passes between two reads of the host, then through
-`attach`. What ran without a graph counts as failed.
+`scenes` and a tiny Llama in float32, by the fused decoder and by their own forward: token by token,
+Jacobi and maximal coupling, with guidance and without, at several batch sizes and numbers of passes
+between two reads of the host, then through `attach`. What ran without a graph counts as failed.
 
 Two runs may sum in another order (a captured one has more room in its cache, a window is another
 shape than a token), and where two tokens are as likely but for rounding, the runs go different
@@ -17,6 +17,7 @@ and records what the statistics claim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -84,24 +85,32 @@ def tiny_llama(device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def make_cases(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Case]:
-    """`scenes` and the tiny Llama."""
+    """`scenes` and the tiny Llama, each by both forwards."""
     number = str(dtype).removeprefix("torch.")
-    pipe = TextToImage.from_pretrained("scenes", device=device, dtype=number)
-    examples = [pipe.image_model.encode(text) for text in pipe.image_model.examples]
+    found = []
+    for fused, route in ((True, "fused"), (False, "own forward")):
+        pipe = TextToImage.from_pretrained("scenes", device=device, dtype=number)
+        scenes: Any = pipe.model
+        scenes.fused = fused
+        llama = CausalLMWindow(tiny_llama(device, dtype), fused=fused)
+        found += [
+            Case(f"scenes, {route}", scenes, partial(_caption, pipe.image_model)),
+            Case(f"tiny llama, {route}", llama, partial(_ragged, device)),
+        ]
+    return found
 
-    def prompts(rows: int, guided: bool) -> Prompt:
-        return pipe.image_model.prompt([examples[r % len(examples)] for r in range(rows)], guided)
 
-    def ragged(rows: int, guided: bool) -> Prompt:
-        branches = 1 + guided
-        lengths = torch.arange(rows * branches, device=device) % 4 + 1
-        tokens = torch.arange(rows * branches * 4, device=device).view(-1, 4) * 7 % _VOCAB
-        return Prompt(tokens, lengths, branches)
+def _caption(image_model: Any, rows: int, guided: bool) -> Prompt:
+    examples = [image_model.encode(text) for text in image_model.examples]
+    made: Prompt = image_model.prompt([examples[r % len(examples)] for r in range(rows)], guided)
+    return made
 
-    return [
-        Case("scenes", pipe.model, prompts),
-        Case("tiny llama", CausalLMWindow(tiny_llama(device, dtype)), ragged),
-    ]
+
+def _ragged(device: torch.device, rows: int, guided: bool) -> Prompt:
+    branches = 1 + guided
+    lengths = torch.arange(rows * branches, device=device) % 4 + 1
+    tokens = torch.arange(rows * branches * 4, device=device).view(-1, 4) * 7 % _VOCAB
+    return Prompt(tokens, lengths, branches)
 
 
 def engine_runner(
@@ -187,6 +196,7 @@ def check_promise(
                         "dtype": made.stats.dtype, "exactness": claim, "tokens": made.stats.tokens,
                         "tokens_per_pass": made.stats.tokens / max(made.stats.row_passes, 1),
                         "runner": made.stats.runner, "attention": made.stats.attention,
+                        "route": made.stats.route,
                     })  # fmt: skip
     return _report(found, "promise")
 

@@ -27,6 +27,7 @@ from benchmarks.gpu.attention import attention_parts
 from benchmarks.gpu.machine import describe, slug
 from benchmarks.gpu.models import SIZES, Size, build, open_window, shrink
 from benchmarks.gpu.parts import CheckError, Part, attempt, failed_parts, run_parts
+from benchmarks.gpu.scenes import BATCHES, measure_scenes
 from benchmarks.gpu.steps import CONTEXTS, device_clock, measure_steps, routes_of, time_step
 from benchmarks.gpu.timing import copy_bandwidth, timing_parts
 from mmaccel.errors import MMAccelError, OptionError
@@ -129,7 +130,8 @@ def make_calls(
                         Part("engine-promise", partial(run_promise, tiny=tiny))],
         "llama": [part for size in llama for part in _step_parts(size, tiny)],
         "others": [*(part for size in others for part in _step_parts(size, tiny)),
-                   Part("scenes", partial(run_scenes, tiny=tiny)),
+                   *(Part(f"scenes-{batch}", partial(run_scenes, batch, tiny=tiny))
+                     for batch in ((1,) if tiny else BATCHES)),
                    Part("canvas", partial(run_canvas, tiny=tiny))],
         "kernels": [],
         "profile": [Part(f"profile-{slug(size.name)}", partial(run_profile, size, tiny=tiny))
@@ -219,16 +221,16 @@ def run_promise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     return check_promise(device, **(few if tiny else {}))
 
 
-def run_scenes(device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """See `scenes.measure_scenes`."""
-    from benchmarks.gpu.scenes import measure_scenes
+def run_scenes(batch: int, device: torch.device, tiny: bool = False) -> dict[str, Any]:
+    """See `scenes.measure_scenes`; a part for each batch, as each compiles for a minute."""
     from benchmarks.route_runs import Routes
 
     if not tiny:
-        return measure_scenes(device, needs_graphs=device.type == "cuda")
+        is_gpu = device.type == "cuda"
+        return measure_scenes(device, batches=(batch,), needs_graphs=is_gpu)
     routes = Routes("scenes", length=4, device=device)
     return measure_scenes(
-        device, routes, batches=(1,), scales=(1.0,), repeats=1, needs_graphs=False
+        device, routes, batches=(batch,), scales=(1.0,), repeats=1, needs_graphs=False
     )
 
 

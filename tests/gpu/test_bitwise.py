@@ -30,9 +30,10 @@ def cases() -> dict[str, Case]:
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("route", ["fused", "own forward"])
 @pytest.mark.parametrize("name", ["scenes", "tiny llama"])
-def test_the_same_tokens_captured(name: str, policy: Policy, scale: float) -> None:
-    runs = list(compare(cases()[name], policies=[policy], scales=[scale]))
+def test_the_same_tokens_captured(name: str, route: str, policy: Policy, scale: float) -> None:
+    runs = list(compare(cases()[f"{name}, {route}"], policies=[policy], scales=[scale]))
     assert len(runs) == 4 and [run for run in runs if run["wrong"]] == []
 
 

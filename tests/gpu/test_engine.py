@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import bitwise, check
+from benchmarks.gpu import bitwise, check, scenes
 from benchmarks.gpu.bitwise import Case, check_bitwise, compare, decode, find_mistake, tiny_llama
 from benchmarks.gpu.canvas import POLICIES, measure_canvas
 from benchmarks.gpu.check import CALLS, main, make_calls, run_alone, run_process
@@ -313,8 +313,10 @@ def test_jacobi_makes_the_plain_loop_s_tokens(monkeypatch: pytest.MonkeyPatch) -
     assert "scores" in str(caught.value) and len(caught.value.found["promise"]) == 2
 
 
-def test_every_model_has_prompts_for_every_batch() -> None:
-    for case in bitwise.make_cases(CPU):
+def test_every_model_has_prompts_for_every_batch_and_runs_by_its_forward() -> None:
+    cases = bitwise.make_cases(CPU)
+    for case, route in zip(cases, ("fused", "fused", "model", "model"), strict=True):
+        assert decode(case, Jacobi(4), 2, 1.0, False, 1, choose, 4).stats.route == route
         for rows, guided in ((1, False), (3, True), (8, True)):
             prompt = case.prompt(rows, guided)
             assert (prompt.batch, prompt.branches) == (rows, 1 + guided)
@@ -322,13 +324,18 @@ def test_every_model_has_prompts_for_every_batch() -> None:
 
 
 class FakeRoutes:
-    """Ways that take known seconds; a first run takes 1000."""
+    """Ways that take known seconds, three quarters of them in a step; a first run takes 1000."""
 
     pipe = SimpleNamespace(image_model=SimpleNamespace(examples=("a", "b", "c")))
 
     def __init__(self, runner: str = "cuda graphs", is_refused: bool = False) -> None:
         self.is_refused = is_refused
         self.runner, self.seen, self.captions = runner, set[Way](), set[tuple[str, ...]]()
+        self.now = 0.0
+
+    def spend(self, seconds: float) -> None:
+        """What happens in a step of known length."""
+        self.now += seconds
 
     def run(self, way: Way, captions: Any, seeds: Any) -> Piece:
         assert len(captions) == len(seeds) == way.batch_size
@@ -346,34 +353,43 @@ class FakeRoutes:
             seconds, captures = 1000.0, 3
         stats = Stats(tokens=256, row_passes=64, runner=self.runner, runner_reason="x")
         stats.captures = captures
+        if way.policy:
+            EagerRunner().run_step(None, lambda: self.spend(0.75 * seconds))
         return Piece(torch.zeros(1), stats if way.policy else None, seconds)
 
 
-def test_images_end_to_end() -> None:
+def test_images_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     routes: Any = FakeRoutes()
-    made = measure_scenes(CPU, routes, batches=(1, 4))
-    assert len(made["scenes"]) == 2 * 2 * 4 and ("a", "b", "c", "a") in routes.captions
+    monkeypatch.setattr(scenes, "device_clock", lambda device: lambda: routes.now)
+    made = measure_scenes(CPU, routes, batches=(1, 64))
+    assert len(made["scenes"]) == 2 * 2 * 4 and (*"abc" * 21, "a") in routes.captions
     own = {
         (r["batch"], r["guidance"], r["policy"]): r
         for r in made["scenes"]
         if "static" not in r["route"]
     }
-    assert own[1, 2.0, None]["seconds"] == 16 and own[4, 1.0, None]["images_per_s"] == 0.25
+    assert own[1, 2.0, None]["seconds"] == 16 and own[64, 1.0, None]["images_per_s"] == 1
     single = own[1, 1.0, repr(Jacobi(32))]
     assert single["speed_up"] == 8 and single["tokens_per_pass"] == 4
     assert (single["first_seconds"], single["captures"]) == (1000, [3, 0, 0])
-    assert own[4, 1.0, None]["first_seconds"] == 250 and own[4, 1.0, None]["captures"] == []
+    many = own[64, 1.0, None]
+    assert many["first_seconds"] == 1000 / 64 and many["captures"] == [] and not many["forward"]
+    assert single["outside"] == pytest.approx(0.25, abs=0.01) and many["outside"] is None
     assert made["figures"] == pytest.approx({
         "product_compiled": 5.0,
         "product": 10.0,  # batch 1, the faster window, the worse of the two scales (10 and 20)
-        "scenes_images_per_s": 4 / 1.6,  # batch 4: 8 * 2 * 0.1 = 1.6 s for four
-    })  # fmt: skip
+        "scenes_outside": 0.25,
+        "scenes_images_per_s": 64 / 6.4,  # batch 64: 8 * 8 * 0.1 = 6.4 s for all
+    }, abs=0.01)  # fmt: skip
+    split = [measure_scenes(CPU, routes, batches=(n,))["figures"] for n in (1, 8, 64)]
+    assert [len(figures) for figures in split] == [3, 0, 1]  # a part of the report for each batch
+    assert split[0] | split[2] == pytest.approx(made["figures"], abs=0.01)
 
 
 def test_images_without_a_compiled_loop() -> None:
     routes: Any = FakeRoutes(is_refused=True)
     made = measure_scenes(CPU, routes, batches=(1,), scales=(1.0,))
-    assert len(made["scenes"]) == 3 and set(made["figures"]) == {"product", "scenes_images_per_s"}
+    assert len(made["scenes"]) == 3 and set(made["figures"]) == {"product", "scenes_outside"}
     assert {row["compiled_reason"] for row in made["scenes"]} == {"ValueError: no static cache"}
 
 
@@ -394,6 +410,8 @@ def test_images_of_the_real_model() -> None:
     assert [row["policy"] is None for row in rows] == [True, True, False, False]
     assert [row["route"] for row in rows[:2]] == ["library", "library-static"]
     assert all(row["seconds"] > 0 for row in rows) and "cpu" in rows[2]["reason"]
+    assert [row["forward"] for row in rows] == ["", "", "fused", "fused"]
+    assert all(0 < row["outside"] < 0.9 for row in rows[2:])
 
 
 def test_canvases_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,7 +471,7 @@ def test_calls_have_parts_of_their_own_names() -> None:
         assert {"engine-bitwise", "engine-promise"} <= {part.name for part in calls["correctness"]}
         steps = [part.name for call in ("llama", "others") for part in calls[call]]
         assert sum(name.startswith("engine-step-") for name in steps) == 2 * len(SIZES)
-        assert steps[-2:] == ["scenes", "canvas"]
+        assert steps[-4:] == ["scenes-1", "scenes-8", "scenes-64", "canvas"]
         alone = [part.name for parts in calls.values() for part in parts if is_alone(part)]
         assert bool(alone) == (device.type == "cuda")
     assert "cases-noise" in names and set(alone) == set(names) - {
@@ -494,7 +512,7 @@ def test_a_child_writes_what_its_part_found(tmp_path: Path) -> None:
     assert made["status"] == "passed" and made["copy_gb_per_s"] > 0
 
 
-TINY = ("engine-promise", "engine-step-emu3-8b-24", "scenes", "profile-janus-pro-1b",
+TINY = ("engine-promise", "engine-step-emu3-8b-24", "scenes-1", "profile-janus-pro-1b",
         "time-compact", "time-window_attention-4")  # fmt: skip
 
 
