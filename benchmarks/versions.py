@@ -1,8 +1,8 @@
 """Two versions of mmaccel side by side, each in an environment of its own: seconds an image.
 
-    git worktree add /tmp/old REVISION && python -m venv /tmp/env
-    /tmp/env/bin/pip install "torch==SAME" "transformers==SAME" /tmp/old
-    python benchmarks/versions.py /tmp/env/bin/python --revision REVISION --count 16 --json FILE
+    git worktree add ../old REVISION && python -m venv ../old-env
+    ../old-env/bin/pip install "torch==SAME" "transformers==SAME" ../old
+    python benchmarks/versions.py ../old-env/bin/python --revision REVISION --count 16 --json FILE
 
 The environment of this process has the version that is judged. Both make the same images, caption
 by caption in turn, while the other waits, so that what else the machine does falls on both. The
