@@ -155,7 +155,9 @@ def _separate_storages(
     """
     for name in (f"{prefix}weight", f"{prefix}bias"):
         tensor = state.get(name)
-        if type(tensor) is Tensor and tensor.untyped_storage().nbytes() > tensor.nbytes:
+        if type(tensor) is not Tensor or tensor.device.type not in ("cpu", "cuda"):
+            continue  # a parameter itself, or a device whose memory DLPack may not describe
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
             state[name] = torch.from_dlpack(tensor)
 
 
@@ -229,6 +231,8 @@ class FusedDecoder:
         except BaseException:  # no memory, or interrupted
             self.unpack()
             raise
+        if next(self._packed()).weight.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
 
     def _packed(self) -> Iterator[PackedLinear]:
         for layer in self._layers:
