@@ -1,4 +1,4 @@
-"""Rotary positions for queries and keys, and the write of keys and values into the cache.
+"""Norms and rotary positions of queries and keys, and the write of keys and values into the cache.
 
 Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021
 (arXiv 2104.09864). Numbers of a head turn in pairs: the first half with the second
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import ShapeError
+from mmaccel.kernels.norm import HeadNorms, Norm, normalise, standardise, weigh_
 
 
 def sign_sine(sin: Tensor, interleaved: bool) -> Tensor:
@@ -34,8 +35,9 @@ def rope_write(
     *,
     interleaved: bool = False,
     grouped: bool = False,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Rotate queries and keys, and write keys and values at their cache indices, in place.
+    """Normalise and rotate queries and keys, and write keys and values to the cache, in place.
 
     Args:
         qkv: `[T, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass's tokens, head by head.
@@ -46,6 +48,7 @@ def rope_write(
         interleaved: whether neighbours turn with each other.
         grouped: whether the queries, the key and the value of a key head stand together (GPT-NeoX),
             `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
+        norms: of queries and keys before they turn, rounded to their dtype; None: none.
 
     Returns:
         The queries `[T, Hq, D]`.
@@ -53,11 +56,12 @@ def rope_write(
     Raises:
         ShapeError: shapes that do not fit each other.
 
-    Cost: five operations in torch, one launch in Triton; no host synchronisation.
+    Cost: five operations in torch, up to twelve more with norms; one launch in Triton; no host
+    synchronisation.
     """
-    check_rope_write(qkv, cos, sin, keys, values, index)
+    check_rope_write(qkv, cos, sin, keys, values, index, norms)
     kv_heads, width = keys.shape[1:]
-    if grouped:
+    if grouped and norms is None:
         heads = qkv.view(len(qkv), kv_heads, -1, width)
         turned = heads[:, :, :-1]
         if cos is not None and sin is not None:
@@ -66,13 +70,41 @@ def rope_write(
         values.index_copy_(0, index, heads[:, :, -1])
         return turned[:, :, :-1].flatten(1, 2)
     heads = qkv.view(len(qkv), -1, width)
+    if grouped:
+        groups = heads.unflatten(1, (kv_heads, -1))
+        heads = torch.cat([groups[:, :, :-2].flatten(1, 2), *groups[:, :, -2:].unbind(2)], 1)
     n_turned = heads.shape[1] - kv_heads
-    turned = heads[:, :n_turned]
+    turned, n_queries = heads[:, :n_turned], n_turned - kv_heads
+    if norms is not None:
+        turned = _normalise(turned, n_queries, norms)
     if cos is not None and sin is not None:
         turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
-    keys.index_copy_(0, index, turned[:, n_turned - kv_heads :])
+    keys.index_copy_(0, index, turned[:, n_queries:])
     values.index_copy_(0, index, heads[:, n_turned:])
-    return turned[:, : n_turned - kv_heads]
+    return turned[:, :n_queries]
+
+
+def is_flat(norms: HeadNorms, n_queries: int, width: int) -> bool:
+    """Whether norms are over the numbers of all heads at once."""
+    weight = norms.q_weight
+    return n_queries > 1 and weight is not None and weight.shape == (n_queries * width,)
+
+
+def _normalise(heads: Tensor, n_queries: int, norms: HeadNorms) -> Tensor:
+    """Queries and keys `[T, Hq + Hkv, D]` after their norms."""
+    kind, offset, eps = norms.kind, norms.offset, norms.eps
+    own = ((norms.q_weight, norms.q_bias), (norms.k_weight, norms.k_bias))
+    sizes = [n_queries, heads.shape[1] - n_queries]
+    if is_flat(norms, n_queries, heads.shape[2]):
+        parts = [
+            normalise(part.flatten(1), Norm(*tensors, kind, offset, eps)).view(part.shape)
+            for part, tensors in zip(heads.split(sizes, 1), own)
+        ]
+        return torch.cat(parts, 1)
+    normed = standardise(heads, kind, eps)
+    for part, tensors in zip(normed.split(sizes, 1), own):
+        weigh_(part, *tensors, offset)
+    return normed if normed.dtype == heads.dtype else normed.to(heads.dtype)
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -95,6 +127,7 @@ def check_rope_write(
     keys: Tensor,
     values: Tensor,
     index: Tensor,
+    norms: HeadNorms | None,
 ) -> None:
     """Raise ShapeError unless the arguments of `rope_write` fit each other."""
     n_tokens, packed = qkv.shape
@@ -117,4 +150,23 @@ def check_rope_write(
             raise ShapeError(
                 f"rope_write: expected angles [{n_tokens}, P] with P even and at most {width}, "
                 f"received {list(angles.shape)}; prepare them for this pass"
+            )
+    if norms is not None:
+        _check_norms(norms, packed // width - 2 * kv_heads, kv_heads, width)
+
+
+def _check_norms(norms: HeadNorms, n_queries: int, n_keys: int, width: int) -> None:
+    own = {
+        part: tensor
+        for part in ("q_weight", "q_bias", "k_weight", "k_bias")
+        if (tensor := getattr(norms, part)) is not None
+    }
+    by_head, flat = any(t.ndim == 2 for t in own.values()), is_flat(norms, n_queries, width)
+    for part, tensor in own.items():
+        n_heads = n_queries if part.startswith("q") else n_keys
+        fitting = [n_heads * width] if flat else [n_heads, width] if by_head else [width]
+        if list(tensor.shape) != fitting:
+            raise ShapeError(
+                f"rope_write: expected norms with {part} {fitting}, received "
+                f"{list(tensor.shape)}; give all of them for one head, for each or over all"
             )
