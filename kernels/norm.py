@@ -44,8 +44,8 @@ class HeadNorms:
 
     Attributes:
         q_weight, k_weight: `[D]`, for every head; `[Hq, D]` and `[Hkv, D]`, each head its own; or
-            `[Hq D]` and `[Hkv D]`, which are "flat": the norm is over the numbers of all heads at
-            once. None: 1.
+            `[Hq D]` and `[Hkv D]`: the norm is over the numbers of all heads at once. None: 1,
+            over each head.
         q_bias, k_bias: of the same shapes; None: 0.
         kind, offset, eps: as in `Norm`.
     """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import ShapeError
-from mmaccel.kernels.norm import HeadNorms, Norm, normalise, standardise, weigh_
+from mmaccel.kernels.norm import HeadNorms, standardise, weigh_
 
 
 def sign_sine(sin: Tensor, interleaved: bool) -> Tensor:
@@ -56,7 +56,7 @@ def rope_write(
     Raises:
         ShapeError: shapes that do not fit each other.
 
-    Cost: five operations in torch, up to twelve more with norms; one launch in Triton; no host
+    Cost: five operations in torch, some ten more with norms; one launch in Triton; no host
     synchronisation.
     """
     check_rope_write(qkv, cos, sin, keys, values, index, norms)
@@ -69,14 +69,14 @@ def rope_write(
         keys.index_copy_(0, index, turned[:, :, -1])
         values.index_copy_(0, index, heads[:, :, -1])
         return turned[:, :, :-1].flatten(1, 2)
-    heads = qkv.view(len(qkv), -1, width)
     if grouped:
-        groups = heads.unflatten(1, (kv_heads, -1))
-        heads = torch.cat([groups[:, :, :-2].flatten(1, 2), *groups[:, :, -2:].unbind(2)], 1)
+        groups = qkv.view(len(qkv), kv_heads, -1, width)
+        parts = groups[:, :, :-2].flatten(1, 2), *groups[:, :, -2:].unbind(2)
+        qkv = torch.cat(parts, 1).flatten(1)
+    heads = qkv.view(len(qkv), -1, width)
     n_turned = heads.shape[1] - kv_heads
-    turned, n_queries = heads[:, :n_turned], n_turned - kv_heads
-    if norms is not None:
-        turned = _normalise(turned, n_queries, norms)
+    n_queries = n_turned - kv_heads
+    turned = heads[:, :n_turned] if norms is None else _normalise(qkv, n_queries, kv_heads, norms)
     if cos is not None and sin is not None:
         turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
     keys.index_copy_(0, index, turned[:, n_queries:])
@@ -90,21 +90,27 @@ def is_flat(norms: HeadNorms, n_queries: int, width: int) -> bool:
     return n_queries > 1 and weight is not None and weight.shape == (n_queries * width,)
 
 
-def _normalise(heads: Tensor, n_queries: int, norms: HeadNorms) -> Tensor:
-    """Queries and keys `[T, Hq + Hkv, D]` after their norms."""
-    kind, offset, eps = norms.kind, norms.offset, norms.eps
-    own = ((norms.q_weight, norms.q_bias), (norms.k_weight, norms.k_bias))
-    sizes = [n_queries, heads.shape[1] - n_queries]
-    if is_flat(norms, n_queries, heads.shape[2]):
-        parts = [
-            normalise(part.flatten(1), Norm(*tensors, kind, offset, eps)).view(part.shape)
-            for part, tensors in zip(heads.split(sizes, 1), own)
-        ]
-        return torch.cat(parts, 1)
-    normed = standardise(heads, kind, eps)
-    for part, tensors in zip(normed.split(sizes, 1), own):
-        weigh_(part, *tensors, offset)
-    return normed if normed.dtype == heads.dtype else normed.to(heads.dtype)
+def is_by_head(norms: HeadNorms) -> bool:
+    """Whether every head has weights of its own."""
+    return norms.q_weight is not None and norms.q_weight.ndim == 2
+
+
+def _normalise(qkv: Tensor, n_queries: int, n_keys: int, norms: HeadNorms) -> Tensor:
+    """Queries and keys `[T, Hq + Hkv, D]` after their norms; a new tensor."""
+    width = qkv.shape[1] // (n_queries + 2 * n_keys)
+    sizes, flat = [n_queries, n_keys], is_flat(norms, n_queries, width)
+    if flat:
+        rows = qkv.split([n * width for n in (*sizes, n_keys)], 1)
+        parts = [standardise(part, norms.kind, norms.eps) for part in rows[:2]]
+    else:
+        heads = qkv.view(len(qkv), -1, width)[:, : n_queries + n_keys]
+        normed = standardise(heads, norms.kind, norms.eps)
+        parts = [*normed.split(sizes, 1)]
+    weigh_(parts[0], norms.q_weight, norms.q_bias, norms.offset)
+    weigh_(parts[1], norms.k_weight, norms.k_bias, norms.offset)
+    if flat:
+        normed = torch.cat(parts, 1).view(len(qkv), -1, width)
+    return normed if normed.dtype == qkv.dtype else normed.to(qkv.dtype)
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -156,17 +162,15 @@ def check_rope_write(
 
 
 def _check_norms(norms: HeadNorms, n_queries: int, n_keys: int, width: int) -> None:
-    own = {
-        part: tensor
-        for part in ("q_weight", "q_bias", "k_weight", "k_bias")
-        if (tensor := getattr(norms, part)) is not None
-    }
-    by_head, flat = any(t.ndim == 2 for t in own.values()), is_flat(norms, n_queries, width)
-    for part, tensor in own.items():
-        n_heads = n_queries if part.startswith("q") else n_keys
-        fitting = [n_heads * width] if flat else [n_heads, width] if by_head else [width]
-        if list(tensor.shape) != fitting:
-            raise ShapeError(
-                f"rope_write: expected norms with {part} {fitting}, received "
-                f"{list(tensor.shape)}; give all of them for one head, for each or over all"
-            )
+    flat, by_head = is_flat(norms, n_queries, width), is_by_head(norms)
+    for name, n_heads, tensors in (
+        ("queries", n_queries, (norms.q_weight, norms.q_bias)),
+        ("keys", n_keys, (norms.k_weight, norms.k_bias)),
+    ):
+        shape = (n_heads * width,) if flat else (n_heads, width) if by_head else (width,)
+        for tensor in tensors:
+            if tensor is not None and tensor.shape != shape:
+                raise ShapeError(
+                    f"rope_write: expected a weight and a bias {list(shape)} for the norm of "
+                    f"{name}, received {list(tensor.shape)}; give norms of one form"
+                )

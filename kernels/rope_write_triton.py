@@ -17,7 +17,7 @@ from torch import Tensor
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.norm import HeadNorms, NormKind
 from mmaccel.kernels.norm_triton import measure, weigh
-from mmaccel.kernels.rope_write import check_rope_write, is_flat
+from mmaccel.kernels.rope_write import check_rope_write, is_by_head, is_flat
 
 WIDEST = 8192  # numbers of all query heads of a token, where a norm is over them
 PER_WARP = 256  # numbers of a program for each warp
@@ -139,8 +139,9 @@ def rope_write(
     own, step, flat = HeadNorms(None, None), 0, False
     if norms is not None:
         own, flat = norms, is_flat(norms, heads, width)
-        step = width if any(t is not None and t.ndim == 2 for t in _tensors(norms)) else 0
-    optional = [None if t is None else t.contiguous() for t in (cos, sin, *_tensors(own))]
+        step = width if is_by_head(norms) else 0
+    weights = own.q_weight, own.q_bias, own.k_weight, own.k_bias
+    optional = [None if t is None else t.contiguous() for t in (cos, sin, *weights)]
     block = triton.next_power_of_2(heads * width if flat else width)
     _rope_write_kernel[(n_tokens, 3 if flat else heads + 2 * kv_heads)](
         qkv, *optional, keys, values, index.contiguous(), queries, qkv.stride(0),
@@ -154,10 +155,6 @@ def rope_write(
 
 def _count_queries(qkv: Tensor, keys: Tensor) -> int:
     return qkv.shape[1] // keys.shape[2] - 2 * keys.shape[1]
-
-
-def _tensors(norms: HeadNorms) -> tuple[Tensor | None, ...]:
-    return norms.q_weight, norms.q_bias, norms.k_weight, norms.k_bias
 
 
 def _warps(block: int) -> int:

@@ -204,12 +204,12 @@ BAD: list[tuple[Any, tuple[Any, ...], str]] = [
     *(
         (partial(rope_write, norms=norms), (draw(2, 16), None, None, *STORES), words)
         for norms, words in (
-            (HeadNorms(draw(5), None), "q_weight"),
-            (HeadNorms(None, draw(2, 4)), "k_weight"),
-            (HeadNorms(draw(8), draw(1, 4)), "k_weight"),
-            (HeadNorms(draw(2, 4), draw(4)), "k_w"),
-            (HeadNorms(draw(4), draw(4), draw(8)), "q_bias"),
-            (HeadNorms(draw(4), draw(4), None, draw(1)), "k_bias"),
+            (HeadNorms(draw(5), None), "queries"),
+            (HeadNorms(None, draw(2, 4)), "keys"),
+            (HeadNorms(draw(8), draw(1, 4)), "keys"),
+            (HeadNorms(draw(2, 4), draw(4)), "keys"),
+            (HeadNorms(draw(4), draw(4), draw(8)), "queries"),
+            (HeadNorms(draw(4), draw(4), None, draw(1)), "keys"),
         )
     ),
 ]

@@ -99,6 +99,16 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
     assert window.route == "fused" and (window._angles is not None) == (kind == "llama3")
 
 
+def test_norms_of_queries_and_keys_that_differ_are_not_recognised() -> None:
+    model = build_decoder("qwen3")
+    model.model.layers[1].self_attn.k_norm.variance_epsilon = 0.01
+    window = CausalLMWindow(model, fused="auto")
+    window.choose_route()
+    assert window.route == "model" and window.route_reason.endswith(
+        "layers.1.self_attn, whose norms of queries and keys differ"
+    )
+
+
 def test_a_wrong_table_is_found_by_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(tables: Any, position_ids: Tensor) -> Any:
         return look_up(tables, (position_ids * 2).clamp(max=len(tables["full_attention"][0]) - 1))
@@ -115,6 +125,9 @@ def test_image_models_of_other_heads() -> None:
     assert find_difference(build_model("glm_image"), GlmImageWindow) < 1e-5
     for name in ("chameleon", "emu3", "lumina"):
         model = build_model(name)
+        for own, parameter in model.get_decoder().named_parameters():
+            if "q_norm" in own or "k_norm" in own:  # they begin as ones and zeros
+                parameter.data += 0.2 * torch.randn_like(parameter)
 
         def make(model: Any) -> CausalLMWindow:
             window = ImageTokenWindow(model, list(range(10, 22)))
