@@ -1,4 +1,4 @@
-"""Rotary positions for queries and keys, and the write of keys and values into the cache.
+"""Norms and rotary positions of queries and keys, and the write of keys and values into the cache.
 
 Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021
 (arXiv 2104.09864). Numbers of a head turn in pairs: the first half with the second
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import ShapeError
+from mmaccel.kernels.norm import HeadNorms, standardise, weigh_
 
 
 def sign_sine(sin: Tensor, interleaved: bool) -> Tensor:
@@ -34,8 +35,9 @@ def rope_write(
     *,
     interleaved: bool = False,
     grouped: bool = False,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Rotate queries and keys, and write keys and values at their cache indices, in place.
+    """Normalise and rotate queries and keys, and write keys and values to the cache, in place.
 
     Args:
         qkv: `[T, (Hq + 2 Hkv) D]` float, queries, keys and values of a pass's tokens, head by head.
@@ -46,6 +48,7 @@ def rope_write(
         interleaved: whether neighbours turn with each other.
         grouped: whether the queries, the key and the value of a key head stand together (GPT-NeoX),
             `[T, Hkv (Hq / Hkv + 2) D]`, instead of all queries before all keys and all values.
+        norms: of queries and keys before they turn, rounded to their dtype; None: none.
 
     Returns:
         The queries `[T, Hq, D]`.
@@ -53,11 +56,12 @@ def rope_write(
     Raises:
         ShapeError: shapes that do not fit each other.
 
-    Cost: five operations in torch, one launch in Triton; no host synchronisation.
+    Cost: five operations in torch, some ten more with norms; one launch in Triton; no host
+    synchronisation.
     """
-    check_rope_write(qkv, cos, sin, keys, values, index)
+    check_rope_write(qkv, cos, sin, keys, values, index, norms)
     kv_heads, width = keys.shape[1:]
-    if grouped:
+    if grouped and norms is None:
         heads = qkv.view(len(qkv), kv_heads, -1, width)
         turned = heads[:, :, :-1]
         if cos is not None and sin is not None:
@@ -65,14 +69,48 @@ def rope_write(
         keys.index_copy_(0, index, turned[:, :, -1])
         values.index_copy_(0, index, heads[:, :, -1])
         return turned[:, :, :-1].flatten(1, 2)
+    if grouped:
+        groups = qkv.view(len(qkv), kv_heads, -1, width)
+        parts = groups[:, :, :-2].flatten(1, 2), *groups[:, :, -2:].unbind(2)
+        qkv = torch.cat(parts, 1).flatten(1)
     heads = qkv.view(len(qkv), -1, width)
     n_turned = heads.shape[1] - kv_heads
-    turned = heads[:, :n_turned]
+    n_queries = n_turned - kv_heads
+    turned = heads[:, :n_turned] if norms is None else _normalise(qkv, n_queries, kv_heads, norms)
     if cos is not None and sin is not None:
         turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
-    keys.index_copy_(0, index, turned[:, n_turned - kv_heads :])
+    keys.index_copy_(0, index, turned[:, n_queries:])
     values.index_copy_(0, index, heads[:, n_turned:])
-    return turned[:, : n_turned - kv_heads]
+    return turned[:, :n_queries]
+
+
+def is_flat(norms: HeadNorms, n_queries: int, width: int) -> bool:
+    """Whether norms are over the numbers of all heads at once."""
+    weight = norms.q_weight
+    return n_queries > 1 and weight is not None and weight.shape == (n_queries * width,)
+
+
+def is_by_head(norms: HeadNorms) -> bool:
+    """Whether every head has weights of its own."""
+    return norms.q_weight is not None and norms.q_weight.ndim == 2
+
+
+def _normalise(qkv: Tensor, n_queries: int, n_keys: int, norms: HeadNorms) -> Tensor:
+    """Queries and keys `[T, Hq + Hkv, D]` after their norms; a new tensor."""
+    width = qkv.shape[1] // (n_queries + 2 * n_keys)
+    sizes, flat = [n_queries, n_keys], is_flat(norms, n_queries, width)
+    if flat:
+        rows = qkv.split([n * width for n in (*sizes, n_keys)], 1)
+        parts = [standardise(part, norms.kind, norms.eps) for part in rows[:2]]
+    else:
+        heads = qkv.view(len(qkv), -1, width)[:, : n_queries + n_keys]
+        normed = standardise(heads, norms.kind, norms.eps)
+        parts = [*normed.split(sizes, 1)]
+    weigh_(parts[0], norms.q_weight, norms.q_bias, norms.offset)
+    weigh_(parts[1], norms.k_weight, norms.k_bias, norms.offset)
+    if flat:
+        normed = torch.cat(parts, 1).view(len(qkv), -1, width)
+    return normed if normed.dtype == qkv.dtype else normed.to(qkv.dtype)
 
 
 def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -95,6 +133,7 @@ def check_rope_write(
     keys: Tensor,
     values: Tensor,
     index: Tensor,
+    norms: HeadNorms | None,
 ) -> None:
     """Raise ShapeError unless the arguments of `rope_write` fit each other."""
     n_tokens, packed = qkv.shape
@@ -118,3 +157,20 @@ def check_rope_write(
                 f"rope_write: expected angles [{n_tokens}, P] with P even and at most {width}, "
                 f"received {list(angles.shape)}; prepare them for this pass"
             )
+    if norms is not None:
+        _check_norms(norms, packed // width - 2 * kv_heads, kv_heads, width)
+
+
+def _check_norms(norms: HeadNorms, n_queries: int, n_keys: int, width: int) -> None:
+    flat, by_head = is_flat(norms, n_queries, width), is_by_head(norms)
+    for name, n_heads, tensors in (
+        ("queries", n_queries, (norms.q_weight, norms.q_bias)),
+        ("keys", n_keys, (norms.k_weight, norms.k_bias)),
+    ):
+        shape = (n_heads * width,) if flat else (n_heads, width) if by_head else (width,)
+        for tensor in tensors:
+            if tensor is not None and tensor.shape != shape:
+                raise ShapeError(
+                    f"rope_write: expected a weight and a bias {list(shape)} for the norm of "
+                    f"{name}, received {list(tensor.shape)}; give norms of one form"
+                )

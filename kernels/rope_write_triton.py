@@ -1,4 +1,5 @@
-"""Rotary positions and the write into the cache in Triton: a program does one head of one token.
+"""Norms, rotary positions and the write into the cache in Triton: a program does one head of one
+token, or all queries, all keys or all values of it where a norm is over all heads at once.
 
 Source: see `mmaccel.kernels.rope_write`.
 
@@ -14,18 +15,32 @@ import triton.language as tl
 from torch import Tensor
 
 from mmaccel.kernels.build import Build
-from mmaccel.kernels.rope_write import check_rope_write
+from mmaccel.kernels.norm import HeadNorms, NormKind
+from mmaccel.kernels.norm_triton import measure, weigh
+from mmaccel.kernels.rope_write import check_rope_write, is_by_head, is_flat
 
-WARPS = 1
+WIDEST = 8192  # numbers of all query heads of a token, where a norm is over them
+PER_WARP = 256  # numbers of a program for each warp
 
 
 @triton.jit
 def _rope_write_kernel(  # type: ignore[no-untyped-def]
-    qkv, cos, sin, keys, values, index, queries, token_step, key_step, key_head, value_step,
-    value_head, heads, kv_heads, width, n_turned,
-    INTERLEAVED: tl.constexpr, GROUPED: tl.constexpr, D: tl.constexpr,
+    qkv, cos, sin, q_weight, q_bias, k_weight, k_bias, keys, values, index, queries, token_step,
+    key_step, key_head, value_step, value_head, heads, kv_heads, width, n_turned, weight_step, eps,
+    offset,
+    INTERLEAVED: tl.constexpr, GROUPED: tl.constexpr, NORM: tl.constexpr, FLAT: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, D)
+    h, d, count = 0, i, width
+    if FLAT:  # the program's first head, and for each number its head from there
+        h, d = i // width, i % width
+        if head == 0:
+            count = heads * width
+        else:
+            count = kv_heads * width
+            head = heads + (head - 1) * kv_heads
     own = head
     if GROUPED:
         group = heads // kv_heads
@@ -35,36 +50,63 @@ def _rope_write_kernel(  # type: ignore[no-untyped-def]
             own = (head - heads) * (group + 2) + group
         else:
             own = (head - heads - kv_heads) * (group + 2) + group + 1
-    d = tl.arange(0, D)
-    is_own = d < width
+    is_own = i < count
     source = qkv + token * token_step + own * width
-    x = tl.load(source + d, mask=is_own, other=0.0)
-    if cos is not None:
-        if head < heads + kv_heads:
-            is_turned = d < n_turned
-            if INTERLEAVED:
-                partner = d ^ 1
-            else:
-                half = n_turned // 2
-                partner = tl.where(d < half, d + half, d - half)
-            other = tl.load(source + partner, mask=is_turned, other=0.0).to(tl.float32)
-            c = tl.load(cos + token * n_turned + d, mask=is_turned, other=1.0).to(tl.float32)
-            s = tl.load(sin + token * n_turned + d, mask=is_turned, other=0.0).to(tl.float32)
-            x = (x.to(tl.float32) * c + other * s).to(queries.dtype.element_ty)
     place = tl.load(index + token)
     if head < heads:
-        tl.store(queries + (token * heads + head) * width + d, x, mask=is_own)
+        x = _prepare(
+            source, i, d, is_own, count, cos, sin, token, n_turned, q_weight, q_bias,
+            head * weight_step, eps, offset, INTERLEAVED, NORM,
+        )  # fmt: skip
+        tl.store(queries + (token * heads + head) * width + i, x, mask=is_own)
     elif head < heads + kv_heads:
-        at = place * key_step + (head - heads) * key_head
+        x = _prepare(
+            source, i, d, is_own, count, cos, sin, token, n_turned, k_weight, k_bias,
+            (head - heads) * weight_step, eps, offset, INTERLEAVED, NORM,
+        )  # fmt: skip
+        at = place * key_step + (head - heads + h) * key_head
         tl.store(keys + at + d, x, mask=is_own)
     else:
-        at = place * value_step + (head - heads - kv_heads) * value_head
+        x = tl.load(source + i, mask=is_own, other=0.0)
+        at = place * value_step + (head - heads - kv_heads + h) * value_head
         tl.store(values + at + d, x, mask=is_own)
+
+
+@triton.jit
+def _prepare(  # type: ignore[no-untyped-def]
+    source, i, d, is_own, count, cos, sin, token, n_turned, weight, bias, first, eps, offset,
+    INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Numbers of queries or keys after their norm, turned. Their weights begin at `first`."""
+    x = tl.load(source + i, mask=is_own, other=0.0)
+    dtype: tl.constexpr = x.dtype
+    mean, factor = 0.0, 1.0
+    if NORM is not None:
+        wide = x.to(tl.float32)
+        mean, factor = measure(wide, is_own, count, eps, NORM)
+        x = weigh(wide, mean, factor, weight, bias, first + i, is_own, offset).to(dtype)
+    if cos is not None:
+        is_turned = is_own & (d < n_turned)
+        if INTERLEAVED:
+            partner = d ^ 1
+        else:
+            half = n_turned // 2
+            partner = tl.where(d < half, d + half, d - half)
+        at = i - d + partner
+        other = tl.load(source + at, mask=is_turned, other=0.0)
+        if NORM is not None:
+            wide = other.to(tl.float32)
+            other = weigh(wide, mean, factor, weight, bias, first + at, is_turned, offset).to(dtype)
+        c = tl.load(cos + token * n_turned + d, mask=is_turned, other=1.0).to(tl.float32)
+        s = tl.load(sin + token * n_turned + d, mask=is_turned, other=0.0).to(tl.float32)
+        x = (x.to(tl.float32) * c + other.to(tl.float32) * s).to(dtype)
+    return x
 
 
 def refuse_rope_write(
     qkv: Tensor, cos: Tensor | None, sin: Tensor | None, keys: Tensor, values: Tensor,
     index: Tensor, *, interleaved: bool = False, grouped: bool = False,
+    norms: HeadNorms | None = None,
 ) -> str | None:  # fmt: skip
     """Why this version cannot take such arguments; None if it can."""
     if qkv.dtype == torch.float64:
@@ -73,43 +115,80 @@ def refuse_rope_write(
         return f"heads in {qkv.dtype} for a cache in {keys.dtype} and {values.dtype}"
     if any(tensor.stride(-1) != 1 for tensor in (qkv, keys, values)):
         return "numbers that are apart; they must stand side by side"
+    n_queries, width = _count_queries(qkv, keys), keys.shape[2]
+    if norms is not None and is_flat(norms, n_queries, width):
+        if grouped:
+            return "a norm over all heads, which stand in groups"
+        if n_queries * width > WIDEST:
+            return f"a norm over {n_queries * width} numbers; at most {WIDEST}"
     return None
 
 
 def rope_write(
     qkv: Tensor, cos: Tensor | None, sin: Tensor | None, keys: Tensor, values: Tensor,
     index: Tensor, *, interleaved: bool = False, grouped: bool = False,
+    norms: HeadNorms | None = None,
 ) -> Tensor:  # fmt: skip
     """See `mmaccel.kernels.rope_write`. Cost: one launch; one read and one write of all heads."""
-    check_rope_write(qkv, cos, sin, keys, values, index)
+    check_rope_write(qkv, cos, sin, keys, values, index, norms)
     n_tokens, (kv_heads, width) = len(qkv), keys.shape[1:]
-    heads = qkv.shape[1] // width - 2 * kv_heads
+    heads = _count_queries(qkv, keys)
     queries = qkv.new_empty(n_tokens, heads, width)
-    angles = [None if a is None else a.contiguous() for a in (cos, sin)]
-    if n_tokens:
-        _rope_write_kernel[(n_tokens, heads + 2 * kv_heads)](
-            qkv, *angles, keys, values, index.contiguous(), queries, qkv.stride(0),
-            *keys.stride()[:2], *values.stride()[:2], heads, kv_heads, width,
-            0 if cos is None else cos.shape[1], INTERLEAVED=interleaved,
-            GROUPED=grouped, D=triton.next_power_of_2(width), num_warps=WARPS,
-        )  # fmt: skip
+    if not n_tokens:
+        return queries
+    own, step, flat = HeadNorms(None, None), 0, False
+    if norms is not None:
+        own, flat = norms, is_flat(norms, heads, width)
+        step = width if is_by_head(norms) else 0
+    weights = own.q_weight, own.q_bias, own.k_weight, own.k_bias
+    optional = [None if t is None else t.contiguous() for t in (cos, sin, *weights)]
+    block = triton.next_power_of_2(heads * width if flat else width)
+    _rope_write_kernel[(n_tokens, 3 if flat else heads + 2 * kv_heads)](
+        qkv, *optional, keys, values, index.contiguous(), queries, qkv.stride(0),
+        *keys.stride()[:2], *values.stride()[:2], heads, kv_heads, width,
+        0 if cos is None else cos.shape[1], step, own.eps, own.offset, INTERLEAVED=interleaved,
+        GROUPED=grouped, NORM=None if norms is None else norms.kind, FLAT=flat, D=block,
+        num_warps=_warps(block),
+    )  # fmt: skip
     return queries
 
 
+def _count_queries(qkv: Tensor, keys: Tensor) -> int:
+    return qkv.shape[1] // keys.shape[2] - 2 * keys.shape[1]
+
+
+def _warps(block: int) -> int:
+    return min(16, max(1, block // PER_WARP))
+
+
 def builds() -> list[Build]:
-    """Heads of 64, 128 and 256 numbers, both ways of turning, and one in groups."""
-    blocks = [(block, kind, False) for block in (64, 128, 256) for kind in (False, True)]
-    return [_build(*one) for one in (*blocks, (128, False, True))]
+    """Heads of 64, 128 and 256 numbers, both ways of turning, one in groups; norms of both kinds,
+    and over 4096 numbers and the most.
+    """
+    plain = [_build(block, kind) for block in (64, 128, 256) for kind in (False, True)]
+    kinds: tuple[NormKind, ...] = ("rms", "layer")
+    norms = [_build(block, False, norm=kind) for block in (64, 128, 256) for kind in kinds]
+    flat = [_build(block, True, norm=kind, flat=True) for block in (4096, WIDEST) for kind in kinds]
+    return [*plain, _build(128, False, grouped=True), *norms, *flat]
 
 
-def _build(block: int, interleaved: bool, grouped: bool) -> Build:
-    constants = {"INTERLEAVED": interleaved, "GROUPED": grouped, "D": block}
-    kinds = dict.fromkeys(("qkv", "cos", "sin", "keys", "values", "queries"), "*bf16")
-    kinds["index"] = "*i64"
+def _build(
+    block: int, interleaved: bool, *, grouped: bool = False, norm: NormKind | None = None,
+    flat: bool = False,
+) -> Build:  # fmt: skip
+    constants = {
+        "INTERLEAVED": interleaved, "GROUPED": grouped, "NORM": norm, "FLAT": flat, "D": block,
+    }  # fmt: skip
     names = _rope_write_kernel.arg_names
+    tensors = names[: names.index("token_step")]
+    kinds = dict.fromkeys(tensors, "*bf16") | {"index": "*i64"}
+    kinds |= {"eps": "fp32", "offset": "fp32"}
     signature = {
         name: "constexpr" if name in constants else kinds.get(name, "i32") for name in names
     }
-    aligned = [*kinds, *(name for name in names if name.endswith("_step"))]
+    aligned = [*tensors, *(name for name in names if name.endswith("_step"))]
     aligned += ["key_head", "value_head", "width"]
-    return Build(_rope_write_kernel, signature, constants, WARPS, 2, 64, tuple(aligned))
+    registers = 64 if norm is None else 128
+    return Build(
+        _rope_write_kernel, signature, constants, _warps(block), 2, registers, tuple(aligned)
+    )

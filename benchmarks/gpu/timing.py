@@ -27,6 +27,7 @@ from torch import Tensor
 from benchmarks.gpu.parts import Part
 from mmaccel.kernels.accept_prefix import RowState
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
+from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.sample import Settings
 
 Arguments = tuple[Any, ...]
@@ -169,7 +170,7 @@ _WIDE = 4096  # a layer of a 7B model: its hidden states, 32 heads of 128, its M
 
 def _normed(device: torch.device) -> tuple[Any, ...]:
     rows = (torch.randn(64, _WIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    return *rows, torch.randn(_WIDE, device=device, dtype=torch.bfloat16)
+    return *rows, Norm(torch.randn(_WIDE, device=device, dtype=torch.bfloat16))
 
 
 def _turned(device: torch.device) -> tuple[Any, ...]:

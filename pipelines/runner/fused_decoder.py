@@ -2,9 +2,10 @@
 
 A layer of transformers is some 40 operations, most of them small ones between the matrix products.
 Here it is at most ten: queries, keys and values come from one product with packed weights, and so
-do gate and up; the residual addition and the norm after it are one operation (`add_norm`), rotary
-positions and the write into the cache another (`rope_write`), the gate of the MLP a third
-(`gated_act`). On a GPU these are kernels; elsewhere their specifications in torch run.
+do gate and up; the residual addition and the norms before and after it are one operation
+(`add_norm`), norms of queries and keys, rotary positions and the write into the cache another
+(`rope_write`), the gate of the MLP a third (`gated_act`). On a GPU these are kernels; elsewhere
+their specifications in torch run.
 
 The packed tensor becomes the storage of the model's own parameters, which turn into views of it:
 there is no second copy, and a step of an optimiser or `load_state_dict` is seen here. `unpack`
@@ -32,6 +33,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.add_norm import add_norm
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.gated_act import gated_act
+from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.attention import WindowPass
@@ -41,7 +43,6 @@ from mmaccel.pipelines.runner.fused_structure import (
     MLP,
     Attention,
     Head,
-    Norm,
     Structure,
     UnrecognisedError,
     find_hook,
@@ -296,6 +297,7 @@ class FusedDecoder:
             queries = write(
                 qkv, *_find_turns(angles, layer), store.keys, store.values, index,
                 interleaved=self._structure.interleaved, grouped=attention.grouped,
+                norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             if kernel_pass is not None:
                 return _attend_by_kernel(attention, queries, store, kernel_pass, number)
@@ -342,16 +344,17 @@ class FusedDecoder:
         rows = hidden.shape[0]
 
         def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
-            mask, own = _pick(masks, layer.kind), stores[number]
+            mask, own, attention = _pick(masks, layer.kind), stores[number], layer.attention
             queries = rope_write(
                 qkv, *_find_turns(angles, layer), *own, index,
-                interleaved=self._structure.interleaved, grouped=layer.attention.grouped,
-            ).view(*hidden.shape[:2], -1, layer.attention.head_dim)  # fmt: skip
+                interleaved=self._structure.interleaved, grouped=attention.grouped,
+                norms=attention.norms,
+            ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             keys, values = (
                 states.view(rows, -1, *states.shape[1:])[:, : mask.shape[-1]].transpose(1, 2)
                 for states in own
             )
-            return self._attend(layer.attention, queries, keys, values, mask)
+            return self._attend(attention, queries, keys, values, mask)
 
         return self._run_layers(hidden, attend, add_norm, gated_act)
 
@@ -370,29 +373,25 @@ class FusedDecoder:
             norm, gate: `add_norm` and `gated_act`, or their kernels.
         """
         shape = hidden.shape
-        hidden, update = hidden.flatten(0, 1), None  # [T, C]
+        hidden, update, post = hidden.flatten(0, 1), None, None  # [T, C]
         scale, norms_stream = 1.0, self._structure.norms_stream
 
         def add(own: Norm | None) -> tuple[Tensor, Tensor]:
-            total, normed = _add(norm, hidden, update, own, scale)
+            total, normed = norm(hidden, update, own, post=post, scale=scale)
             return normed if norms_stream else total, normed
 
         for number, layer in enumerate(self._layers):
             hidden, x = add(layer.pre_attention)
             scale = layer.scale
-            qkv = _norm_heads(norm, layer.qkv(x), layer.attention)
-            update = layer.out(attend(number, layer, qkv).flatten(0, 1))
-            if layer.post_attention is not None:
-                _, update = _add(norm, update, None, layer.post_attention)
+            update = layer.out(attend(number, layer, layer.qkv(x)).flatten(0, 1))
+            post = layer.post_attention
             if layer.is_parallel:
                 if layer.pre_mlp is not None:
-                    _, x = _add(norm, hidden, None, layer.pre_mlp)
+                    _, x = norm(hidden, None, layer.pre_mlp)
                 update = update + _run_mlp(gate, layer, x)
                 continue
             hidden, x = add(layer.pre_mlp)
-            update = _run_mlp(gate, layer, x)
-            if layer.post_mlp is not None:
-                _, update = _add(norm, update, None, layer.post_mlp)
+            update, post = _run_mlp(gate, layer, x), layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
@@ -491,37 +490,6 @@ def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any
     if dispatch.takes(specification.__name__, device):
         return partial(dispatch.run, specification)
     return specification
-
-
-def _add(
-    norm: Callable[..., Any],
-    hidden: Tensor,
-    update: Tensor | None,
-    own: Norm | None,
-    scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """The sum of both, and its norm; the sum twice where there is no norm."""
-    if own is None:
-        total = hidden if update is None else torch.add(hidden, update, alpha=scale)
-        return total, total
-    found: tuple[Tensor, Tensor] = norm(
-        hidden, update, own.weight, own.bias, kind=own.kind, eps=own.eps, offset=own.offset,
-        scale=scale,
-    )  # fmt: skip
-    return found
-
-
-def _norm_heads(norm: Callable[..., Any], qkv: Tensor, attention: Attention) -> Tensor:
-    """Queries, keys and values `[T, N]` with the norms of queries and keys, in place."""
-    if attention.q_norm is None or attention.k_norm is None:
-        return qkv
-    n_queries, n_keys = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
-    parts = qkv.split([n_queries, n_keys, n_keys], -1)
-    for part, own in zip(parts, (attention.q_norm, attention.k_norm)):
-        flat = own.weight is not None and own.weight.shape == part.shape[-1:]
-        states = part if flat else part.unflatten(-1, (-1, attention.head_dim))
-        states.copy_(_add(norm, states, None, own)[1])
-    return qkv
 
 
 def _run_mlp(gate: Callable[..., Any], layer: _Layer, x: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.kernels.add_norm import NormKind
 from mmaccel.kernels.gated_act import Activation
+from mmaccel.kernels.norm import HeadNorms, Norm, NormKind
 from mmaccel.kernels.rope_write import sign_sine
 
 _NORMS: dict[str, tuple[NormKind, float]] = {  # what a norm's forward names: kind, weight's offset
@@ -141,22 +141,6 @@ class UnrecognisedError(Exception):
 
 
 @dataclass(frozen=True)
-class Norm:
-    """A norm of hidden states or of heads.
-
-    Attributes:
-        weight, bias: the norm's own parameters, or None.
-        kind, offset, eps: as in `mmaccel.kernels.add_norm`.
-    """
-
-    weight: Tensor | None
-    bias: Tensor | None
-    kind: NormKind
-    offset: float
-    eps: float
-
-
-@dataclass(frozen=True)
 class Attention:
     """Attention of a layer.
 
@@ -164,7 +148,7 @@ class Attention:
         projections: linear layers whose outputs are queries, keys and values, in this order.
         grouped: see `mmaccel.kernels.rope_write`.
         out: the linear layer after the heads.
-        q_norm, k_norm: norms of queries and keys before they turn, or None.
+        norms: of queries and keys before they turn, or None.
         heads, kv_heads, head_dim: Hq, Hkv, D.
         scale: of the scores.
         softcap: c, scores become `c tanh(score / c)`; None: as they are.
@@ -174,8 +158,7 @@ class Attention:
     projections: tuple[Any, ...]
     grouped: bool
     out: Any
-    q_norm: Norm | None
-    k_norm: Norm | None
+    norms: HeadNorms | None
     heads: int
     kv_heads: int
     head_dim: int
@@ -476,14 +459,10 @@ def _read_attention(name: str, module: Any, has_rotary: bool) -> Attention:
     if rows != columns + 2 * kv_heads * width or _count_inputs(out) != columns:
         raise UnrecognisedError(f"{name}, a {kind} whose heads differ in width")
     has_norms = "q_norm" in names and getattr(module, "use_qk_norm", True)
-    norms = [
-        _read_norm(f"{name}.{own}", getattr(module, own)) if has_norms else None
-        for own in ("q_norm", "k_norm")
-    ]
     softcap = module.attn_logit_softcapping if "attn_logit_softcapping" in names else None
     return Attention(
-        projections, grouped, out, norms[0], norms[1], heads, kv_heads, width,
-        float(module.scaling), softcap, has_rotary and _turns(module, names),
+        projections, grouped, out, _read_head_norms(name, module) if has_norms else None, heads,
+        kv_heads, width, float(module.scaling), softcap, has_rotary and _turns(module, names),
     )  # fmt: skip
 
 
@@ -561,6 +540,13 @@ def _read_norm(name: str, module: Any) -> Norm:
     if known is None or eps is None:
         raise UnrecognisedError(f"{name}, a {type(module).__name__}")
     return Norm(module.weight, getattr(module, "bias", None), *known, float(eps))
+
+
+def _read_head_norms(name: str, module: Any) -> HeadNorms:
+    q, k = (_read_norm(f"{name}.{own}", getattr(module, own)) for own in ("q_norm", "k_norm"))
+    if (q.kind, q.offset, q.eps) != (k.kind, k.offset, k.eps):
+        raise UnrecognisedError(f"{name}, whose norms of queries and keys differ")
+    return HeadNorms(q.weight, k.weight, q.bias, k.bias, q.kind, q.offset, q.eps)
 
 
 def _read_head(model: Any) -> Head:

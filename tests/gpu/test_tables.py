@@ -21,6 +21,7 @@ from benchmarks.gpu.tables import FIGURES
 from benchmarks.gpu.timing import TIMINGS, Timing
 from benchmarks.report import fill_tables
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
+from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.window_attention import window_attention
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
@@ -40,6 +41,8 @@ def size_of(value: Any) -> int:
     """Bytes of all tensors in a value."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
+    if isinstance(value, Norm):
+        return size_of((value.weight, value.bias))
     return sum(map(size_of, value)) if isinstance(value, tuple) else 0
 
 

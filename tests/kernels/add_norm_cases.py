@@ -1,4 +1,4 @@
-"""Residual addition and norm in Triton against the specification.
+"""Residual addition and norms in Triton against the specification.
 
 Tolerance: a mean of up to 5000 squares in another order of summing, and one rounding to the dtype.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmaccel.kernels import add_norm as specification
 from mmaccel.kernels import add_norm_triton as triton_version
-from mmaccel.kernels.add_norm import NormKind
+from mmaccel.kernels.norm import Norm, NormKind
 from tests.kernels.case import Case
 
 _OFF = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -27,16 +27,15 @@ def draw(device: torch.device, dtype: torch.dtype, *shape: int, seed: int = 1) -
 def _compare(
     hidden: Tensor,
     update: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None = None,
-    kind: NormKind = "rms",
-    **options: float,
+    norm: Norm | None,
+    post: Norm | None = None,
+    scale: float = 1.0,
 ) -> None:
-    args = (hidden, update, weight, bias)
-    assert triton_version.refuse_add_norm(*args, kind=kind, **options) is None
-    expected = specification.add_norm(*args, kind=kind, **options)
-    total, normed = triton_version.add_norm(*args, kind=kind, **options)
-    assert (total is hidden) == (update is None)
+    args = (hidden, update, norm)
+    assert triton_version.refuse_add_norm(*args, post=post, scale=scale) is None
+    expected = specification.add_norm(*args, post=post, scale=scale)
+    total, normed = triton_version.add_norm(*args, post=post, scale=scale)
+    assert (total is hidden) == (update is None) and (normed is total) == (norm is None)
     off = _OFF[hidden.dtype]
     for received, wanted in zip((total, normed), expected):
         assert received.shape == wanted.shape and received.dtype == wanted.dtype
@@ -47,29 +46,37 @@ def _rows(width: int, kind: NormKind, device: torch.device, dtype: torch.dtype) 
     """With and without update, weight and bias; an offset, a scale, a large eps."""
     hidden, update = (draw(device, dtype, 5, width, seed=seed) for seed in (1, 2))
     weight, bias = (draw(device, dtype, width, seed=seed) for seed in (3, 4))
-    _compare(hidden, update, weight, None, kind)
-    _compare(hidden, None, weight, bias, kind)
-    _compare(hidden, update, weight, bias, kind, offset=1.0, scale=0.25, eps=0.5)
-    _compare(hidden, update, None, None, kind)
+    _compare(hidden, update, Norm(weight, None, kind))
+    _compare(hidden, None, Norm(weight, bias, kind))
+    _compare(hidden, update, Norm(weight, bias, kind, 1.0, 0.5), scale=0.25)
+    _compare(hidden, update, Norm(None, None, kind))
+    _compare(hidden, None, None)
+    _compare(hidden, update, None, scale=0.25)
 
 
-def _heads(kind: NormKind, device: torch.device, dtype: torch.dtype) -> None:
-    """Heads that lie in packed queries, keys and values, with one weight for all or one each."""
-    packed = draw(device, dtype, 3, 10 * 24)[:, 48:192].unflatten(-1, (6, 24))
-    _compare(packed, None, draw(device, dtype, 24, seed=2), None, kind)
-    both = (draw(device, dtype, 6, 24, seed=seed) for seed in (3, 4))
-    _compare(packed, None, *both, kind)
+def _posts(width: int, kind: NormKind, device: torch.device, dtype: torch.dtype) -> None:
+    """A norm of the update, with everything else and alone; of rows that lie in wider ones."""
+    hidden, update = (draw(device, dtype, 5, width + 3, seed=seed)[:, 2:-1] for seed in (1, 2))
+    weight, bias, other = (draw(device, dtype, width, seed=seed) for seed in (3, 4, 5))
+    for post in (Norm(weight, bias, kind, 1.0, 0.5), Norm(None, None, kind)):
+        _compare(hidden, update, Norm(other, None, "rms"), post, 0.25)
+        _compare(hidden, update, Norm(other, bias, "layer", 1.0, 1e-5), post)
+        _compare(hidden, update, None, post)
 
 
 def _refusals(device: torch.device, dtype: torch.dtype) -> None:
     refuse, rows = triton_version.refuse_add_norm, draw(device, dtype, 4, 8)
     assert "float64" in (refuse(rows.double(), None, None) or "")
-    assert "axes" in (refuse(rows[None, None], None, None) or "")
+    assert "axes" in (refuse(rows[None], None, None) or "")
     assert "apart" in (refuse(rows[:, ::2], None, None) or "")
 
 
 _WIDTHS = (1, 33, 128, 5000)
 _NORM_KINDS: tuple[NormKind, ...] = ("rms", "layer")
 CASES = [Case(f"{k} of {n}", partial(_rows, n, k)) for n in _WIDTHS for k in _NORM_KINDS]
-CASES += [Case(f"{k} of heads", partial(_heads, k)) for k in _NORM_KINDS]
+CASES += [
+    Case(f"{k} of {n} before the addition", partial(_posts, n, k))
+    for n in _WIDTHS
+    for k in _NORM_KINDS
+]
 CASES += [Case("refusals", _refusals, (torch.float32,))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from mmaccel import ShapeError
 from mmaccel.kernels.add_norm import add_norm
 from mmaccel.kernels.gated_act import Activation, gated_act
+from mmaccel.kernels.norm import HeadNorms, Norm, NormKind
 from mmaccel.kernels.rope_write import rope_write, sign_sine
 
 GENERATOR = torch.Generator().manual_seed(2)
@@ -24,7 +26,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def test_rms_norm_of_a_sum() -> None:
     hidden, update, weight = draw(3, 7), draw(3, 7), draw(7)
-    total, normed = add_norm(hidden, update, weight, eps=0.1, offset=1.0, scale=0.5)
+    total, normed = add_norm(hidden, update, Norm(weight, None, "rms", 1.0, 0.1), scale=0.5)
     for row in range(3):
         numbers = [float(h) + 0.5 * float(u) for h, u in zip(hidden[row], update[row])]
         root = math.sqrt(sum(x * x for x in numbers) / 7 + 0.1)
@@ -33,24 +35,90 @@ def test_rms_norm_of_a_sum() -> None:
         assert normed[row].tolist() == pytest.approx(by_hand, rel=1e-12)
 
 
-@pytest.mark.parametrize("is_by_head", [False, True])
-def test_layer_norm_with_weights_of_heads(is_by_head: bool) -> None:
-    hidden = draw(4, 3, 6)
-    shape = (3, 6) if is_by_head else (6,)
-    weight, bias = draw(*shape), draw(*shape)
-    total, normed = add_norm(hidden, None, weight, bias, kind="layer", eps=1e-3)
-    assert total is hidden
-    expected = F.layer_norm(hidden, (6,), eps=1e-3) * weight + bias
-    torch.testing.assert_close(normed, expected, atol=1e-6, rtol=1e-6)
+def by_hand(x: Tensor, weight: Tensor | float, bias: Tensor | float, norm: Any) -> Tensor:
+    """A norm of the last axis as its formula."""
+    centred = x - x.mean(-1, keepdim=True) if norm.kind == "layer" else x
+    root = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+    return centred / root * (weight + norm.offset) + bias
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_norm_of_the_update_comes_before_the_sum(kind: NormKind, offset: float) -> None:
+    hidden, update = draw(4, 6), draw(4, 6)
+    weights = [draw(6) for _ in range(4)]
+    post, norm = Norm(*weights[:2], kind, offset, 1e-3), Norm(*weights[2:], kind, offset, 0.1)
+    total, normed = add_norm(hidden, update, norm, post=post, scale=0.5)
+    expected = hidden + 0.5 * by_hand(update, *weights[:2], post)
+    close = {"atol": 1e-6, "rtol": 1e-6}
+    torch.testing.assert_close(total, expected, **close)
+    torch.testing.assert_close(normed, by_hand(expected, *weights[2:], norm), **close)
+    total, again = add_norm(hidden, update, None, post=post)
+    assert again is total
+    torch.testing.assert_close(total, hidden + by_hand(update, *weights[:2], post), **close)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_keep_their_dtype_and_are_computed_in_float32(dtype: torch.dtype) -> None:
-    hidden, weight = draw(5, 64, dtype=torch.float32).to(dtype), draw(64).to(dtype)
-    normed = add_norm(hidden, None, weight)[1]
-    expected = F.rms_norm(hidden.float(), (64,), weight.float(), 1e-6).to(dtype)
-    assert normed.dtype == dtype
+    """A norm of the update is rounded to the dtype before it is added."""
+    hidden, update = (draw(5, 64, dtype=torch.float32).to(dtype) for _ in range(2))
+    weight, post = draw(64).to(dtype), draw(64).to(dtype)
+    total, normed = add_norm(hidden, update, Norm(weight), post=Norm(post))
+    added = F.rms_norm(update.float(), (64,), post.float(), 1e-6).to(dtype)
+    expected = F.rms_norm((hidden + added).float(), (64,), weight.float(), 1e-6).to(dtype)
+    assert normed.dtype == total.dtype == dtype
+    torch.testing.assert_close(total, hidden + added)
     torch.testing.assert_close(normed, expected)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("form", ["one for all", "one each", "over all"])
+@pytest.mark.parametrize(("kind", "offset"), [("rms", 0.0), ("rms", 1.0), ("layer", 0.0)])
+def test_norms_of_heads_come_before_the_rotation(
+    kind: NormKind, offset: float, form: str, grouped: bool
+) -> None:
+    """What is rotated and written is the norm of queries and of keys, each with its own weight."""
+    n_tokens, heads, kv_heads, width = 3, 4, 2, 6
+    qkv, angles = draw(n_tokens, (heads + 2 * kv_heads) * width), draw(n_tokens, 4)
+    parts = qkv.view(n_tokens, -1, width).split([heads, kv_heads, kv_heads], 1)
+    given, expected = [], []
+    for part in parts[:2]:
+        n = part.shape[1]
+        shape = {"one for all": (width,), "one each": (n, width), "over all": (n * width,)}[form]
+        weight, bias = draw(*shape), draw(*shape)
+        given.append((weight, bias))
+        norm = Norm(weight, bias, kind, offset, 0.01)
+        states = part.flatten(1) if form == "over all" else part
+        expected.append(by_hand(states, weight, bias, norm).view(part.shape))
+    (q_weight, q_bias), (k_weight, k_bias) = given
+    norms = HeadNorms(q_weight, k_weight, q_bias, k_bias, kind, offset, 0.01)
+    pair, index, found = (angles.cos(), sign_sine(angles.sin(), False)), torch.arange(3), []
+    if grouped:
+        by_key = [parts[0].unflatten(1, (kv_heads, -1)), parts[1][:, :, None], parts[2][:, :, None]]
+        qkv = torch.cat(by_key, 2).flatten(1)
+    before = qkv.clone()
+    plain = torch.cat([*expected, parts[2]], 1).flatten(1)
+    for packed, options in ((qkv, dict[str, Any](norms=norms, grouped=grouped)), (plain, {})):
+        stores = [torch.zeros(3, kv_heads, width, dtype=torch.float64) for _ in range(2)]
+        found.append((rope_write(packed, *pair, *stores, index, **options), *stores))
+    for received, wanted in zip(*found):
+        torch.testing.assert_close(received, wanted, atol=1e-6, rtol=1e-6)
+    assert qkv.equal(before)
+
+
+def test_norms_of_heads_are_rounded_before_the_rotation() -> None:
+    qkv, angles = draw(3, 24).bfloat16(), draw(3, 4).bfloat16()
+    stores = [torch.zeros(3, 2, 4).bfloat16() for _ in range(2)]
+    norms = HeadNorms(draw(4).bfloat16(), draw(4).bfloat16())
+    queries = rope_write(qkv, angles, -angles, *stores, torch.arange(3), norms=norms)
+    heads = qkv.view(3, 6, 4)
+    normed = [
+        add_norm(part.flatten(0, 1), None, Norm(weight))[1].view(part.shape)
+        for part, weight in ((heads[:, :2], norms.q_weight), (heads[:, 2:4], norms.k_weight))
+    ]
+    for received, part in zip((queries, stores[0]), normed):
+        wanted = (part * angles[:, None]).addcmul_(part.roll(2, -1), -angles[:, None])
+        assert received.equal(wanted)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -119,9 +187,12 @@ def test_the_gate_comes_first(kind: Activation) -> None:
     torch.testing.assert_close(gated_act(packed, kind), acted[kind] * up)
 
 
+STORES = draw(3, 1, 4), draw(3, 1, 4), torch.arange(2)
 BAD: list[tuple[Any, tuple[Any, ...], str]] = [
     (add_norm, (draw(2, 4), draw(2, 3), None), "update"),
-    (add_norm, (draw(2, 4), None, draw(3)), "weight"),
+    (add_norm, (draw(2, 4), None, Norm(draw(3))), "weight"),
+    (add_norm, (draw(2, 4), None, Norm(None, draw(3))), "weight"),
+    (partial(add_norm, post=Norm(draw(2, 4))), (draw(2, 4), draw(2, 4), None), "weight"),
     (gated_act, (draw(2, 3),), "even"),
     (rope_write, (draw(2, 8), None, None, draw(3, 1, 4), draw(3, 1, 4), torch.arange(2)), "packed"),
     (rope_write, (draw(2, 12), None, None, draw(3, 1, 4), draw(3, 1, 4), torch.arange(3)), "index"),
@@ -129,6 +200,17 @@ BAD: list[tuple[Any, tuple[Any, ...], str]] = [
         rope_write,
         (draw(2, 12), draw(2, 6), None, draw(3, 1, 4), draw(3, 1, 4), torch.arange(2)),
         "angles",
+    ),
+    *(
+        (partial(rope_write, norms=norms), (draw(2, 16), None, None, *STORES), words)
+        for norms, words in (
+            (HeadNorms(draw(5), None), "queries"),
+            (HeadNorms(None, draw(2, 4)), "keys"),
+            (HeadNorms(draw(8), draw(1, 4)), "keys"),
+            (HeadNorms(draw(2, 4), draw(4)), "keys"),
+            (HeadNorms(draw(4), draw(4), draw(8)), "queries"),
+            (HeadNorms(draw(4), draw(4), None, draw(1)), "keys"),
+        )
     ),
 ]
 

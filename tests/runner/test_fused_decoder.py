@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import mmaccel
 from mmaccel import CausalLMWindow, UnsupportedModelError
+from mmaccel.kernels.norm import Norm, normalise
 from mmaccel.pipelines.causal_lm import model as window_model
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
@@ -98,6 +99,16 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
     assert window.route == "fused" and (window._angles is not None) == (kind == "llama3")
 
 
+def test_norms_of_queries_and_keys_that_differ_are_not_recognised() -> None:
+    model = build_decoder("qwen3")
+    model.model.layers[1].self_attn.k_norm.variance_epsilon = 0.01
+    window = CausalLMWindow(model, fused="auto")
+    window.choose_route()
+    assert window.route == "model" and window.route_reason.endswith(
+        "layers.1.self_attn, whose norms of queries and keys differ"
+    )
+
+
 def test_a_wrong_table_is_found_by_the_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(tables: Any, position_ids: Tensor) -> Any:
         return look_up(tables, (position_ids * 2).clamp(max=len(tables["full_attention"][0]) - 1))
@@ -114,6 +125,9 @@ def test_image_models_of_other_heads() -> None:
     assert find_difference(build_model("glm_image"), GlmImageWindow) < 1e-5
     for name in ("chameleon", "emu3", "lumina"):
         model = build_model(name)
+        for own, parameter in model.get_decoder().named_parameters():
+            if "q_norm" in own or "k_norm" in own:  # they begin as ones and zeros
+                parameter.data += 0.2 * torch.randn_like(parameter)
 
         def make(model: Any) -> CausalLMWindow:
             window = ImageTokenWindow(model, list(range(10, 22)))
@@ -635,12 +649,72 @@ def forget_the_update(own: Any, hidden: Any, update: Any, *rest: Any, **options:
     return hidden, normed
 
 
-def forget_the_offset(own: Any, *args: Any, **options: Any) -> Any:
-    return own(*args, **{**options, "offset": 0.0})
+def forget_the_offset(own: Any, hidden: Any, update: Any, norm: Any, **options: Any) -> Any:
+    return own(hidden, update, replace(norm, offset=0.0), **options)
 
 
-def take_another_eps(own: Any, *args: Any, **options: Any) -> Any:
-    return own(*args, **{**options, "eps": 1e-2})
+def take_another_eps(own: Any, hidden: Any, update: Any, norm: Any, **options: Any) -> Any:
+    return own(hidden, update, replace(norm, eps=1e-2), **options)
+
+
+def forget_the_post_norm(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args, **{**options, "post": None})
+
+
+def normalise_before_the_sum(own: Any, *args: Any, post: Any = None, **options: Any) -> Any:
+    """The update's norm with the sum's weight."""
+    norm = args[2]
+    post = None if post is None else replace(post, weight=norm.weight)
+    return own(*args, post=post, **options)
+
+
+def change_the_post_norm(name: str, value: Any) -> Callable[..., Any]:
+    def fault(own: Any, *args: Any, post: Any = None, **options: Any) -> Any:
+        return own(*args, post=None if post is None else replace(post, **{name: value}), **options)
+
+    return fault
+
+
+def forget_the_norms(own: Any, *args: Any, **options: Any) -> Any:
+    return own(*args, **{**options, "norms": None})
+
+
+def swap_the_norms(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
+    norms = replace(norms, q_weight=norms.k_weight, k_weight=norms.q_weight)
+    return own(*args, norms=norms, **options)
+
+
+def normalise_queries_as_keys(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
+    return own(*args, norms=replace(norms, q_weight=norms.k_weight), **options)
+
+
+def take_the_first_heads_weight(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
+    """Of queries: every head has its own."""
+    weight = norms.q_weight[:1].expand_as(norms.q_weight)
+    return own(*args, norms=replace(norms, q_weight=weight), **options)
+
+
+def normalise_each_head(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
+    """Where the norm is over all heads at once."""
+    width = args[3].shape[-1]
+    q_weight, k_weight = norms.q_weight.view(-1, width), norms.k_weight.view(-1, width)
+    return own(*args, norms=replace(norms, q_weight=q_weight, k_weight=k_weight), **options)
+
+
+def normalise_after_the_rotation(own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, norms: Any,
+                                 **options: Any) -> Any:  # fmt: skip
+    """Queries alone; their lengths are the same, but the weights meet other numbers."""
+    heads = own(qkv, cos, sin, *rest, norms=norms, **options)
+    turned = own(qkv, cos, sin, *(x.clone() for x in rest), norms=None, **options)
+    norm = Norm(norms.q_weight, norms.q_bias, norms.kind, norms.offset, norms.eps)
+    return normalise(turned, norm).view(heads.shape)
+
+
+def change_the_norms(name: str, value: Any) -> Callable[..., Any]:
+    def fault(own: Any, *args: Any, norms: Any, **options: Any) -> Any:
+        return own(*args, norms=replace(norms, **{name: value}), **options)
+
+    return fault
 
 
 def turn_backwards(own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, **options: Any) -> Any:
@@ -678,6 +752,20 @@ FAULTS = (
     ("qwen3", "rope_write", swap_keys_and_values), ("llama", "gated_act", swap_gate_and_up),
     ("gemma3", "gated_act", take_another_gelu), ("gpt2", "add_norm", forget_the_update),
     ("gpt_neox", "rope_write", forget_the_groups), ("opt", "rope_write", write_one_place_on),
+    ("gemma3", "add_norm", forget_the_post_norm), ("olmo2", "add_norm", forget_the_post_norm),
+    ("glm4", "add_norm", normalise_before_the_sum),
+    ("gemma3", "add_norm", change_the_post_norm("offset", 0.0)),
+    ("exaone4", "add_norm", change_the_post_norm("eps", 1e-2)),
+    ("glm4", "add_norm", change_the_post_norm("kind", "layer")),
+    ("qwen3", "rope_write", forget_the_norms), ("qwen3", "rope_write", swap_the_norms),
+    ("gemma3", "rope_write", normalise_queries_as_keys),
+    ("exaone4", "rope_write", normalise_after_the_rotation),
+    ("gemma3", "rope_write", change_the_norms("offset", 0.0)),
+    ("qwen3", "rope_write", change_the_norms("eps", 1e-2)),
+    ("cohere with norms of heads", "rope_write", take_the_first_heads_weight),
+    ("cohere with norms of heads", "rope_write", change_the_norms("kind", "rms")),
+    ("olmo2", "rope_write", normalise_each_head),
+    ("olmo3", "rope_write", change_the_norms("eps", 1e-2)),
 )  # fmt: skip
 
 
@@ -732,10 +820,30 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def make_window(name: str, n_layers: int) -> CausalLMWindow:
+    """A window over a decoder of so many layers; all but the first have the same attention."""
+    if name == "chameleon":
+        model = build_model(name)
+        layers = model.get_decoder().layers
+        while len(layers) < n_layers:
+            layers.append(copy.deepcopy(layers[-1]))
+            layers[-1].self_attn.layer_idx = len(layers) - 1
+        model.config.num_hidden_layers = n_layers
+        window = ImageTokenWindow(model, list(range(10, 22)))
+        window._lengths = torch.tensor([0, 0])
+        return window
+    changes: dict[str, Any] = {"num_hidden_layers": n_layers}
+    if "layer_types" in RECOGNISED[name][1]:
+        changes["layer_types"] = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
+    attention: Any = "kernel" if "capped" in name else "auto"  # which eager attention would not be
+    return CausalLMWindow(build_decoder(name, **changes), attention=attention)
+
+
 def count_operations(
     name: str, route: bool, monkeypatch: pytest.MonkeyPatch, n_layers: int
 ) -> Counter[str]:
-    window = CausalLMWindow(build_decoder(name, num_hidden_layers=n_layers), fused=route)
+    window = make_window(name, n_layers)
+    window.fused = route
     ids = torch.randint(N_IDS, (2, 8))
     window.reserve(2, 20)
     window.forward(ids, torch.tensor([0, 3]))
@@ -749,15 +857,23 @@ def count_operations(
 
         return launch
 
+    def attend_as_one(specification: Any, *args: Any, **options: Any) -> Any:
+        made = as_one(specification, "")(*args, **options)
+        with _disable_current_modes():  # heads of a token side by side, as the kernel makes them
+            return made.transpose(1, 2).contiguous().transpose(1, 2)
+
     with monkeypatch.context() as patch, operations:
         patch.setattr(fused_decoder, "_choose", as_one)
+        patch.setattr(fused_decoder.dispatch, "run", attend_as_one)
         window.forward(ids, torch.tensor([3, 5]))
     return operations.found
 
 
 LAYERS = {"llama": 9, "llama with biases": 9, "cohere": 9, "phi3": 9, "qwen2": 9, "gpt2": 9,
           "gpt_neox": 10, "gpt_neox, one after the other": 9, "opt": 9,
-          "opt, norms after and projections": 9, "biogpt": 9}  # operations of each  # fmt: skip
+          "opt, norms after and projections": 9, "biogpt": 9, "qwen3": 9, "gemma2, capped": 9,
+          "gemma3": 9, "cohere with norms of heads": 9, "olmo2": 9, "olmo3": 9, "glm4": 9,
+          "exaone4": 9, "chameleon": 9}  # operations of each  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -113,8 +113,9 @@ def test_coarse_drafts(
     assert made.stats.passes >= launched.count("coarse_sweep") >= made.stats.passes - narrow > 1
 
 
-LAUNCHED = {"llama": (5, 2), "gemma3": (13, 2), "cohere": (3, 2), "gpt2": (5, 0),
-            "gpt_neox": (5, 0), "opt": (5, 0)}  # add_norm, gated_act  # fmt: skip
+LAUNCHED = {"llama": (5, 2), "gemma3": (5, 2), "cohere": (3, 2), "gpt2": (5, 0), "qwen3": (5, 2),
+            "olmo2": (5, 2), "cohere with norms of heads": (3, 2), "gpt_neox": (5, 0),
+            "opt": (5, 0)}  # add_norm, gated_act  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
