@@ -235,7 +235,8 @@ def version_tables(reports: dict[str, Report]) -> str:
     """Seconds an image before and after a change, by policy, batch size and guidance scale."""
     parts = []
     for report in (r for r in reports.values() if "against_before" in r):
-        machine, cells = report["machine"], {}
+        machine = report["machine"]
+        cells: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
         for row in report["against_before"]:
             key = (row["batch_size"], row["guidance"], row["policy"], str(row["arguments"]))
             cells.setdefault(key, {})[row["version"]] = row

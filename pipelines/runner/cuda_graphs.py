@@ -13,10 +13,10 @@ them.
 The first step of a width runs eagerly on a side stream, because libraries initialise themselves at
 their first call, which no graph may contain. The first one of a model whose passes have the same
 operations (`_operations`) is a trial as well: where it synchronises with the host, torch raises an
-error, and the run goes on eagerly. In a capture the same mistake would leave torch's allocator in a state in which freeing
-memory may fail. The second step is captured, and later ones are replayed. All widths of an
-entry share a memory pool, which is safe because they never run at once and leave nothing in it for
-one another.
+error, and the run goes on eagerly. In a capture the same mistake would leave torch's allocator in a
+state in which freeing memory may fail. The second step is captured, and later ones are replayed.
+All widths of an entry share a memory pool, which is safe because they never run at once and leave
+nothing in it for one another.
 """
 
 from __future__ import annotations
