@@ -26,6 +26,7 @@ _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "safetensors": "0.4",
     "pillow": "10",
 }
+_TOO_NEW = {"transformers": "5.24"}  # the first versions that it does not
 
 
 class Finding(NamedTuple):
@@ -102,6 +103,9 @@ def check_packages() -> list[Finding]:
         elif _numbers(found) < _numbers(oldest):
             old = f"{found} is too old; pip install '{name}>={oldest}'"
             findings.append(Finding(name, "needed", old))
+        elif name in _TOO_NEW and _numbers(found) >= _numbers(_TOO_NEW[name]):
+            new = f"{found} is too new; pip install '{name}<{_TOO_NEW[name]}'"
+            findings.append(Finding(name, "needed", new))
         else:
             findings.append(Finding(name, "yes", found))
     triton = package_version("triton")
