@@ -37,7 +37,7 @@ def assert_alike(ours: Any, plain: Any) -> None:
     """Both are equal up to rounding, tuples entry by entry."""
     if isinstance(plain, Tensor):
         assert ours.shape == plain.shape and ours.dtype == plain.dtype
-        assert torch.allclose(ours, plain, rtol=0, atol=2e-5, equal_nan=True)  # of two forwards
+        assert torch.allclose(ours, plain, rtol=0, atol=1e-5, equal_nan=True)
     elif plain is None:
         assert ours is None
     else:
