@@ -15,8 +15,7 @@ guidance makes. Prompts are padded to the longest of the report, so that shapes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.attach.fallback import PassCounter
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.runner.run_lock import alone
@@ -107,18 +107,13 @@ class BaselineDecoding:
         config = GenerationConfig(
             max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
         )
-        passes = _Passes(self.model.model.prepare_inputs_for_generation)
-        with alone(self.model):
-            self.model.model.prepare_inputs_for_generation = passes.prepare
-            try:
-                found: Any = self.model.model.generate(
-                    rows,
-                    attention_mask=mask,
-                    logits_processor=LogitsProcessorList([draw]),
-                    generation_config=config,
-                )
-            finally:
-                del self.model.model.prepare_inputs_for_generation
+        with alone(self.model), PassCounter(self.model.model) as counter:
+            found: Any = self.model.model.generate(
+                rows,
+                attention_mask=mask,
+                logits_processor=LogitsProcessorList([draw]),
+                generation_config=config,
+            )
         if self.name in _COMPILED and "_compiled_call" not in vars(self.model.model):
             raise UnsupportedModelError(
                 "compiled: expected transformers to compile its pass of one token, which it did "
@@ -127,9 +122,9 @@ class BaselineDecoding:
         tokens = found[: len(captions), rows.shape[1] :]
         seconds, made = time.perf_counter() - began, tokens.numel()
         return tokens, Stats(
-            policy=self.name, tokens=made, passes=passes.count,
-            row_passes=passes.count * len(captions), seconds=seconds, branches=prompt.branches,
-            accepted=[made] if passes.count == length else [],  # drafts: not counted by slot
+            policy=self.name, tokens=made, passes=counter.passes,
+            row_passes=counter.passes * len(captions), seconds=seconds, branches=prompt.branches,
+            accepted=[made] if counter.passes == length else [],  # drafts: not counted by slot
             forward_seconds=seconds - draw.seconds, captures=_count_graphs() - before,
         )  # fmt: skip
 
@@ -176,24 +171,6 @@ class BaselineDecoding:
         places = places + prompt.lengths[:, None]  # [R, T], in the row; below 0 is padding
         rows = prompt.tokens.gather(1, places.clamp(0, prompt.tokens.shape[1] - 1))
         return rows, (places >= 0).long()
-
-
-class _Passes:
-    """Counts the passes of a call by what is prepared for each.
-
-    Args:
-        original: the model's `prepare_inputs_for_generation`.
-    """
-
-    def __init__(self, original: Callable[..., dict[str, Any]]) -> None:
-        self.count = 0
-
-        @wraps(original)  # transformers reads its signature
-        def prepare(*args: Any, **options: Any) -> dict[str, Any]:
-            self.count += 1
-            return original(*args, **options)
-
-        self.prepare = prepare
 
 
 class _Draw:
