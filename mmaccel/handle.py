@@ -83,15 +83,21 @@ class Handle:
         again.
 
         Call it after a change of the model that moves no parameter: an attribute, a hook, an
-        adapter that is switched on or off. A moved parameter is noticed without it.
+        adapter that is switched on or off. A moved parameter is noticed without it. Calls that run
+        in other threads end first.
+
+        Raises:
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
-        if hasattr(self._service, "engine"):
-            self._service.engine.close()
-        if isinstance(self._service, GenerateService):
-            close_fused(self._target)
+        with self._injection.calls.change("reset"):
+            if hasattr(self._service, "engine"):
+                self._service.engine.close()
+            if isinstance(self._service, GenerateService):
+                close_fused(self._target)
 
     def detach(self, *, keep_packed: bool = False) -> None:
         """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
+        Calls that run in other threads end first.
 
         Args:
             keep_packed: whether parameters that are views of packed tensors stay such views, so
@@ -99,12 +105,14 @@ class Handle:
 
         Raises:
             AttachError: other code changed the model's class since.
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
-        if hasattr(self._service, "engine"):
-            self._service.engine.close()
-        if isinstance(self._service, GenerateService) and not keep_packed:
-            close_fused(self._target, forget=False)
-        self._injection.remove()
+        with self._injection.calls.change("detach"):
+            if hasattr(self._service, "engine"):
+                self._service.engine.close()
+            if isinstance(self._service, GenerateService) and not keep_packed:
+                close_fused(self._target, forget=False)
+            self._injection.remove()
 
     def __enter__(self) -> Handle:
         """Raises `AttachError` if the policy was detached before."""
@@ -251,6 +259,7 @@ def detach(target: Any) -> bool:
 
     Raises:
         AttachError: other code changed the model's class since.
+        BusyError: this thread is inside a call, in a callback or a stopping criterion.
         UnsupportedModelError: a pipeline with several models that generate.
     """
     owner = find_owner(unwrap(target)) or find_owner(find_generator(target))

@@ -150,6 +150,11 @@ class CausalLMWindow(StaticModelBuffers):
         return find_device(self.model)
 
     @property
+    def product_dtypes(self) -> set[torch.dtype]:
+        """See `KVCacheLayout.product_dtypes`; empty before the first pass."""
+        return set() if self._kv_layout is None else self._kv_layout.product_dtypes
+
+    @property
     def activation_format(self) -> str:
         """Number format that the model's activations are quantised to; empty for other models."""
         found = find_activations(self.model)

@@ -281,7 +281,7 @@ class CoarseDrafts:
         prompts = run.held("coarse prompts")
         seen, ids, first = (run.held(f"coarse {name}") for name in ("neighbours", "ids", "first"))
         slots = run.buffer.slots[:, :-1]
-        if values is None or not slots.shape[1]:
+        if values is None or not slots.shape[1] or run.is_retry:
             return None
         assert states is not None and prompts is not None and first is not None
         assert seen is not None and ids is not None

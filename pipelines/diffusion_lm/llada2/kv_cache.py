@@ -62,6 +62,11 @@ class CachedModel:
         self._layout = KVCacheLayout(rows, cache_size, reports_past_only=True)
         self._cache = make_cache(self._n_layers, self._layout)
 
+    @property
+    def product_dtypes(self) -> set[torch.dtype]:
+        """See `KVCacheLayout.product_dtypes`."""
+        return self._layout.product_dtypes
+
     def run(
         self, tokens: Tensor, positions: Tensor, cache_indices: Tensor, reads: Tensor
     ) -> Tensor:
