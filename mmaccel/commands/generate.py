@@ -25,6 +25,7 @@ _BATCH_ROWS = 8
 _HELP_COUNT = "images of each prompt, by default one; without prompts, images in all"
 _HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
+_HELP_SEED = "of the first image, the next has the next; by default drawn, and printed"
 _HELP_NEGATIVE = "negative prompt, for models whose authors have it"
 
 
@@ -43,7 +44,7 @@ def generate(
     count: Annotated[
         int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
+    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
     compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False,
     guidance: shared.Guidance = None,
@@ -158,6 +159,7 @@ def generate(
                 prompt_file, setup, seed, _parse_shard(shard), *flags, *limits, executor, actors
             )
         )
+    seed, is_drawn = shared.pick_seed(seed)
     check_seed(seed)
     check_folder(out)
     pipe = open_pipeline(
@@ -175,6 +177,8 @@ def generate(
     encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
     Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
     open_folder(out)
+    if is_drawn:
+        shared.say_drawn(seed)
     choose_threads_for(pipe, chosen, params, texts[0], min(rows, len(texts)), threads)
     ImageJob(
         pipe, texts, seed, name, chosen, params, rows, out, model, dtype,

@@ -1,4 +1,4 @@
-"""One run of `mmaccel generate` for prompts of the command line: write images, then a sheet.
+"""One run of `mmaccel generate` for prompts of the command line: images, and a sheet of several.
 
 With --compare, every batch is also generated token by token, and a table shows both sides.
 """
@@ -93,7 +93,7 @@ class ImageJob:
     files: list[Path] = field(default_factory=list)
 
     def run(self) -> None:
-        """Generate and write all images and a sheet, and print a summary.
+        """Generate and write all images, and a sheet of several; print a summary.
 
         Raises:
             Stopped: a signal came before the last image; the written ones remain.
@@ -117,18 +117,21 @@ class ImageJob:
                         plain.append(replace(other, images=other.images[shown]))
                     self.write(batch)
                     finished.append(replace(batch, images=batch.images[shown]))
-            images = join(finished)
-            file = self.write_sheet(images, join(plain) if self.compare else None)
+            images, sheets = join(finished), []
+            if self.compare or len(self.prompts) > 1:
+                sheets.append(self.write_sheet(images, join(plain) if self.compare else None))
         except KeyboardInterrupt:
             raise Stopped(f"stopped; {self.state} in {self.out}") from None
-        check_written([*self.files, file], self.out)
+        check_written([*self.files, *sheets], self.out)
         if self.compare:
             print_comparison(self.name, join(plain), images, self.dtype)
         stats, faster = images.stats, ""
         if self.compare and stats.seconds:
             ratio = sum(other.stats.seconds for other in plain) / stats.seconds
             faster = f", {ratio:.2f} times as fast as token by token"
-        written = f"{count_of(len(self.files), 'image')} in {self.out}, and {file}"
+        written = str(self.files[0])
+        if sheets:
+            written = f"{count_of(len(self.files), 'image')} in {self.out}, and {sheets[0]}"
         say(f"{written}: {stats.summary}{faster}")
         for note in images.stats.notes:
             say(f"note: {note}")
