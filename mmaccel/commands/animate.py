@@ -78,9 +78,8 @@ def animate(
     )  # fmt: skip
     open_folder(out)
     job = VideoJob(
-        pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen,
-        options=params, batch_size=batch_size, out=out, suffix=suffix, model=model, dtype=dtype,
+        pipe=pipe, starts=frames, seed=seed, is_seed_drawn=is_drawn, count=count, name=name,
+        policy=chosen, options=params, batch_size=batch_size, out=out, suffix=suffix, model=model,
+        dtype=dtype,
     )  # fmt: skip
-    if is_drawn:
-        shared.say_drawn(seed)
     job.run()

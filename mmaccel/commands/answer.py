@@ -78,7 +78,6 @@ def answer(
     from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_image
     from mmaccel.pipelines.loading.hub import is_hub_id
     from mmaccel.reduction.visual_tokens.contract import check_reducers
-    from mmaccel.samplers.noise import check_seed
 
     shared.set_threads(threads)
     files, question = _split_inputs(inputs)
@@ -93,7 +92,6 @@ def answer(
             )
     check_int("--max-tokens", max_tokens, 1, hint="64 suits short answers")
     seed, is_drawn = shared.pick_seed(seed if temperature else seed or 0)
-    check_seed(seed)
     sampling = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_sampling(**sampling)
     (device, dtype), use_graphs = choose_names(device, dtype), parse_cuda_graphs(cuda_graphs)

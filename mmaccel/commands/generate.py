@@ -111,7 +111,7 @@ def generate(
         encode_prompts,
         spread_negatives,
     )
-    from mmaccel.samplers.noise import Noise, check_seed
+    from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
 
     single = {"prompt": prompts, "--num-images": count, "--compare": compare}
@@ -160,7 +160,6 @@ def generate(
             )
         )
     seed, is_drawn = shared.pick_seed(seed)
-    check_seed(seed)
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
@@ -177,12 +176,11 @@ def generate(
     encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
     Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
     open_folder(out)
-    if is_drawn:
-        shared.say_drawn(seed)
     choose_threads_for(pipe, chosen, params, texts[0], min(rows, len(texts)), threads)
     ImageJob(
         pipe, texts, seed, name, chosen, params, rows, out, model, dtype,
         shared.given(size=size, family=family), decoder, negative, compare,
+        is_drawn,
     ).run()  # fmt: skip
 
 

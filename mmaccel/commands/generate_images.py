@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.files import check_written, not_written
+from mmaccel.commands.options import say_drawn
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, say, wide_console
 from mmaccel.outputs.image_files import (
@@ -73,6 +74,7 @@ class ImageJob:
         decoder: file of the image decoder, where it was given.
         negative: negative prompt.
         compare: whether every batch is also generated token by token.
+        is_seed_drawn: whether the seed is said, because nobody chose it.
         files: the images that are written.
     """
 
@@ -90,6 +92,7 @@ class ImageJob:
     decoder: Path | None = None
     negative: str | None = None
     compare: bool = False
+    is_seed_drawn: bool = False
     files: list[Path] = field(default_factory=list)
 
     def run(self) -> None:
@@ -103,6 +106,8 @@ class ImageJob:
         finished: list[ImageOutput] = []
         plain: list[ImageOutput] = []
         plain_policy = make_plain(self.policy)
+        if self.is_seed_drawn:
+            say_drawn(self.seed)
         try:
             with _progress(self) as on_step:
                 if self.compare:

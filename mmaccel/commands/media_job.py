@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import make_policy
 from mmaccel.commands.files import check_written, not_written
-from mmaccel.commands.options import given, merge_fields, parse_window
+from mmaccel.commands.options import given, merge_fields, parse_window, say_drawn
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
 from mmaccel.loading import parse_cuda_graphs, pick_name
@@ -79,6 +79,7 @@ class MediaJob(ABC):
         batch_size: largest number of rows decoded together.
         out: folder for the files.
         model, dtype: as given on the command line.
+        is_seed_drawn: whether the seed is said, because nobody chose it.
         files: of the payloads that are written; each has a JSON file next to it.
     """
 
@@ -91,6 +92,7 @@ class MediaJob(ABC):
     out: Path
     model: str
     dtype: str
+    is_seed_drawn: bool = False
     files: list[Path] = field(default_factory=list)
 
     @property
@@ -129,6 +131,8 @@ class MediaJob(ABC):
             Stopped: a signal came before the last payload; the written ones remain.
             Incomplete: written files are gone.
         """
+        if self.is_seed_drawn:
+            say_drawn(self.seed)
         try:
             with _progress(self.unit, self.n_files) as bar:
                 stats = self.decode(bar)

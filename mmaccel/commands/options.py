@@ -101,8 +101,17 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def pick_seed(seed: int | None) -> tuple[int, bool]:
-    """The value of `--seed`, or 32 bits that are drawn without it, and whether they were."""
-    return (secrets.randbits(32), True) if seed is None else (seed, False)
+    """The value of `--seed`, or 32 bits that are drawn without it, and whether they were.
+
+    Raises:
+        OptionError: an integer of more than 64 bits.
+    """
+    from mmaccel.samplers.noise import check_seed
+
+    if seed is None:
+        return secrets.randbits(32), True
+    check_seed(seed)
+    return seed, False
 
 
 def say_drawn(seed: int) -> None:

@@ -79,12 +79,10 @@ def speak(
         trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     job = SpeechJob(
-        pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,
+        pipe=pipe, texts=texts, seed=seed, is_seed_drawn=is_drawn, name=name, policy=chosen,
         options=params | shared.given(voice=voice), batch_size=batch_size, out=out, model=model,
         dtype=dtype,
     )  # fmt: skip
     job.check()
     open_folder(out)
-    if is_drawn:
-        shared.say_drawn(seed)
     job.run()

@@ -239,10 +239,10 @@ class TextToImage(MovablePipeline):
             return_dict: False returns `(images,)`, as in diffusers.
 
         Returns:
-            An `ImageOutput`: images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
-            the cost, not the images. Under other policies an image may differ between batch sizes
-            where an acceptance depends on the last bit of a probability. A call that was
-            interrupted has the images of the batches before, and the tokens so far.
+            An `ImageOutput`: images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and
+            `batch_size` change the cost, not the images. Under other policies an image may
+            differ between batch sizes where an acceptance depends on the last bit of a probability.
+            A call that was interrupted has the images of the batches before, and the tokens so far.
 
         Raises:
             OptionError: a prompt or an argument outside its domain, before any pass; or a callback

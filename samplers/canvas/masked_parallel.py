@@ -108,8 +108,9 @@ def set_steps(policy: Any, steps: Any) -> MaskedParallel:
     """
     if not isinstance(policy, MaskedParallel):
         raise OptionError(
-            f"num_inference_steps: expected none under {policy!r}, which decides itself how many "
-            f"passes there are, received {show(steps)}; leave it out, or take MaskedParallel()"
+            f"num_inference_steps: expected none under {type(policy).__name__}, which decides "
+            f"itself how many passes there are, received {show(steps)}; leave it out, or take "
+            "MaskedParallel()"
         )
     check_int("num_inference_steps", steps, 1, hint="8 to 32 is usual")
     return replace(policy, steps=steps)

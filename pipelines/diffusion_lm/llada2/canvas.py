@@ -141,9 +141,7 @@ def read_params(given: Any) -> SamplingParams:
     )
 
 
-def _make_on_step(
-    pipe: Any, callback: Any, prompt: Tensor, call: BlockCall
-) -> OnCanvasStep | None:
+def _make_on_step(pipe: Any, callback: Any, prompt: Tensor, call: BlockCall) -> OnCanvasStep | None:
     """The pipeline's step callback, called after every pass."""
     if callback is None:
         return None
