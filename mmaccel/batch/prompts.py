@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import POLICIES
+from mmaccel.catalog import POLICIES, SAMPLING_FIELDS
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -31,7 +31,6 @@ from mmaccel.limits import (
     read_stream,
     read_whole,
 )
-from mmaccel.outputs.image_files import SAMPLING_FIELDS
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")

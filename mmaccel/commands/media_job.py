@@ -13,13 +13,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.catalog import make_policy
+from mmaccel.catalog import SAMPLING_FIELDS, make_policy
 from mmaccel.commands.files import check_written, not_written
 from mmaccel.commands.options import given, merge_fields, parse_window, say_drawn
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
 from mmaccel.loading import parse_cuda_graphs, pick_name
-from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, image_name
+from mmaccel.outputs.image_files import describe_settings, image_name
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import write_video

@@ -116,7 +116,7 @@ def test_a_drawn_seed_is_noted_and_taken_up(
     assert main([*free, "--resume", "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["data"] | {"seed": seed, "made": 2} == json.loads(said.out)["data"]
-    assert content(out) == made and "drawn" not in said.err
+    assert content(out) == made and "drawn and noted" not in said.err
     assert main([*free[:-4], "--out", str(tmp_path / "b"), "--window", "5", "--json"]) == 0
     other = json.loads(capsys.readouterr().out)["data"]["seed"]
     assert main(command(tmp_path / "c", ROWS, tiny_folder, "--seed", str(seed))) == 0
