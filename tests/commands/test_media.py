@@ -150,7 +150,7 @@ def test_a_drawn_seed_is_said_and_makes_the_same_files(command: Command, capsys:
     assert {file.name: file.read_bytes() for file in command.files()} == made and len(made) == 2
     seeds = [facts["seed"] for facts in facts_of(command.files())]
     assert sorted(seeds) == [int(found[1]), int(found[1]) + 1]
-    assert "drawn" not in capsys.readouterr().out
+    assert ", drawn" not in capsys.readouterr().out
 
 
 def test_batch_and_policy_change_the_cost_alone(command: Command) -> None:
