@@ -176,7 +176,18 @@ def test_numbers_of_any_kind_are_taken(pipe: TextToImage) -> None:
 
 @pytest.mark.parametrize(
     "seed",
-    [True, b"12", bytearray(b"1"), "12", [False], [b"1"], [], [None], np.ones(1), torch.tensor(True)],
+    [
+        True,
+        b"12",
+        bytearray(b"1"),
+        "12",
+        [False],
+        [b"1"],
+        [],
+        [None],
+        np.ones(1),
+        torch.tensor(True),
+    ],
 )
 def test_what_is_no_seed(pipe: TextToImage, seed: Any) -> None:
     with pytest.raises(OptionError, match="seed: expected an integer or one per row"):
