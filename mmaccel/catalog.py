@@ -174,6 +174,7 @@ MODELS: dict[str, DemoModel] = {
 MODELS["scenes-masked"] = replace(
     MODELS["scenes"], summary="the same images and words, filled in any order"
 )
+SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")  # that users give
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from ast import literal_eval
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from mmaccel.catalog import POLICIES, REDUCERS, make_reducer
 from mmaccel.checks import show
+from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_DIGITS,
@@ -96,6 +98,25 @@ JsonFile = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def pick_seed(seed: int | None) -> tuple[int, bool]:
+    """The value of `--seed`, or 32 bits that are drawn without it, and whether they were.
+
+    Raises:
+        OptionError: an integer of more than 64 bits.
+    """
+    from mmaccel.samplers.noise import check_seed
+
+    if seed is None:
+        return secrets.randbits(32), True
+    check_seed(seed)
+    return seed, False
+
+
+def say_drawn(seed: int) -> None:
+    """Print a seed that was drawn, and how the run can be made again."""
+    say(f"seed: {seed}, drawn; the same command with --seed {seed} makes the same again")
 
 
 def read_switch(switch: bool | None) -> Literal["auto"] | bool:

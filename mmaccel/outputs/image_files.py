@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.catalog import SAMPLING_FIELDS
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.samplers.sampling_params import SamplingParams
-
-SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 
 _LISTED = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _MAX_WORD = 20  # characters of a word in a file name

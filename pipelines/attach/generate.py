@@ -153,7 +153,9 @@ class GenerateService:
                 self._fallback.refuse_layout(_MODELS_LOOP)
             if not loop.reasons:
                 self._use_coarse_drafts(loop.window, model)
-                out, stats = loop.decode(self.policy, self._choose_seed(loop.samples), self.engine)
+                seed = self._choose_seed(loop.samples)
+                out, stats = loop.decode(self.policy, seed, self.engine)
+                stats.seed = seed if loop.samples else self.seed
                 self.history.append(stats)
                 return out
             if self.strict:
@@ -223,6 +225,7 @@ class GenerateService:
         if reference:
             generation.stats.exactness = "relaxed"
             generation.stats.reference = reference
+        generation.stats.seed = seed if samples else self.seed
         self.reduction.count_runs(generation.stats)
         if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
             generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")

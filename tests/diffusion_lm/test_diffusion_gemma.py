@@ -318,6 +318,15 @@ def test_greedy_takes_the_likeliest_tokens_and_callbacks_see_them() -> None:
                 callback_on_step_end=lambda *given: {"canvas": given[3]["canvas"] + 1},
             )  # fmt: skip
 
+        def write(pipe: Any, step: int, inner: int, tensors: dict[str, Any]) -> None:
+            tensors["canvas"] += 1
+            pipe._interrupt = True
+
+        with pytest.raises(OptionError, match="canvas as it was given"):
+            pipe(prompt="abc", gen_length=8, callback_on_step_end=write)
+        with pytest.raises(OptionError, match="_interrupt: expected False"):
+            pipe(prompt="abc", gen_length=8, callback_on_step_end=lambda *given: given[3])
+
 
 def test_texts_of_the_pipeline_are_cut_at_the_end_token() -> None:
     pipe = build_pipe()
