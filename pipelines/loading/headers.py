@@ -23,6 +23,7 @@ import torch
 
 from mmaccel.config_files import Range, check_ranges, check_regular, read_json, shorten
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.loading.implementations import check_implementations
 from mmaccel.pipelines.loading.refusal import CONFIGS, refusing
 
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model")
@@ -95,23 +96,11 @@ def check_folder(folder: Path, option: str = "model") -> None:
         if entry.name in CONFIGS:
             content = read_json(file, option=option)
             check_ranges(content, RANGES, file, option)
-            _check_kernels(content, file, option)
+            check_implementations(content, file, option)
         elif entry.name in _VOCABULARIES and size > _VOCABULARY_LIMIT:
             raise UnsupportedModelError(
                 f"{option}: expected at most {_VOCABULARY_LIMIT} bytes in {file}, received {size}; "
                 "copy the folder again"
-            )
-
-
-def _check_kernels(content: Mapping[str, Any], file: Path, option: str) -> None:
-    """Refuse a configuration that makes transformers download compiled code from the hub."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            _check_kernels(value, file, option)
-        elif name.endswith("_implementation") and isinstance(value, str) and "/" in value:
-            raise UnsupportedModelError(
-                f"{option}: expected {name} that transformers has in {file}, received "
-                f"{shorten(value)}, code from the hub; delete that line"
             )
 
 
