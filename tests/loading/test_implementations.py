@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import mmaccel
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model
 from mmaccel.pipelines.loading.headers import check_folder
@@ -58,6 +59,13 @@ def test_names_of_downloaded_code_are_refused(content: dict[str, Any], tmp_path:
 def test_names_that_transformers_has_are_not(content: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, content)
     check_folder(tmp_path)
+
+
+def test_weights_of_the_demo_are_checked_too(tmp_path: Path) -> None:
+    write(tmp_path, {"text_config": {"attn_implementation": {"": KERNEL}}})
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UnsupportedModelError, match="folder: expected attn_implementation as one"):
+        mmaccel.load_demo("scenes-vqa", tmp_path)
 
 
 def test_flash_attention_may_be_asked_for_where_it_is_installed(
