@@ -19,6 +19,7 @@ from mmaccel.pipelines.causal_lm.compatibility import find_device, find_training
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
+from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
@@ -199,6 +200,7 @@ def attach(
             only the original can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
+    warn_if_untested()
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
     engine = Engine(cuda_graphs, sync_every, fused, compile)

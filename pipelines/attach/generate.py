@@ -27,6 +27,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.transformers_release import VERSION, describe_untested
 from mmaccel.pipelines.vision_language.layers import LayerReduction
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.results import Progress, Stats
@@ -100,7 +101,12 @@ class GenerateService:
             reasons += self.family.obstacles(call)
             reasons += self.reduction.obstacles(call)
         if not reasons:
-            return self._decode(call)
+            try:
+                return self._decode(call)
+            except (AttributeError, ImportError, TypeError) as error:
+                if not _can_restart(call):
+                    raise
+                reasons = [f"{describe_untested(VERSION)}, and {type(error).__name__}: {error}"]
         others = self.reduction.encode_whole(call.model, call.ids, call.others)
         return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
@@ -239,6 +245,16 @@ class GenerateService:
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, (), device="cpu"))
+
+
+def _can_restart(call: GenerateCall) -> bool:
+    """Whether the original may serve a call whose decoding failed.
+
+    That is so under a release of transformers that was not tested, whose functions may have
+    changed, where the caller has seen nothing of the call yet.
+    """
+    untouched = call.cache is None or int(call.cache.get_seq_length()) == call.n_cached
+    return describe_untested(VERSION) is not None and call.streamer is None and untouched
 
 
 def _row_seeds(call: GenerateCall, seed: int | Sequence[int]) -> list[int]:

@@ -208,7 +208,7 @@ class WindowLayer:
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
     """A transformers `Cache` of `n_layers` empty window layers.
 
-    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.23.
+    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.24.
     """
     from transformers.cache_utils import Cache
 
