@@ -31,6 +31,7 @@ from mmaccel.limits import (
     read_stream,
     read_whole,
 )
+from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
@@ -473,10 +474,11 @@ def _size(value: Any) -> tuple[int, int] | None:
 
 
 def _policy(value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or value not in POLICIES):
+    known = (*POLICIES, *installed("policies"))
+    if value is not None and value not in known:
+        remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
         raise OptionError(
-            f"policy: expected one of {', '.join(POLICIES)}, received {show(value)}; "
-            "choose one of these"
+            f"policy: expected one of {', '.join(known)}, received {show(value)}; {remedy}"
         )
     return value
 

@@ -178,7 +178,7 @@ def _title(reducers: Sequence[Any]) -> str:
 
     names = {entry.target.split(":")[1]: name for name, entry in REDUCERS.items()}
     parts = [
-        f"{names[m.name]} {m.keep:g}" if m.keep is not None else f"{names[m.name]} {m.n_keep}"
+        f"{names.get(m.name, m.name)} {m.n_keep if m.keep is None else format(m.keep, 'g')}"
         for m in reducers
     ]
     return ", ".join(parts) or "all tokens"

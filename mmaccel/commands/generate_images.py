@@ -20,6 +20,7 @@ from mmaccel.outputs.image_files import (
     describe,
     describe_settings,
     image_name,
+    policy_word,
     short_hash,
     write_png,
 )
@@ -180,7 +181,7 @@ class ImageJob:
         # the keys are part of the file name, through the hash
         run = {"captions": self.prompts, "seed": self.seed % 2**64}
         run |= self.name_settings(self.batch_size)
-        file = self.out / f"{kind}-{self.name}-{short_hash(run)}.png"
+        file = self.out / f"{kind}-{policy_word(self.name)}-{short_hash(run)}.png"
         try:
             write_whole(file, lambda path: sheet.save(path, format="PNG"))
         except OSError as error:

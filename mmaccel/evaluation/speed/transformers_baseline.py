@@ -15,7 +15,7 @@ guidance makes. Prompts are padded to the longest of the report, so that shapes 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -63,23 +63,29 @@ class BaselineDecoding:
         policy: None = None,
         seed: Sequence[int],
         batch_size: int,
-    ) -> list[ImageOutput]:
-        """One batch.
+    ) -> Iterator[ImageOutput]:
+        """Batch after batch, as they are finished.
 
         Args:
-            captions: B of them.
-            filters: without a processor.
+            captions: of all images.
+            params: without a processor.
             policy: none; `generate` is the policy.
             seed: one for each.
-            batch_size: B.
+            batch_size: images of a batch; the last one may have fewer.
         """
-        assert len(captions) == batch_size
-        tokens, stats = self.decode(captions, params, seed, self.pipe.length)
+        for first in range(0, len(captions), batch_size):
+            part = slice(first, first + batch_size)
+            yield self._make(captions[part], params, seed[part])
+
+    def _make(
+        self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+    ) -> ImageOutput:
+        tokens, stats = self.decode(captions, params, seeds, self.pipe.length)
         began = time.perf_counter()
-        images = self.pipe.image_model.render(tokens, captions, list(seed))
+        images = self.pipe.image_model.render(tokens, captions, list(seeds))
         stats.pixel_seconds = time.perf_counter() - began
         passes = torch.full((len(captions),), stats.passes)
-        return [ImageOutput(images, tokens.cpu(), passes, stats, list(captions))]
+        return ImageOutput(images, tokens.cpu(), passes, stats, list(captions))
 
     @torch.no_grad()
     def decode(
