@@ -147,7 +147,7 @@ class Stats:
 
     @property
     def canvases_per_pass(self) -> float:
-        """Canvases that a pass computes where one canvas a row computes one: above 1 with drafts."""
+        """Canvases that a pass computes for each of a plain pass: above 1 with drafts."""
         plain = self.row_passes * self.branches
         return self.canvases / plain if plain else 0.0
 
@@ -169,8 +169,8 @@ class Stats:
 
     @property
     def summary(self) -> str:
-        """Tokens, forward passes, tokens per pass and seconds, on one line; also how many canvases a
-        pass computes, where it is more than one a row.
+        """Tokens, forward passes, tokens per pass and seconds, on one line; where passes are wider
+        than plain ones, canvases too.
         """
         wider = (
             f" of {self.canvases_per_pass:.1f} canvases" if self.canvases_per_pass >= _WIDER else ""

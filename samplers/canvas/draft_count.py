@@ -1,8 +1,8 @@
 """Draft counts: how many canvases the next pass of nested drafts computes.
 
 A pass over K canvases gains 1 to K slots. How much longer than a pass over one canvas it takes
-depends on the machine: hardly where arithmetic is idle, K times where it is not. A fixed number is a
-number. A measured one is the number with the most slots per second, found out by trials, in passes
+depends on the machine: hardly where arithmetic is idle, K times where it is not. A fixed number
+stays. A measured one is the number with the most slots per second, found out by trials, in passes
 that decode real slots. Only a policy whose tokens do not depend on it may use it.
 
 Numbers are tried from small to large, each in two passes. The next number is tried only if it may
@@ -12,8 +12,8 @@ What passes of several canvases have lost so far, and what the trial may lose, h
 decoding takes longer than with one canvas a pass by that share at most, up to the noise of the
 clock.
 
-Drafts are nested, so that a pass of K canvases also tells what fewer would have gained. Measurements
-are kept as long as the model lives, as those of adaptive windows are
+Drafts are nested, so that a pass of K canvases also tells what fewer would have gained.
+Measurements are kept as long as the model lives, as those of adaptive windows are
 (`mmaccel.samplers.window.window_size`).
 """
 
