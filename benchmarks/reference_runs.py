@@ -898,6 +898,13 @@ def _start_frame() -> Any:
     return Image.fromarray(values)
 
 
+def _read_pixels(file: Path) -> Tensor:
+    from mmaccel.pipelines.loading.pictures import open_picture
+
+    with open_picture(file) as opened:
+        return pixels_of(opened)
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -919,12 +926,10 @@ def command_line() -> Runs:
             )
 
     def images(*arguments: Any) -> Row:
-        from PIL import Image
-
         out = Path(tempfile.mkdtemp(dir=_folder()))
         run("generate", *arguments, "--out", out)
         files = sorted(out.glob("[0-9]*.png"))  # without sheets: these show seconds
-        return describe([pixels_of(Image.open(file)) for file in files])
+        return describe([_read_pixels(file) for file in files])
 
     yield (
         "generate, 2 prompts, mc-sjd",
@@ -960,8 +965,9 @@ def command_line() -> Runs:
     yield "speak", speak
 
     def animate() -> Row:
-        from PIL import Image, ImageSequence
+        from PIL import ImageSequence
 
+        from mmaccel.pipelines.loading.pictures import open_picture
         from tests.fixtures.video import build_video
 
         model, codec = build_video(Path(tempfile.mkdtemp(dir=_folder())))
@@ -971,7 +977,7 @@ def command_line() -> Runs:
         run("animate", start, "--count", 2, "--seed", 7, *fixed)
         frames = []
         for file in sorted(out.glob("*.webp")):
-            with Image.open(file) as opened:
+            with open_picture(file) as opened:
                 frames += [pixels_of(frame) for frame in ImageSequence.Iterator(opened)]
         return describe(frames)
 

@@ -5,7 +5,7 @@ Shapes: **B** rows, **L** tokens asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast
 
@@ -109,6 +109,8 @@ class Stats:
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
             "tf32", or what activations are quantised to, such as "int8"; see
             `mmaccel.samplers.arithmetic`. Empty where the original ran.
+        seed: the `seed` that repeats the run, given or drawn: one, or one per row. None where no
+            random number was asked for, and where every request has a seed of its own.
     """
 
     policy: str = ""
@@ -139,6 +141,7 @@ class Stats:
     route_reason: str = ""
     reference: str = ""
     dtype: str = ""
+    seed: int | Sequence[int] | None = None
 
     @property
     def tokens_per_pass(self) -> float:
@@ -216,6 +219,8 @@ class Stats:
             if self.runner == "cuda graphs":
                 because = f": {self.captures} captured" if self.captures else ": captured before"
             lines.append(("runner", f"{self.runner}{because}"))
+        if isinstance(self.seed, int):
+            lines.append(("seed", str(self.seed)))
         lines += [("fell back", reason) for reason in self.fallbacks]
         lines += [("note", note) for note in self.notes]
         return "\n".join(f"{name:13}{value}" for name, value in lines)

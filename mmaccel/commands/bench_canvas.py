@@ -14,6 +14,7 @@ from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import make_table, stderr_console, wide_console
 from mmaccel.errors import OptionError
+from mmaccel.own_code import TypedName, is_module_name
 
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
@@ -129,6 +130,7 @@ def _pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
     known: dict[str, tuple[str, dict[str, Any]]] = {
         name: (name, {}) for name in policy_names("canvas")
     } | SETUPS
+    known |= {label: (TypedName(label), {}) for label in wanted if is_module_name(label)}
     unknown = [label for label in wanted if label not in known]
     if unknown or not wanted:
         raise OptionError(

@@ -1,9 +1,10 @@
 """The decoding thread: one model, whose running batch the jobs of the queue join.
 
-A run begins with the jobs at the front of the queue and takes further ones between two passes,
-while there is room, in their order; it ends when all rows have finished and none fits. A job that
-does not fit (another image size, a prompt longer than there is room for) ends the taking: the run
-empties, and the next one begins with it. So no job waits for others that came later.
+A run begins with the next job of the queue and others of its group, and takes further ones in turn
+between two passes, while there is room; it ends when all rows have finished and none fits. A job
+that does not fit (another image size, a prompt longer than there is room for) ends the taking: the
+run empties, and the next one begins with it. So no client waits for more than the rows with which a
+run begins.
 
 What the model raises ends a run, not the server. Rows that the error names fail; the others begin
 again, up to `MAX_TRIES` times. With too little memory there are half as many rows from then on.
@@ -201,7 +202,10 @@ class Engine:
     def _serve(self) -> None:
         try:
             while (first := self.queue.wait()) is not None:
-                jobs = self.queue.take(self.rows, lambda job: job.group == first.group)
+                group = first.group
+                jobs = self.queue.take(
+                    self.rows, lambda job, group=group: job.group == group, passes_over=True
+                )
                 if jobs:
                     self._decode(jobs)
         finally:

@@ -91,6 +91,7 @@ class GemmaRun:
         """
         seed = draw_seed(None) if self._seed is None else self._seed
         self._noise = Noise.from_seed(seed, batch, device)
+        self.stats.seed = seed
 
     def configure(self, config: Any, device: torch.device) -> None:
         """Read a call's generation configuration.
