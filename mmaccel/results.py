@@ -34,6 +34,7 @@ class ShortRepr:
 
 
 _MOST_SHOWN = 4  # of a list
+_WIDER = 1.05  # canvases a pass from which on a run says so
 
 
 def _show(value: Any) -> str:
@@ -77,6 +78,9 @@ class Stats:
             `mmaccel.samplers.canvas.divergence`. 0.0 for exact ones.
         positions: canvas policies: entries that went through the model, over all rows of all
             passes.
+        canvases: canvas policies: canvases that went through the model, summed over passes, drafts
+            and guidance branches counted one by one. A pass that computes one canvas a row has
+            `branches` of them for each row.
         tokens_processed: window policies: tokens that went through the model, over all rows of all
             passes, those of the prompt, of ended rows and of padding included.
         seconds: wall time of the run.
@@ -92,7 +96,8 @@ class Stats:
         captures: passes captured in this run; 0 with "cuda graphs" if earlier runs captured all
             graphs that it replayed.
         drafts: window policies: the draft source in use, such as "coarse" or "neighbour", after
-            "auto" was resolved; empty for policies without one.
+            "auto" was resolved. Canvas policies that choose the number of drafts by measured cost:
+            canvases a pass, and in how many passes. Empty for others.
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
         route: window policies: the forward that ran, "fused" (see
@@ -119,6 +124,7 @@ class Stats:
     total_variation: float = 0.0
     nats: float = 0.0
     positions: int = 0
+    canvases: int = 0
     tokens_processed: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -143,6 +149,12 @@ class Stats:
         return self.tokens / self.row_passes if self.row_passes else 0.0
 
     @property
+    def canvases_per_pass(self) -> float:
+        """Canvases that a pass computes for each of a plain pass: above 1 with drafts."""
+        plain = self.row_passes * self.branches
+        return self.canvases / plain if plain else 0.0
+
+    @property
     def acceptance_by_slot(self) -> list[float]:
         """Share of a row's passes in which slot k of the window was accepted; k = 0 always is."""
         n_passes = sum(self.accepted)
@@ -160,9 +172,14 @@ class Stats:
 
     @property
     def summary(self) -> str:
-        """Tokens, forward passes, tokens per pass and seconds, on one line."""
+        """Tokens, forward passes, tokens per pass and seconds, on one line; where passes are wider
+        than plain ones, canvases too.
+        """
+        wider = (
+            f" of {self.canvases_per_pass:.1f} canvases" if self.canvases_per_pass >= _WIDER else ""
+        )
         return (
-            f"{self.tokens} tokens in {self.row_passes} forward passes, "
+            f"{self.tokens} tokens in {self.row_passes} forward passes{wider}, "
             f"{self.tokens_per_pass:.2f} tokens a pass, {self.seconds:.2f} s"
         )
 
@@ -177,7 +194,10 @@ class Stats:
             lines.append(("reference", self.reference))
         if self.branches > 1:
             lines.append(("guidance", f"{self.branches} rows of a pass per row"))
-        if self.drafts == "coarse":
+        if self.canvases_per_pass >= _WIDER:
+            each = f"{self.canvases_per_pass:.1f} a pass for each row"
+            lines.append(("canvases", f"{self.canvases} ({each}; one slot a pass computes 1)"))
+        if self.drafts == "coarse" or (self.drafts and self.canvases):
             lines.append(("drafts", self.drafts))
         if self.draft_passes:
             lines.append(("draft model", f"{self.draft_passes} passes"))

@@ -158,6 +158,9 @@ class GridDenoiser:
         branches: int,
     ) -> None:
         self._call, self._grid, self._branches = call, grid, branches
+        self.model = getattr(
+            call, "__self__", call
+        )  # outlives this object, as what is measured does
         self.mask_token, self.vocab_size = mask_token, vocab_size
         self._conditions = {name: self._swap(value) for name, value in conditions.items()}
         tensors = [value for value in conditions.values() if isinstance(value, Tensor)]

@@ -179,6 +179,7 @@ class GemmaRun:
         stats.row_passes += new.row_passes
         stats.nats += new.nats + rule.nats
         stats.positions += decoder.positions
+        stats.canvases += new.canvases
         stats.forward_seconds += new.forward_seconds
         so_far = new.notes if self._index == 0 else stats.notes
         stats.notes = [note for note in so_far if note in new.notes]  # what holds of all canvases
