@@ -87,7 +87,8 @@ def find_own(slot: str, name: str) -> str | None:
         return None
     option, base, wanted = _WANTED[slot]
     found = import_named(target, option)
-    is_frozen = is_dataclass(found) and found.__dataclass_params__.frozen
+    fields = getattr(found, "__dataclass_params__", None)  # None: no dataclass
+    is_frozen = fields is not None and fields.frozen
     if base is None:
         is_method = hasattr(found, "exactness") and callable(getattr(found, "sample", None))
     else:
