@@ -46,7 +46,8 @@ def find_arithmetic(
 
     What the model says of itself (`activation_format`), as a quantised one does. Else the coarsest
     of: the model's own dtype, those of products inside the pass, that of its logits, that of
-    autocast where it is on, and what torch was told to compute float32 products in (`torch.set_float32_matmul_precision`).
+    autocast where it is on, and what torch was told to compute float32 products in
+    (`torch.set_float32_matmul_precision`).
 
     Args:
         model: a token model or denoiser.

@@ -1,4 +1,5 @@
-"""For all tests: uninitialised memory is poisoned, the network is closed, torch has one thread.
+"""For all tests: uninitialised memory is poisoned, the network is closed, torch has one thread, and
+variables, locale and signals of the caller have no effect.
 
 The tests that tests/slow.py lists get the marker `slow` here.
 """
@@ -6,14 +7,27 @@ The tests that tests/slow.py lists get the marker `slow` here.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+_CALLERS = ("COLUMNS", "LINES", "TERM", "COLORTERM", "FORCE_COLOR", "NO_COLOR", "LANG", "LANGUAGE")
+_CALLERS_PREFIXES = ("MMACCEL_", "HF_", "LC_")
+_SWITCHES = ("MMACCEL_COMPILE", "MMACCEL_SCREENSHOTS")  # of tests, not of the library
+
+# before anything is imported that reads them; processes that tests start inherit this
+for name in list(os.environ):
+    if name in _CALLERS or (name.startswith(_CALLERS_PREFIXES) and name not in _SWITCHES):
+        del os.environ[name]
+os.environ["LC_ALL"] = "C.UTF-8"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # of a run in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

@@ -98,7 +98,7 @@ def check_packages() -> list[Finding]:
     for name, oldest in _NEEDED.items():
         found = package_version(name)
         if found is None:
-            findings.append(Finding(name, "needed", "not installed; pip install mmaccel"))
+            findings.append(Finding(name, "needed", f"not installed; pip install {name}"))
         elif _numbers(found) < _numbers(oldest):
             old = f"{found} is too old; pip install '{name}>={oldest}'"
             findings.append(Finding(name, "needed", old))

@@ -24,13 +24,13 @@ from starlette.requests import ClientDisconnect, Request
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, parse, read_json
-from mmaccel.serving.errors import ApiError, internal, invalid
+from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
 from mmaccel.serving.service import Service
 
 logger = logging.getLogger("mmaccel.serving")
 
-_ROUTES = ("/v1/images/generations", "/v1/audio/speech", "/v1/models", "/health", "/metrics")
+_ENDS = "server: expected to answer, but was told to end at once"
 
 
 def create_app(service: Service) -> Any:
@@ -55,12 +55,12 @@ def create_app(service: Service) -> Any:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        service.check_key(request.headers.get("authorization"))
+        service.identify(request)
         return JSONResponse({"object": "list", "data": [model]})
 
     @app.get("/v1/models/{name:path}")
     async def one_model(request: Request, name: str) -> Response:
-        service.check_key(request.headers.get("authorization"))
+        service.identify(request)
         service.check_model(name)
         return JSONResponse(model)
 
@@ -84,7 +84,7 @@ def create_app(service: Service) -> Any:
         known = ApiError(
             error.status_code,
             f"url: expected a route and method of this server, received {request.method} "
-            f"{show(request.url.path)}; it has {', '.join(_ROUTES)}",
+            f"{show(request.url.path)}; it has {', '.join(service.routes)}",
             "unknown_url",
         )
         return JSONResponse(known.body(), error.status_code, error.headers)
@@ -121,8 +121,13 @@ class Recorded:
 
         try:
             await self._app(scope, receive, send_recorded)
-        except (ClientDisconnect, asyncio.CancelledError):
+        except ClientDisconnect:
             status = status or 499  # as nginx names a client that went
+        except asyncio.CancelledError:  # the server ends
+            if not status:
+                error = shutting_down(_ENDS)
+                answer = JSONResponse(error.body(), error.status, error.headers)
+                await answer(scope, receive, send_recorded)
         except Exception as error:
             _report(error, request_id, self._service.settings.log_prompts)
             if not status:
@@ -131,7 +136,7 @@ class Recorded:
         finally:
             seconds = time.monotonic() - began
             path = scope["path"]
-            route = next((r for r in _ROUTES if path == r), None)
+            route = next((r for r in self._service.routes if path == r), None)
             if route is None:
                 route = "/v1/models" if path.startswith("/v1/models/") else "other"
             self._service.metrics.requests.labels(route, str(status)).inc()
@@ -152,13 +157,13 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
 
     async def images(request: Request) -> Response:
         began = time.monotonic()
-        service.check_key(request.headers.get("authorization"))
-        service.check_room(1)
+        client = service.identify(request)
+        service.check_room(1, client)
         value = await read_json(request, service.settings.body_timeout)
         body = parse(ImageBody, value)
         service.check_model(body.model)
         n, n_partial = body.n or 1, body.partial_images or 0
-        service.check_room(n)
+        service.check_room(n, client)
         check_text("prompt", body.prompt, service.settings.max_prompt)
         if body.negative_prompt is not None and body.negative_prompt.strip():
             check_text("negative_prompt", body.negative_prompt, service.settings.max_prompt)
@@ -180,7 +185,7 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             fields["size"] = body.size
         if body.negative_prompt is not None:
             fields["negative"] = body.negative_prompt
-        ticket = Ticket()
+        ticket = Ticket(client)
         try:
             jobs = await run_in_threadpool(
                 lambda: backend.jobs(backend.plan(fields), ticket, n_partial)
@@ -244,7 +249,7 @@ async def _gather(
     """The payloads of jobs, in their order; cancels them when the client goes or time is over.
 
     Raises:
-        ApiError: time is over, or a job failed.
+        ApiError: time is over, a job failed, or the server ends.
         ClientDisconnect: the client went.
     """
     made: dict[Job, Any] = {}
@@ -263,17 +268,20 @@ async def _next(
     service: Service, ticket: Ticket, deadline: float, gone: asyncio.Future[Any] | None = None
 ) -> Event:
     waiting = asyncio.ensure_future(ticket.get())
-    watched = {waiting} if gone is None else {waiting, gone}
+    aborted = asyncio.ensure_future(service.aborted.wait())
+    watched = {waiting, aborted} if gone is None else {waiting, aborted, gone}
     left = max(0.0, deadline - time.monotonic())
     try:
         done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        if not waiting.done():
-            waiting.cancel()
+        waiting.cancel()
+        aborted.cancel()
     if waiting in done:
         return waiting.result()
     if gone is not None and gone in done:
         raise ClientDisconnect
+    if aborted in done:
+        raise shutting_down(_ENDS)
     seconds = service.settings.timeout
     raise ApiError(
         504, f"time: expected an answer within {seconds:g} s, but there was none; ask for less, or "
@@ -341,15 +349,15 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
 
     async def speech(request: Request) -> Response:
         began = time.monotonic()
-        service.check_key(request.headers.get("authorization"))
-        service.check_room(1)
+        client = service.identify(request)
+        service.check_room(1, client)
         body = parse(SpeechBody, await read_json(request, service.settings.body_timeout))
         service.check_model(body.model)
         check_text("input", body.input, service.settings.max_prompt)
         if service.settings.log_prompts:
             logger.info("%s input: %s", request.state.request_id, ascii(body.input))
         seed = secrets.randbits(32) if body.seed is None else body.seed
-        ticket = Ticket()
+        ticket = Ticket(client)
         try:
             job = await run_in_threadpool(backend.job, body.input, body.voice, seed, ticket)
         except OptionError as error:

@@ -1,9 +1,10 @@
 """The decoding thread: one model, whose running batch the jobs of the queue join.
 
-A run begins with the jobs at the front of the queue and takes further ones between two passes,
-while there is room, in their order; it ends when all rows have finished and none fits. A job that
-does not fit (another image size, a prompt longer than there is room for) ends the taking: the run
-empties, and the next one begins with it. So no job waits for others that came later.
+A run begins with the next job of the queue and others of its group, and takes further ones in turn
+between two passes, while there is room; it ends when all rows have finished and none fits. A job
+that does not fit (another image size, a prompt longer than there is room for) ends the taking: the
+run empties, and the next one begins with it. So no client waits for more than the rows with which a
+run begins.
 
 What the model raises ends a run, not the server. Rows that the error names fail; the others begin
 again, up to `MAX_TRIES` times. With too little memory there are half as many rows from then on.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from functools import partial
 from itertools import count
 from threading import Event as Flag
 from threading import Thread
@@ -201,7 +203,8 @@ class Engine:
     def _serve(self) -> None:
         try:
             while (first := self.queue.wait()) is not None:
-                jobs = self.queue.take(self.rows, lambda job: job.group == first.group)
+                in_group = partial(_is_in_group, first.group)
+                jobs = self.queue.take(self.rows, in_group, passes_over=True)
                 if jobs:
                     self._decode(jobs)
         finally:
@@ -243,3 +246,7 @@ class Engine:
         lines = traceback.format_tb(error.__traceback__)
         message = f": {error}" if self._log_messages else ""
         logger.error("a run failed: %s%s\n%s", type(error).__name__, message, "".join(lines))
+
+
+def _is_in_group(group: Any, job: Job) -> bool:
+    return bool(job.group == group)

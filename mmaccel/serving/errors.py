@@ -69,3 +69,10 @@ def internal() -> ApiError:
     return ApiError(
         500, "server: expected to answer, but failed; see its log for this request", "internal"
     )
+
+
+def shutting_down(message: str) -> ApiError:
+    """A request to a server that ends."""
+    return ApiError(
+        503, f"{message}; ask another one", "shutting_down", headers={"retry-after": "10"}
+    )

@@ -1,7 +1,10 @@
 """Jobs, which are the rows that requests ask for, and the bounded queue in which they wait.
 
-The queue is first in, first out. The jobs of one request join it together or not at all. Event
-loop and decoding thread share it.
+The queue serves clients in turn, a job each, and the jobs of a client in the order in which they
+came. The jobs of one request join it together or not at all. Event loop and decoding thread share
+it.
+
+Source: J. Nagle, RFC 970, 1985: "On packet switches with infinite storage", round-robin service.
 """
 
 from __future__ import annotations
@@ -44,9 +47,14 @@ class Event:
 
 
 class Ticket:
-    """Receives the events of one request's jobs in its event loop; made there."""
+    """Receives the events of one request's jobs in its event loop; made there.
 
-    def __init__(self) -> None:
+    Args:
+        client: who asks.
+    """
+
+    def __init__(self, client: Hashable) -> None:
+        self.client = client
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
 
@@ -96,71 +104,96 @@ class JobQueue:
     """Jobs that wait.
 
     Args:
-        limit: how many at most.
+        limit: how many at most. A client of which none waits finds room for a quarter more, so that
+            no other client can fill the queue before it.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._jobs: deque[Job] = deque()
+        self._jobs: dict[Hashable, deque[Job]] = {}  # by client; the first one's turn is next
         self._changed = Condition()
         self._is_closed = False
 
     def __len__(self) -> int:
         """Number of jobs that wait."""
-        return len(self._jobs)
+        with self._changed:
+            return sum(map(len, self._jobs.values()))
 
-    def check(self, count: int) -> None:
-        """Check that `count` jobs fit, before anything is prepared for them.
-
-        Raises:
-            QueueFull, QueueClosed: see there.
-        """
-        if self._is_closed:
-            raise QueueClosed("server: expected no new request, because it ends")
-        if len(self._jobs) + count > self.limit:
-            raise QueueFull(f"queue: expected at most {self.limit} that wait")
-
-    def put(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait, all or none.
+    def check(self, count: int, client: Hashable) -> None:
+        """Check that `count` jobs of a client fit, before anything is prepared for them.
 
         Raises:
             QueueFull, QueueClosed: see there.
         """
         with self._changed:
-            if len(self._jobs) + len(jobs) > self.limit:
-                self._drop_cancelled()
-            self.check(len(jobs))
-            self._jobs.extend(jobs)
+            if self._is_closed:
+                raise QueueClosed("server: expected no new request, because it ends")
+            self._drop_cancelled()
+            limit = self.limit if client in self._jobs else self.limit + -(-self.limit // 4)
+            if len(self) + count > limit:
+                raise QueueFull(f"queue: expected at most {limit} that wait")
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Let the jobs of a request wait, all or none.
+
+        Raises:
+            QueueFull, QueueClosed: see there.
+        """
+        client = jobs[0].ticket.client
+        with self._changed:
+            self.check(len(jobs), client)
+            self._jobs.setdefault(client, deque()).extend(jobs)
             self._changed.notify()
 
     def put_back(self, jobs: Sequence[Job]) -> None:
-        """Let jobs that were begun wait again, before all others."""
+        """Let jobs that were begun wait again, before all others of their clients, who are next."""
         with self._changed:
-            self._jobs.extendleft(reversed(jobs))
+            for job in reversed(jobs):
+                client = job.ticket.client
+                waiting = self._jobs.pop(client, deque())
+                waiting.appendleft(job)
+                self._jobs = {client: waiting, **self._jobs}
 
-    def take(self, most: int, fits: Callable[[Job], bool]) -> list[Job]:
-        """Take jobs from the front, at most `most`, up to the first that does not fit."""
+    def take(
+        self, most: int, fits: Callable[[Job], bool], *, passes_over: bool = False
+    ) -> list[Job]:
+        """Take jobs in turn.
+
+        Args:
+            most: jobs at most.
+            fits: whether a job can be taken.
+            passes_over: whether a client whose next job does not fit is passed over, and keeps its
+                turn; else that job ends the taking.
+        """
         if not self._jobs:  # the usual case, once a pass
             return []
         taken: list[Job] = []
+        passed: dict[Hashable, deque[Job]] = {}
         with self._changed:
+            self._drop_cancelled()
             while self._jobs and len(taken) < most:
-                if not self._jobs[0].is_cancelled:
-                    if not fits(self._jobs[0]):
-                        break
-                    taken.append(self._jobs[0])
-                self._jobs.popleft()
+                client, waiting = next(iter(self._jobs.items()))
+                if fits(waiting[0]):
+                    taken.append(waiting.popleft())
+                    del self._jobs[client]
+                    if waiting:
+                        self._jobs[client] = waiting  # its next turn comes after all others'
+                elif passes_over:
+                    passed[client] = self._jobs.pop(client)
+                else:
+                    break
+            self._jobs = passed | self._jobs
         return taken
 
     def wait(self) -> Job | None:
-        """Wait for a job; returns the first without taking it, or None once the queue is closed and
+        """Wait for a job; returns the next without taking it, or None once the queue is closed and
         empty.
         """
         with self._changed:
             while True:
                 self._drop_cancelled()
                 if self._jobs:
-                    return self._jobs[0]
+                    return next(iter(self._jobs.values()))[0]
                 if self._is_closed:
                     return None
                 self._changed.wait()
@@ -174,9 +207,14 @@ class JobQueue:
     def cancel_all(self) -> None:
         """Forget the jobs that wait."""
         with self._changed:
-            for job in self._jobs:
-                job.is_cancelled = True
+            for waiting in self._jobs.values():
+                for job in waiting:
+                    job.is_cancelled = True
 
     def _drop_cancelled(self) -> None:
-        if any(job.is_cancelled for job in self._jobs):
-            self._jobs = deque(job for job in self._jobs if not job.is_cancelled)
+        left = {}
+        for client, waiting in self._jobs.items():
+            kept = deque(job for job in waiting if not job.is_cancelled)
+            if kept:
+                left[client] = kept
+        self._jobs = left

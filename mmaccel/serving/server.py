@@ -1,11 +1,13 @@
 """The server process: uvicorn with stricter limits, and signals that let it finish its work.
 
 SIGTERM, SIGINT and SIGHUP drain: the socket is closed, requests that were accepted are answered,
-and the process ends with 0. A second signal ends it at once.
+and the process ends with 0. At a second signal they are answered 503, and the process ends after
+the pass that runs.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import socket
@@ -26,6 +28,7 @@ logger = logging.getLogger("mmaccel.serving")
 _KEEP_ALIVE = (
     75  # seconds, as nginx: a client may lose a request on a connection that is just closed
 )
+_LAST_SECONDS = 1.0  # after a second signal, for answers to be read and bodies to arrive
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not on Windows
 
 
@@ -47,6 +50,12 @@ class Server(uvicorn.Server):
         )  # fmt: skip
         super().__init__(config)
         self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -75,10 +84,22 @@ class Server(uvicorn.Server):
             )  # fmt: skip
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Drain; at the second signal, end."""
+        """Drain; at the second signal, abort."""
         if self.should_exit:
-            self.force_exit = True
+            self.abort()
         self.drain()
+
+    def abort(self) -> None:
+        """Refuse what was accepted, then end. Called in any thread while the server runs."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._service.aborted.set)
+        self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_SECONDS, self._cancel)
+
+    def _cancel(self) -> None:
+        """End the requests whose body has not arrived, or whose answer is not read."""
+        self.force_exit = True
+        for task in self.server_state.tasks:
+            task.cancel()
 
     def drain(self) -> None:
         """Answer what was accepted, then end."""

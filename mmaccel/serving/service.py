@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
 
 from mmaccel.checks import show
 from mmaccel.serving.engine import Engine
-from mmaccel.serving.errors import ApiError, invalid
+from mmaccel.serving.errors import ApiError, invalid, shutting_down
 from mmaccel.serving.jobs import Job, JobQueue, QueueClosed, QueueFull
 from mmaccel.serving.metrics import Metrics
 from mmaccel.serving.settings import ServerSettings
@@ -29,6 +33,8 @@ class Service:
 
     Attributes:
         queue, engine, metrics: see there.
+        routes: paths that are served.
+        aborted: set when requests that were accepted are not answered any more.
     """
 
     def __init__(
@@ -42,6 +48,9 @@ class Service:
         self.queue = JobQueue(settings.queue)
         self.metrics = Metrics(lambda: len(self.queue))
         self.engine = Engine(backend, self.queue, self.metrics, settings.rows, settings.log_prompts)
+        task = "/v1/audio/speech" if images is None else "/v1/images/generations"
+        self.routes = (task, "/v1/models", "/health", "/metrics")
+        self.aborted = asyncio.Event()
         self._is_ending = False
         self._keys = [key.encode() for key in settings.api_keys]
 
@@ -55,18 +64,15 @@ class Service:
         self._is_ending = True
         self.queue.close()
 
-    def check_key(self, given: str | None) -> None:
-        """Check the bearer key of a request.
-
-        Args:
-            given: the header `Authorization`.
+    def identify(self, request: Request) -> str:
+        """Who asks: the bearer key where the server has keys, else the address.
 
         Raises:
             ApiError: none of the keys.
         """
         if not self._keys:
-            return
-        scheme, _, key = (given or "").partition(" ")
+            return request.client.host if request.client is not None else ""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
         own = key.strip().encode()
         is_known = [secrets.compare_digest(own, known) for known in self._keys]
         if scheme.lower() != "bearer" or not any(is_known):
@@ -75,6 +81,7 @@ class Service:
                 "Authorization: Bearer KEY", "invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )  # fmt: skip
+        return key.strip()
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names, if it does.
@@ -88,8 +95,8 @@ class Service:
                 "/v1/models", "model_not_found", "model",
             )  # fmt: skip
 
-    def check_room(self, count: int) -> None:
-        """Check that the rows of a request fit into the queue.
+    def check_room(self, count: int, client: Hashable) -> None:
+        """Check that the rows of a client's request fit into the queue.
 
         Raises:
             ApiError: they do not, now or ever.
@@ -98,7 +105,7 @@ class Service:
             most = self.settings.queue
             raise invalid("n", f"n: expected at most {most} here, received {count}; ask for fewer")
         try:
-            self.queue.check(count)
+            self.queue.check(count, client)
         except (QueueFull, QueueClosed) as error:
             raise self._busy(error) from None
 
@@ -115,9 +122,7 @@ class Service:
 
     def _busy(self, error: QueueFull | QueueClosed) -> ApiError:
         if isinstance(error, QueueClosed):
-            return ApiError(
-                503, f"{error}; ask another one", "shutting_down", headers={"retry-after": "10"}
-            )
+            return shutting_down(str(error))
         seconds = self.engine.seconds_per_row * len(self.queue)
         wait = min(max(1, math.ceil(seconds)), _MOST_SECONDS)
         return ApiError(

@@ -35,7 +35,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
-from mmaccel.pipelines.transformers_release import CACHE, cache_argument
+from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 
 
 class Predecessors:
@@ -151,7 +151,7 @@ class CachedDenoiser(ABC):
         self.vocab_size = full if vocab_size is None else vocab_size
         self.supports_kv_cache = self.any_rows = True
         self._n_layers, self.max_positions = n_layers, max_positions
-        self._cache_argument = cache_argument(forward_parameters(model)) or CACHE
+        self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
         self._layout: KVCacheLayout | None = None
         self._predecessors: Predecessors | None = None
 

@@ -33,6 +33,7 @@ from mmaccel.pipelines.attach.generate_call import (
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
@@ -230,10 +231,9 @@ class JanusImages(ImageModel):
     def encode(self, text: str) -> list[int]:
         """Ids of the prompt as a user message, and of the token before an image."""
         content = [{"type": "text", "text": check_prompt(text, self.processor.tokenizer)}]
-        chat = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True
-        )
-        encoded = self.processor(text=[chat], generation_mode="image", return_tensors="pt")
+        chat = [{"role": "user", "content": content}]
+        texts = render_chats(self.processor, [chat], add_generation_prompt=True)
+        encoded = self.processor(text=texts, generation_mode="image", return_tensors="pt")
         ids: list[int] = encoded["input_ids"][0].tolist()
         return ids
 

@@ -76,6 +76,12 @@ class ModelPass:
         """Cache indices before the last one for entries that are no columns."""
         return 0
 
+    @property
+    def n_rows(self) -> int:
+        """Rows of a pass over one canvas of each row asked for, guidance branches included."""
+        batch = self._is_new_block.shape[0] if self.live is None else len(self.live)
+        return batch * self.columns.branches
+
     def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Forget the rows of `batch_slots`, `[n]` int64; `prompt` is that of all batch slots."""
         self.columns, batch = Columns(prompt, *self._shape), prompt.batch

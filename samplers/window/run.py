@@ -34,7 +34,13 @@ from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coar
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
-from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
+from mmaccel.samplers.window.proposers import (
+    DraftSource,
+    Frontier,
+    Proposal,
+    check_source,
+    propose,
+)
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rolling_noise import FreshAhead, RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
@@ -149,13 +155,8 @@ class WindowRun:
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
         if "drafts" in vars(policy):  # a field, which the caller chose
-            self.stats.drafts = (
-                self._source
-                if self.coarse is None
-                else "online"
-                if source == "online"
-                else "coarse"
-            )
+            corrected = "online" if source == "online" else "coarse"
+            self.stats.drafts = str(self._source) if self.coarse is None else corrected
         if note:
             self.stats.notes.append(note)
         n_generated = self.buffer.n_generated
@@ -413,7 +414,7 @@ class WindowRun:
     @property
     def reads_last_scores(self) -> bool:
         """Whether the next pass drafts from the scores of this one's last slot."""
-        return self._source == "neighbour"
+        return self._source == "neighbour" or isinstance(self._source, DraftSource)
 
     def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
         """Logits of a part of the window's slots to scores of their target distribution."""

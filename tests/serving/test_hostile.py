@@ -160,7 +160,9 @@ def test_other_types_urls_and_methods(idle: Running) -> None:
         ("GET", "/docs", 404),
         ("GET", "/openapi.json", 404),
     ):
-        assert_error(idle.http.request(method, url), status, None, "unknown_url")
+        message = assert_error(idle.http.request(method, url), status, None, "unknown_url")
+        listed = message.partition("; ")[2]
+        assert IMAGES in listed and "/v1/models" in listed and "audio" not in listed
     for name in ("dall-e-3", "x" * 3000, "../tiny"):
         assert_error(idle.post(RED, model=name), 404, "model", "model_not_found")
 

@@ -111,3 +111,22 @@ def test_wrong_fields(say: Callable[..., Any], name: str) -> None:
 def test_a_speech_model_draws_nothing(served: tuple[Running, TextToSpeech]) -> None:
     answer = served[0].http.post("/v1/images/generations", json={"prompt": "a"})
     assert_error(answer, 404, None, "unknown_url")
+
+
+def test_only_its_own_routes_are_listed(served: tuple[Running, TextToSpeech]) -> None:
+    message = served[0].http.get("/v1/nothing").json()["error"]["message"]
+    assert SPEECH in message and "/v1/models" in message and "/v1/images" not in message
+
+
+def test_who_asks_for_speech_has_turns(
+    served: tuple[Running, TextToSpeech], say: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, clients = served[0].service.queue, []
+    put = queue.put
+
+    def put_noted(jobs: Any) -> None:
+        clients.extend(job.ticket.client for job in jobs)
+        put(jobs)
+
+    monkeypatch.setattr(queue, "put", put_noted)
+    assert say().status_code == 200 and clients == ["127.0.0.1"]

@@ -68,9 +68,7 @@ def _sample(policy: Policy, model: Any, **options: Any) -> Generation:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
-def test_the_call_goes_on(
-    policy: Policy, on_host: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_call_goes_on(policy: Policy, on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WindowRun, "is_on_host", on_host)
     model = Contagious(9, depth=2)
     made = _sample(policy, model)

@@ -21,7 +21,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_form
-from mmaccel.pipelines.transformers_release import CACHE, cache_argument
+from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 
 
 class CachedModel:
@@ -53,7 +53,7 @@ class CachedModel:
         self.config: Any = config
         self._n_layers = n_layers
         self._call, self.form = call, form
-        self._cache_argument = cache_argument(forward_parameters(model)) or CACHE
+        self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
         weight = next(p for p in model.parameters() if p.dtype.is_floating_point)
         self.dtype, self.device = weight.dtype, weight.device
 
