@@ -32,7 +32,7 @@ def command(folder: Path, model: Path, *more: str) -> list[str]:
     file = folder / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
     return ["generate", "--prompts", str(file), "--model", str(model), "--out",
-            str(folder / "out"), "--batch-size", "2", *more]  # fmt: skip
+            str(folder / "out"), "--seed", "0", "--batch-size", "2", *more]  # fmt: skip
 
 
 def content(out: Path) -> dict[str, bytes]:

@@ -43,8 +43,8 @@ def test_killed_jobs_of_images_resume_to_the_same_files(
     prompts.write_text("\n".join(map(json.dumps, rows)))
 
     def start(out: Path, *more: str) -> Child:
-        fixed = ["--model", str(tiny_folder), "--batch-size", "4", "--out", str(out), *more]
-        return forker.start("generate", "--prompts", str(prompts), *fixed)
+        fixed = ["--model", str(tiny_folder), "--batch-size", "4", "--seed", "0", "--out", str(out)]
+        return forker.start("generate", "--prompts", str(prompts), *fixed, *more)
 
     whole = tmp_path / "whole"
     seconds, draw, killed = run_whole(start(whole)), random.Random(23), []

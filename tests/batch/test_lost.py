@@ -95,7 +95,16 @@ def test_what_is_removed_during_a_run_is_missing_at_its_end(
         write(file, save)
 
     monkeypatch.setattr(image_files, "write_whole", changed)
-    arguments = ["generate", CAPTIONS[0], "--count", "4", "--model", str(tiny_folder)]
+    arguments = [
+        "generate",
+        CAPTIONS[0],
+        "--count",
+        "4",
+        "--seed",
+        "0",
+        "--model",
+        str(tiny_folder),
+    ]
     assert main([*arguments, "--out", str(out)]) == 3
     said = capsys.readouterr()
     assert said.out == "" and "expected the 5 written files in" in said.err

@@ -80,11 +80,13 @@ def test_actors_write_the_same_as_one_process(
     expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=4))
     arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
                  str(tmp_path / "ray"), "--executor", "ray", "--actors", "2",
-                 "--batch-size", "4", "--json"]  # fmt: skip
+                 "--batch-size", "4", "--seed", "0", "--json"]  # fmt: skip
     assert main(arguments) == 0
     assert json.loads(capsys.readouterr().out)["data"]["made"] == N_ITEMS
     made = map(json.loads, (tmp_path / "ray" / "manifest.jsonl").read_text().splitlines())
-    assert {(r["id"], r["k"]): r for r in made} == expected
+    assert {(r["id"], r["k"]): r for r in made} == {
+        key: record | {"job_seed": 0} for key, record in expected.items()
+    }
     for record in expected.values():
         one, two = (tmp_path / name / record["file"] for name in ("one", "ray"))
         assert one.read_bytes() == two.read_bytes()

@@ -31,6 +31,7 @@ def test_a_comparison_says_that_drafts_are_coarse(
     tiny_folder: Path, coarse: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--window", "8", "--compare"]
+    options += ["--seed", "0"]
     assert main(["generate", CAPTIONS[1], "--drafts", coarse, *options]) == 0
     said = capsys.readouterr().out
     assert "jacobi, coarse drafts" in said and "The same image, token for token" in said

@@ -39,7 +39,7 @@ INT, TERM, HUP = int(signal.SIGINT), int(signal.SIGTERM), int(signal.SIGHUP)
 
 
 def start(forker: Forker, model: Path, out: Path, count: int, **options: str) -> Child:
-    fixed = ["--model", str(model), "--out", str(out), "--count", str(count)]
+    fixed = ["--model", str(model), "--out", str(out), "--count", str(count), "--seed", "0"]
     return forker.start("generate", CAPTIONS[0], *fixed, **options)  # type: ignore[arg-type]
 
 
