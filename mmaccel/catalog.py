@@ -130,6 +130,10 @@ REDUCERS: dict[str, ReducerEntry] = {  # in the order of docs/visual-tokens.md
     "ilre": _reducer("ilre:ILRe", "what the text attends to in one layer, then from the start"),
 }
 
+KEEP = 0.22
+"""What a method keeps that is named alone: 128 of 576 tokens, as the methods' papers compare."""
+
+_WINDOW = "mmaccel.pipelines.causal_lm.model:CausalLMWindow"
 _VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     **dict.fromkeys(
@@ -338,6 +342,46 @@ def make_reducer(name: str, /, **options: Any) -> Any:
     method = load(target)
     _check_fields(f"visual_tokens {name}", method, {}, options, "method")
     return method(**options)
+
+
+def read_reducers(given: Any) -> Any:
+    """The methods for visual tokens that a user names; what is no name stays as it is.
+
+    Args:
+        given: a method; a short name, such as "dart", which keeps `KEEP`; a dictionary of a name
+            and fields, such as `{"name": "dart", "keep": 0.3}`; or a list of these.
+
+    Raises:
+        OptionError: unknown name, a dictionary without one, or a bad field.
+    """
+    if isinstance(given, list | tuple):
+        return [_read_reducer(one) for one in given]
+    return _read_reducer(given)
+
+
+def _read_reducer(given: Any) -> Any:
+    if not isinstance(given, str | Mapping):
+        return given
+    named: Mapping[Any, Any] = {"name": given} if isinstance(given, str) else given
+    options = {str(option): value for option, value in named.items()}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise OptionError(
+            f"visual_tokens: expected a dictionary with a name, received {show(dict(named))}; "
+            'write for example {"name": "dart", "keep": 0.22}'
+        )
+    if not {"keep", "n_keep"} & options.keys():
+        options["keep"] = KEEP
+    return make_reducer(name, **options)
+
+
+def open_draft_model(model: Any) -> Any:
+    """A model of transformers as a `TokenModel` that drafts.
+
+    Raises:
+        UnsupportedModelError: it is no causal LM whose passes can be made in windows.
+    """
+    return load(_WINDOW)(model)
 
 
 def find_family(model_type: str | None) -> str:

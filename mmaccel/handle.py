@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import find_family, load, policy_names, read_policy
+from mmaccel.catalog import find_family, load, policy_names, read_policy, read_reducers
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
@@ -26,7 +26,7 @@ from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGra
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
-from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.coarse import first_source
 from mmaccel.samplers.noise import check_seed
@@ -153,7 +153,7 @@ def attach(
     fused: UseFused = "auto",
     compile: UseCompile = "auto",
     assume_stateless: bool = False,
-    visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
+    visual_tokens: UseReducers = None,
 ) -> Handle:
     """Let a policy decode what a model generates, until it is detached.
 
@@ -195,7 +195,9 @@ def attach(
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
         visual_tokens: which visual tokens of a prompt stay, such as `mmaccel.DivPrune(keep=0.22)`,
-            or several methods of different stages. The policy is then as exact as it says with
+            its short name, a dictionary of a name and fields, such as
+            `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages; see
+            `mmaccel.catalog.read_reducers`. The policy is then as exact as it says with
             respect to the model on these tokens. None keeps all.
 
     Returns:
@@ -219,7 +221,7 @@ def attach(
     check_switch("assume_stateless", assume_stateless)
     engine = Engine(cuda_graphs, sync_every, fused, compile)
     own_seed = None if seed is None else check_seed(seed)
-    reducers = () if visual_tokens is None else check_reducers(visual_tokens)
+    reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(

@@ -68,7 +68,8 @@ class Stats:
             "relaxed" where tokens of a pass share the rounding of quantised activations.
         tokens: generated tokens, summed over rows.
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
-        row_passes: passes summed over the rows that were unfinished; equals `passes` at batch 1.
+        row_passes: passes summed over the rows that took part, unfinished; equals `passes` at
+            batch 1. `tokens_per_pass` and a row's or image's own passes are counted by it.
         prefill_passes: passes over the prompt.
         draft_passes: passes of a draft model.
         accepted: `accepted[k]` counts row-passes that generated exactly k + 1 tokens.
@@ -182,17 +183,24 @@ class Stats:
         than plain ones, canvases too.
         """
         return (
-            f"{self.tokens} tokens in {self.row_passes} forward passes{self.of_canvases}, "
-            f"{self.tokens_per_pass:.2f} tokens a pass, {self.seconds:.2f} s"
+            f"{self.tokens} tokens in {self.passes} forward passes{self.of_canvases}, "
+            f"{self.tokens_per_pass:.2f} tokens {self._each_pass}, {self.seconds:.2f} s"
         )
+
+    @property
+    def _each_pass(self) -> str:
+        return "a pass for each row" if self.row_passes > self.passes else "a pass"
 
     def __str__(self) -> str:
         """A small table."""
         passes = (
-            f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} a pass)"
+            f"{self.tokens} in {self.passes} forward passes ({self.tokens_per_pass:.2f} "
+            f"{self._each_pass})"
         )
-        rounded = f" ({self.dtype})" if self.exactness == "up to rounding" else ""
-        lines = [("tokens", passes), ("exactness", self.exactness + rounded)]
+        lines = [("tokens", passes)]
+        if self.dtype or not self.fallbacks:  # else the original ran
+            rounded = f" ({self.dtype})" if self.exactness == "up to rounding" else ""
+            lines.append(("exactness", self.exactness + rounded))
         if self.reference:
             lines.append(("reference", self.reference))
         if self.branches > 1:

@@ -37,6 +37,8 @@ from mmaccel.samplers.noise import Noise
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
 _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
 _MODELS_LOOP = "a decoding loop of the model's own"
+_BATCH = "transformers' own continuous batching; generate takes a padded batch"
+_BATCHES = ("generate_batch", "init_continuous_batching")
 _OTHER_LOOPS = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
 
 
@@ -82,7 +84,8 @@ class GenerateService:
         """Methods that replace the model's own, by name."""
         others = {name: self._run_other(name, reason) for name, reason in _OTHER_LOOPS.items()}
         own = {"_sample": as_function(self._sample), "generate": as_function(self._generate)}
-        return own | others
+        batches = {name: self._run_batches(name) for name in _BATCHES}
+        return own | others | batches
 
     def watch_pipeline(self, pipe: Any, *args: Any, **options: Any) -> Any:
         """The call of a pipeline that holds the model: says so where it generated nothing."""
@@ -148,6 +151,17 @@ class GenerateService:
             ids = args[0] if args else options["input_ids"]
             options = self.reduction.encode_whole(model, ids, options)
             return self._fallback.run(model, name, [reason], *args, **options)
+
+        return run
+
+    def _run_batches(self, name: str) -> Callable[..., Any]:
+        def run(model: Any, *args: Any, **options: Any) -> Any:
+            if self.strict:
+                self._fallback.refuse(_BATCH)
+            if self.layout is not None:
+                self._fallback.refuse_layout(_BATCH)
+            self._fallback.warn(_BATCH)
+            return original(model, name)(*args, **options)
 
         return run
 

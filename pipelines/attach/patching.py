@@ -165,7 +165,7 @@ def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., An
 
 
 def _move(self: Any, *args: Any, **options: Any) -> Any:
-    """`Module._apply`, between two calls of the module; accelerate moves one with its hook inside."""
+    """`Module._apply`, between two calls of the module. accelerate moves its own inside them."""
     patch = _patch_of(self)
     if patch is None or hasattr(self, "_hf_hook"):
         return original(self, _MOVE)(*args, **options)

@@ -7,7 +7,7 @@ from typing import Any
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
-"""diffusers' pipelines whose pictures are made of tokens, with the component that generates them."""
+"""diffusers' pipelines whose pictures are made of tokens, and the component that makes these."""
 
 _BASE = "DiffusionPipeline"  # a caller's own pipeline has no other class of diffusers
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.catalog import read_policy
+from mmaccel.catalog import read_policy, read_reducers
 from mmaccel.checks import check_int
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -35,7 +35,7 @@ from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
-from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -74,7 +74,7 @@ class ImageToText(MovablePipeline):
         processor: Any,
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
-        visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
+        visual_tokens: UseReducers = None,
         cuda_graphs: UseGraphs = "auto",
         fused: UseFused = "auto",
         compile: UseCompile = "auto",
@@ -83,7 +83,8 @@ class ImageToText(MovablePipeline):
         check_processor(processor)
         self.model, self.processor, self.source = model, processor, source
         self.policy = Jacobi() if policy is None else read_policy(policy)
-        self.reducers = () if visual_tokens is None else check_reducers(visual_tokens)
+        given = read_reducers(visual_tokens)
+        self.reducers = () if given is None else check_reducers(given)
         self.cuda_graphs, self.fused, self.compile = cuda_graphs, fused, compile
         self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
 
@@ -93,7 +94,7 @@ class ImageToText(MovablePipeline):
         name: str | Path,
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
-        visual_tokens: TokenReducer | Sequence[TokenReducer] | None = None,
+        visual_tokens: UseReducers = None,
         device: torch.device | str = "auto",
         dtype: torch.dtype | str = "auto",
         cuda_graphs: UseGraphs = "auto",
@@ -133,7 +134,8 @@ class ImageToText(MovablePipeline):
                 fit, code that is not trusted, or a model without what a method needs.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        reducers = None if visual_tokens is None else check_reducers(visual_tokens)
+        given = read_reducers(visual_tokens)
+        reducers = None if given is None else check_reducers(given)
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )

@@ -102,6 +102,8 @@ class WindowRun:
     _fresh: FreshAhead | None = None  # the same; see `fresh_noise`
     _inputs: WindowInputs | None = None  # of the next forward, where `write_drafts` made them
     is_retry = False
+    width: int
+    _step_began: float
 
     def __init__(
         self,

@@ -15,11 +15,13 @@ the target, and drafts change speed only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
+from mmaccel.catalog import open_draft_model
+from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
@@ -34,24 +36,27 @@ class Speculative(WindowPolicy):
 
     Args:
         window: tokens that the target processes per pass; window - 1 of them are drafts.
-        draft_model: a `TokenModel` with the target's vocabulary, or None for prompt lookup. It
-            reads no images: of a prompt with some, only the text.
+        draft_model: a causal LM of transformers or a `TokenModel`, with the target's vocabulary, or
+            None for prompt lookup. It reads no images: of a prompt with some, only the text.
     """
 
     window: int = 8
-    draft_model: TokenModel | None = field(default=None, repr=False)
+    draft_model: TokenModel | torch.nn.Module | None = field(default=None, repr=False)
 
     exactness: ClassVar[Exactness] = "distribution"
     drafts: ClassVar[str] = "ngram"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draft_model is not None and not isinstance(self.draft_model, TokenModel):
+        model = self.draft_model
+        if model is None or isinstance(model, TokenModel):
+            return
+        if not isinstance(model, torch.nn.Module):
             raise OptionError(
-                f"draft_model: expected a TokenModel or None, received "
-                f"{type(self.draft_model).__name__}; wrap a transformers model in "
-                "mmaccel.CausalLMWindow"
+                f"draft_model: expected a causal LM of transformers or None, received "
+                f"{show(model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
+        object.__setattr__(self, "draft_model", open_draft_model(model))
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`.
@@ -59,7 +64,7 @@ class Speculative(WindowPolicy):
         Raises:
             OptionError: the draft model has another vocabulary.
         """
-        drafter = self.draft_model
+        drafter = cast("TokenModel | None", self.draft_model)
         if drafter is not None:
             if drafter.vocab_size != run.vocab_size:
                 raise OptionError(

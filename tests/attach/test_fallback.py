@@ -314,3 +314,33 @@ def test_a_function_that_a_new_release_changed_runs_the_original(
             made = model.generate(**PROMPTS, **SHORT)
     assert made.equal(plain) and run.stats is not None
     assert "TypeError: hand_over() got an unexpected" in run.stats.fallbacks[0]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_continuous_batching_of_transformers_is_not_watched(strict: bool) -> None:
+    from transformers import GenerationConfig
+
+    model = build_lm("llama")
+    config = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=3, pad_token_id=0)
+    with mmaccel.attach(model, "jacobi", strict=strict) as run, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if strict:
+            with pytest.raises(AttachError, match="continuous batching"):
+                model.generate_batch([[5, 6]], generation_config=config)
+            return
+        with pytest.warns(UserWarning, match="continuous batching; generate takes a") as seen:
+            for _ in range(2):
+                out = model.generate_batch([[5, 6], [7]], generation_config=config)
+                assert len(out) == 2
+        assert len([w for w in seen if "without the policy" in str(w.message)]) == 1
+        assert run.history == []
+
+
+def test_a_fallback_shows_no_guarantee_of_the_policy() -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, "jacobi") as run:
+        model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
+        assert "exactness    bitwise" in str(run.stats)
+        with pytest.warns(UserWarning, match="beam search"):
+            model.generate(**PROMPTS, max_new_tokens=4, num_beams=2)
+    assert "exactness" not in str(run.stats) and "fell back    beam search" in str(run.stats)

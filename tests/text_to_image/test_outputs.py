@@ -74,3 +74,13 @@ def test_stats_show_canvases_beside_passes_that_are_wider_than_plain_ones() -> N
     )
     assert wide.to_dict()["canvases"] == 354
     assert add_stats([wide, plain]).canvases == 866
+
+
+def test_forward_passes_are_those_of_the_batch_everywhere() -> None:
+    """A pass of four rows is one forward pass; tokens a pass are a row's."""
+    batch = Stats(tokens=1024, passes=51, row_passes=161)
+    assert batch.summary.startswith("1024 tokens in 51 forward passes, 6.36 tokens a pass for each")
+    assert "1024 in 51 forward passes (6.36 a pass for each row)" in str(batch)
+    one = Stats(tokens=256, passes=42, row_passes=42)
+    assert one.summary.startswith("256 tokens in 42 forward passes, 6.10 tokens a pass, ")
+    assert "256 in 42 forward passes (6.10 a pass)" in str(one)

@@ -140,3 +140,24 @@ def test_a_cache_that_the_caller_sees_is_no_reduced_one() -> None:
         with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=RandomTokens(keep=0.5)) as run:
             model.generate(**inputs, **options)
     assert run.stats.fallbacks
+
+
+def test_methods_by_name_and_by_dictionary() -> None:
+    model, policy = build_vlm("llava"), mmaccel.Autoregressive()
+    inputs = draw_prompts("llava", model)
+    for given, method in (
+        ("divprune", mmaccel.DivPrune(keep=0.22)),
+        ({"name": "divprune", "keep": 0.5}, mmaccel.DivPrune(keep=0.5)),
+        (["divprune", {"name": "dart", "n_keep": 3}],
+         [mmaccel.DivPrune(keep=0.22), mmaccel.DART(n_keep=3)]),
+    ):  # fmt: skip
+        (made, stats), (wanted, other) = (answer(model, m, inputs) for m in (given, method))
+        assert torch.equal(made, wanted) and stats.reference == other.reference
+    for bad, said in (
+        ("dartt", "did you mean dart"),
+        ({"keep": 0.5}, "a dictionary with a name"),
+        ({"name": "dart", "kepp": 0.5}, "'kepp'"),
+        (0.5, "a method such as"),
+    ):
+        with pytest.raises(OptionError, match=f"visual_tokens.*{said}"):
+            mmaccel.attach(model, policy, visual_tokens=bad)  # type: ignore[arg-type]

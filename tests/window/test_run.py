@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import mmaccel
 from mmaccel import (
     Autoregressive,
+    CausalLMWindow,
     Grid,
     GroupedSpeculative,
     Jacobi,
@@ -24,12 +26,14 @@ from mmaccel import (
     ShapeError,
     Speculative,
     SpeculativeJacobi,
+    UnsupportedModelError,
 )  # fmt: skip
 from mmaccel.contracts import Policy
 from mmaccel.results import Exactness, Progress
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
+from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 ROWS = [[1, 2, 3], [4]]
@@ -275,3 +279,19 @@ def test_the_base_class_checks_window_and_drafts(
     assert Own() == Own(window=8)
     with pytest.raises(OptionError, match=re.escape(message)):
         Own(**fields)
+
+
+def test_a_draft_model_of_transformers_is_taken_as_it_is() -> None:
+    small, model = build_lm("llama", num_hidden_layers=1), build_lm("llama")
+    wrapped = Speculative(4, CausalLMWindow(small))
+    assert isinstance(Speculative(4, small).draft_model, CausalLMWindow)
+    made = []
+    for policy in (Speculative(4, small), wrapped):
+        with mmaccel.attach(model, policy, seed=3, strict=True) as run:
+            made.append(model.generate(torch.tensor([[5, 6]]), max_new_tokens=12, do_sample=True))
+        assert run.stats is not None and run.stats.draft_passes > 0
+    assert torch.equal(*made)
+    with pytest.raises(OptionError, match=r"draft_model: .* AutoModelForCausalLM\.from_pretrained"):
+        Speculative(4, draft_model=[1])  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="AutoModelForCausalLM"):
+        Speculative(4, small.model)

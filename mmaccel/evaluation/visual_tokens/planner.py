@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.catalog import read_reducers
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.visual_tokens.measure import count_visual
@@ -275,7 +276,9 @@ def plan_visual_tokens(
         ("max_new_tokens", max_new_tokens), ("concurrency", concurrency), ("repeats", repeats),
     ):  # fmt: skip
         check_int(name, value, 1, hint=hint)
-    chosen = mmaccel.DivPrune(keep=keep) if method is None else check_reducers(method)[0]
+    chosen = (
+        mmaccel.DivPrune(keep=keep) if method is None else check_reducers(read_reducers(method))[0]
+    )
     copies = {name: _copy(value, concurrency) for name, value in inputs.items()}
     n_visual = int((copies["input_ids"] == find_placeholder(model, "image")).sum())
     if not n_visual:

@@ -10,7 +10,7 @@ is as exact as it says *with respect to* the reduced model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final, get_args
 
@@ -213,6 +213,12 @@ def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:
             f"{context.layer} of {context.depth}; ask the method's layers_in for its layers"
         )
     return layers.index(context.layer) + 1, len(layers)
+
+
+UseReducers = (
+    TokenReducer | str | Mapping[str, Any] | Sequence[TokenReducer | str | Mapping[str, Any]] | None
+)
+"""What `mmaccel.catalog.read_reducers` takes; None for none."""
 
 
 def check_reducers(value: Any) -> tuple[TokenReducer, ...]:
