@@ -11,7 +11,7 @@ together with `--write` it replaces these runs in a file that exists and leaves 
 A run is recorded as the checksum and shape of its tokens, the tokens and passes of each row where
 they are known, and figures of its statistics. Seconds are not recorded. The wording of a fallback
 is recorded but not compared: only how many there were. Runs whose passes depend on the clock
-(adaptive windows) are recorded by their tokens alone.
+(adaptive windows, measured drafts) are recorded by their tokens alone.
 Nothing is compiled: when passes are, and with which last bits, depends on the clock.
 
 Recorded and checked runs must come from the same machine and the same versions of the libraries:
@@ -194,11 +194,12 @@ CANVAS: list[tuple[str, str, dict[str, Any]]] = [
      {"block": 8, "cache": plan("dual", refresh=3, far=4)}),
     ("stepwise, cache vicinity", "stepwise",
      {"block": 8, "cache": plan("vicinity", margin=2, refresh=4)}),
-    ("lossless-unmask", "lossless-unmask", {}),
+    ("lossless-unmask", "lossless-unmask", {"drafts": 8}),
     ("lossless-unmask, 3 drafts, entropy", "lossless-unmask", {"drafts": 3, "order": "entropy"}),
-    ("lossless-unmask, order left", "lossless-unmask", {"order": "left"}),
-    ("lossless-unmask, order random", "lossless-unmask", {"order": "random"}),
-    ("lossless-unmask, order halton", "lossless-unmask", {"order": "halton"}),
+    *[
+        (f"lossless-unmask, order {order}", "lossless-unmask", {"drafts": 8, "order": order})
+        for order in ("left", "random", "halton")
+    ],
     ("lossless-unmask, cache prefix", "lossless-unmask",
      {"drafts": 4, "block": 8, "cache": "prefix"}),
     ("lossless-unmask, cache dual, as entries", "lossless-unmask",
@@ -445,6 +446,11 @@ def tiny_masked() -> Runs:
         return draw(pipe(), _tiny_images()[2][:batch], policy, **options)
 
     yield from cross(CANVAS, make, of_others=1)
+
+    def measured() -> Row:
+        return make(make_policy("lossless-unmask"), 3, {"tokens_only": True})
+
+    yield "lossless-unmask by measured cost, tokens only", measured
 
 
 # --- models of transformers -----------------------------------------------------------------------

@@ -12,10 +12,15 @@ from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
-from mmaccel.pipelines.attach.patching import Injection, find_owner
+from mmaccel.pipelines.attach.patching import Injection, as_function, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
-from mmaccel.pipelines.attach.unwrap import check_switch, find_generator, unwrap
-from mmaccel.pipelines.causal_lm.compatibility import find_device, find_training_effect
+from mmaccel.pipelines.attach.unwrap import (
+    check_switch,
+    find_generator,
+    is_diffusers_pipeline,
+    unwrap,
+)
+from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
@@ -161,7 +166,8 @@ def attach(
 
     Args:
         target: a transformers model that generates, also one compiled by torch or wrapped by peft;
-            a diffusers pipeline with one such model in it; a pipeline or model listed in
+            a pipeline of transformers; a diffusers pipeline whose pictures such a model makes
+            (`GlmImagePipeline`); a pipeline or model listed in
             `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in
             `mmaccel.pipelines.diffusion_lm.registry`, which then has `generate`.
         policy: a policy, its short name (`mmaccel models` lists them), or a dictionary of a name
@@ -238,6 +244,8 @@ def attach(
     )
     injection = Injection()
     injection.add(model, service.methods())
+    if is_diffusers_pipeline(target):
+        injection.add(target, {"__call__": as_function(service.watch_pipeline)})
     handle = Handle(model, service, injection)
     if fused is True or compile is True:
         try:
@@ -260,7 +268,7 @@ def detach(target: Any) -> bool:
     Raises:
         AttachError: other code changed the model's class since.
         BusyError: this thread is inside a call, in a callback or a stopping criterion.
-        UnsupportedModelError: a pipeline with several models that generate.
+        UnsupportedModelError: a pipeline that `attach` refuses.
     """
     owner = find_owner(unwrap(target)) or find_owner(find_generator(target))
     if owner is None:
@@ -304,7 +312,7 @@ def find_served(target: Any) -> tuple[Any, CausalLM]:
     model = find_generator(target)
     if not hasattr(type(model), "_sample"):
         is_own = hasattr(type(model), "from_pretrained") and "mmaccel" in type(model).__module__
-        remedy = "load one with AutoModelForCausalLM.from_pretrained"
+        remedy = "" if is_own else find_remedy(model)
         raise UnsupportedModelError(
             "attach: expected a transformers model that generates, received a "
             f"{type(model).__name__}; "

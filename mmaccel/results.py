@@ -155,6 +155,12 @@ class Stats:
         return self.canvases / plain if plain else 0.0
 
     @property
+    def of_canvases(self) -> str:
+        """Words that follow a number of passes, " of 3.8 canvases"; empty where they are plain."""
+        each = self.canvases_per_pass
+        return f" of {each:.1f} canvases" if each >= _WIDER else ""
+
+    @property
     def acceptance_by_slot(self) -> list[float]:
         """Share of a row's passes in which slot k of the window was accepted; k = 0 always is."""
         n_passes = sum(self.accepted)
@@ -175,11 +181,8 @@ class Stats:
         """Tokens, forward passes, tokens per pass and seconds, on one line; where passes are wider
         than plain ones, canvases too.
         """
-        wider = (
-            f" of {self.canvases_per_pass:.1f} canvases" if self.canvases_per_pass >= _WIDER else ""
-        )
         return (
-            f"{self.tokens} tokens in {self.row_passes} forward passes{wider}, "
+            f"{self.tokens} tokens in {self.row_passes} forward passes{self.of_canvases}, "
             f"{self.tokens_per_pass:.2f} tokens a pass, {self.seconds:.2f} s"
         )
 
@@ -194,7 +197,7 @@ class Stats:
             lines.append(("reference", self.reference))
         if self.branches > 1:
             lines.append(("guidance", f"{self.branches} rows of a pass per row"))
-        if self.canvases_per_pass >= _WIDER:
+        if self.of_canvases:
             each = f"{self.canvases_per_pass:.1f} a pass for each row"
             lines.append(("canvases", f"{self.canvases} ({each}; one slot a pass computes 1)"))
         if self.drafts == "coarse" or (self.drafts and self.canvases):

@@ -248,7 +248,8 @@ def choose_threads_for(
 def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:
     """All images of a run on one sheet."""
     stats, count = images.stats, len(images.prompts)
-    foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
+    passes = f"{stats.row_passes / count:.0f} forward passes{stats.of_canvases}"
+    foot = f"{stats.tokens // count} tokens in {passes} each"
     return draw_sheet(
         [make_panel(title, describe_guarantee(stats, dtype), images, foot)], columns=4
     )
@@ -264,7 +265,7 @@ def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: 
         stats = side.stats
         table.add_row(
             side_name,
-            f"{stats.row_passes / count:.1f}",
+            f"{stats.row_passes / count:.1f}{stats.of_canvases}",
             f"{stats.tokens_per_pass:.2f}",
             f"{stats.seconds / count:.2f}",
             f"{plain.stats.seconds / stats.seconds:.2f}",

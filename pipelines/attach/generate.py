@@ -84,6 +84,18 @@ class GenerateService:
         own = {"_sample": as_function(self._sample), "generate": as_function(self._generate)}
         return own | others
 
+    def watch_pipeline(self, pipe: Any, *args: Any, **options: Any) -> Any:
+        """The call of a pipeline that holds the model: says so where it generated nothing."""
+        n_before = len(self.history)
+        began = time.perf_counter()
+        out = original(pipe, "__call__")(*args, **options)
+        if len(self.history) == n_before:
+            reason = f"a call of a {type(pipe).__name__} that never called generate of its model"
+            self._fallback.warn(reason)
+            seconds = time.perf_counter() - began
+            self.history.append(Stats(repr(self.policy), fallbacks=[reason], seconds=seconds))
+        return out
+
     def serve(self, call: GenerateCall) -> Any:
         """Decode a call of `_sample` by the policy, or run the original where it cannot be served.
 

@@ -152,7 +152,7 @@ def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., An
     def method(self: Any, *args: Any, **options: Any) -> Any:
         patch = _patch_of(self)
         if patch is not None:
-            with patch.injection.calls.call():
+            with patch.injection.calls.call(self):
                 if _patch_of(self) is patch:  # not detached while the call waited
                     return patch.methods[name](self, *args, **options)
         return original(self, name)(*args, **options)  # also of a copy that knows no policy
@@ -165,11 +165,11 @@ def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., An
 
 
 def _move(self: Any, *args: Any, **options: Any) -> Any:
-    """`Module._apply`, between two calls. accelerate moves a model with its hook inside them."""
+    """`Module._apply`, between two calls of the module; accelerate moves one with its hook inside."""
     patch = _patch_of(self)
     if patch is None or hasattr(self, "_hf_hook"):
         return original(self, _MOVE)(*args, **options)
-    with patch.injection.calls.change("move the model"):
+    with patch.injection.calls.change("move the model", self):
         return original(self, _MOVE)(*args, **options)
 
 

@@ -6,9 +6,18 @@ from typing import Any
 
 from mmaccel.errors import OptionError, UnsupportedModelError
 
+GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
+"""diffusers' pipelines whose pictures are made of tokens, with the component that generates them."""
+
+_BASE = "DiffusionPipeline"  # a caller's own pipeline has no other class of diffusers
+
 
 def unwrap(target: Any) -> Any:
-    """The model that torch compiled or peft wrapped, or `target` itself."""
+    """The model that torch compiled, peft wrapped or a pipeline of transformers holds, or `target`
+    itself.
+    """
+    if is_library_class(target, "transformers.pipelines"):
+        target = target.model
     while hasattr(target, "_orig_mod"):
         target = target._orig_mod
     if hasattr(target, "peft_config") and hasattr(target, "get_base_model"):
@@ -20,20 +29,24 @@ def find_generator(target: Any) -> Any:
     """The part of `target` whose `generate` is served.
 
     Args:
-        target: a transformers model; one compiled by torch or wrapped by peft; or a diffusers
-            pipeline, of whose components exactly one generates.
+        target: a transformers model; one compiled by torch or wrapped by peft; a pipeline of
+            transformers; a pipeline of diffusers in `GENERATORS`; or a pipeline of the caller's
+            own, of whose components exactly one generates.
 
     Returns:
         That model, or `target` itself where it wraps nothing.
 
     Raises:
-        UnsupportedModelError: a pipeline with no such component, or with several.
+        UnsupportedModelError: another pipeline of diffusers, or one of the caller's own with no
+            such component, or with several.
     """
     target = unwrap(target)
     parts = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
         return target
+    if is_diffusers_pipeline(target):
+        return find_generator(parts[_find_component(target, parts)])
     found = {name: part for name, part in parts.items() if hasattr(type(part), "_sample")}
     if len(found) != 1:
         names = ", ".join(found) or "none"
@@ -42,6 +55,42 @@ def find_generator(target: Any) -> Any:
             f"{type(target).__name__} with {names}; attach to the component itself"
         )
     return find_generator(next(iter(found.values())))
+
+
+def is_diffusers_pipeline(target: Any) -> bool:
+    """Whether an object is one of diffusers' pipelines, or of a child class of one."""
+    return is_library_class(target, "diffusers", but=_BASE)
+
+
+def is_library_class(target: Any, module: str, but: str = "") -> bool:
+    """Whether an object's class is a pipeline of a library's module, or a child of one.
+
+    Args:
+        target: the object.
+        module: name of the module.
+        but: name of a class that does not count.
+    """
+    return any(
+        kind.__module__.startswith(module) and kind.__name__.endswith("Pipeline")
+        for kind in type(target).__mro__
+        if kind.__name__ != but
+    )
+
+
+def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
+    """Name of the component in `GENERATORS`."""
+    names = [GENERATORS[k.__name__] for k in type(pipe).__mro__ if k.__name__ in GENERATORS]
+    if names:
+        return names[0]
+    cached = next((name for name, part in parts.items() if hasattr(part, "enable_cache")), None)
+    remedy = "fewer num_inference_steps are what makes it faster"
+    if cached is not None:
+        remedy = f"pipe.{cached}.enable_cache(...) makes it faster, or the package cache-dit"
+    raise UnsupportedModelError(
+        "attach: expected a pipeline that generates tokens (GlmImagePipeline, AmusedPipeline, "
+        f"LLaDA2Pipeline, DiffusionGemmaPipeline), received a {type(pipe).__name__}, none of "
+        f"whose passes a policy can save; {remedy}"
+    )
 
 
 def check_switch(name: str, value: Any) -> None:

@@ -43,8 +43,7 @@ def check_causal_lm(model: Any) -> list[int | None]:
     expected = "a transformers causal LM with ordinary attention in every layer"
     if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
         raise UnsupportedModelError(
-            f"model: expected {expected}, received {type(model).__name__}; "
-            "load one with AutoModelForCausalLM.from_pretrained"
+            f"model: expected {expected}, received {type(model).__name__}; {find_remedy(model)}"
         )
     head = getattr(model, "get_output_embeddings", lambda: None)()
     config = text_config(model)
@@ -63,6 +62,24 @@ def check_causal_lm(model: Any) -> list[int | None]:
     windows = _windows(layers)
     _accepted[model] = state, windows
     return windows
+
+
+UNSERVED = "its calls run as ever without a policy; docs/models.md lists the models that are served"
+
+
+def find_remedy(model: Any) -> str:
+    """What helps for an object that is not a causal LM with a head."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if hasattr(model, "enable_cache"):
+        return "it makes no tokens; its own enable_cache(...) makes it faster, or cache-dit"
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind is None:
+        return "load one with AutoModelForCausalLM.from_pretrained"
+    other = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind, type(model).__name__)
+    if other == type(model).__name__:
+        return UNSERVED
+    return "load it with AutoModelForCausalLM.from_pretrained"
 
 
 def text_config(model: Any) -> Any:
@@ -177,7 +194,7 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
     ):
         return "which has an encoder or attends to one", "use a decoder-only model"
     if find_linear(head) is None:
-        return "which has no linear language-modelling head", "load it with AutoModelForCausalLM"
+        return "which has no linear language-modelling head", find_remedy(model)
     parameters = forward_parameters(model)
     lacking = [name for name in _NEEDED if name not in parameters]
     lacking += ["cache"] if cache_argument(parameters) is None else []

@@ -13,7 +13,11 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.fallback import has_own
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop
 from mmaccel.pipelines.attach.patching import original
-from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, find_training_effect
+from mmaccel.pipelines.causal_lm.compatibility import (
+    UNSERVED,
+    check_causal_lm,
+    find_training_effect,
+)
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 
@@ -64,8 +68,8 @@ class CausalLM:
             )
             if (is_foreign and name not in self.known) or has_own(model, name):
                 raise UnsupportedModelError(
-                    f"model: expected transformers' own {name}, received a {type(model).__name__} "
-                    "with another; its generate cannot be served"
+                    f"model: expected one whose generate runs transformers' own {name}, received a "
+                    f"{type(model).__name__} with another; {UNSERVED}"
                 )
         if not has_passed(model) and find_training_effect(model) is None:
             check_windows(model, self.wrap(model))

@@ -74,7 +74,7 @@ class LayerReduction:
         self._order: Tensor | None = None  # columns of the last cut, in those before it
         self.cuts: list[Cut] = []
         self.counts = (self._initial, self._initial)
-        _check_layers(call, method, self._before[0])
+        _check_layers(call, method, self._before, len(self._layers))
 
     @contextmanager
     def cutting(self, model: Any) -> Iterator[None]:
@@ -153,14 +153,21 @@ class LayerReduction:
         return found
 
 
-def _check_layers(call: GenerateCall, method: TokenReducer, first: int) -> None:
+def _check_layers(
+    call: GenerateCall, method: TokenReducer, layers: Sequence[int], depth: int
+) -> None:
     """Raise UnsupportedModelError for a cut in front of layers that need all visual tokens."""
     outputs = call.others["mm_encoder_outputs"].values()
     deep = max((len(getattr(o, "deepstack_features", None) or ()) for o in outputs), default=0)
-    if first < deep:
+    if layers[0] < deep:
+        remedy = "choose a method at the encoder's exit, such as DivPrune"
+        if deep < depth:
+            later = tuple(layer for layer in layers if layer >= deep) or (deep,)
+            own = f"layers={later}" if hasattr(method, "layers") else f"layer={deep}"
+            remedy = f"give {own}, or {remedy}"
         raise UnsupportedModelError(
             f"{method!r}: expected layers from {deep} on, because visual features enter the layers "
-            f"before, received {first}; give layer={deep}, or a method at the encoder's exit"
+            f"before, received {layers[0]}; {remedy}"
         )
 
 

@@ -118,7 +118,8 @@ def test_a_tooltip_names_what_the_page_shows() -> None:
     assert said("lossless-unmask", "layout").endswith(
         "auto takes entries where a cache is kept and rows otherwise."
     )
-    assert said("entropy-bounded", "gamma").endswith("where neither is given. -1 leaves it out.")
+    assert said("entropy-bounded", "gamma").startswith("Nats a pass. -1, where no budget is given")
+    assert "; or 0 to choose 1, 2, 4 or 8 by measured cost." in said("lossless-unmask", "drafts")
     assert said("gsd", "window") == "Tokens processed per pass."
 
 
@@ -136,6 +137,7 @@ def test_values_that_stand_for_others() -> None:
         return spec.run(None, **to_arguments(spec, values)).values[0].policy
 
     assert policy("jacobi", window=0) == make_policy("jacobi", window="adaptive")
+    assert policy("lossless-unmask", drafts=0) == make_policy("lossless-unmask", drafts="auto")
     assert policy("stepwise", block=0).block is None and policy("stepwise", block=4).block == 4
     assert policy("masked-parallel", steps=0).steps is None
     assert policy("entropy-bounded", gamma=0.0) == make_policy("entropy-bounded", gamma=0.0)

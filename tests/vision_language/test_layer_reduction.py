@@ -6,6 +6,7 @@ a mask hides the dropped columns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -239,6 +240,14 @@ def test_layers_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="from 2 on"):
         with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=FastV(keep=0.5, layer=1)):
             model.generate(**draw_prompts("qwen3_vl", model, (1,)), **GREEDY)
+    with pytest.raises(UnsupportedModelError) as error:
+        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=PyramidDrop(keep=0.5)):
+            model.generate(**draw_prompts("qwen3_vl", model, (1,)), **GREEDY)
+    named = re.search(r"give (layers)=\((\d+),\)", str(error.value))
+    assert named is not None
+    method = PyramidDrop(keep=0.5, **{named[1]: (int(named[2]),)})  # the remedy
+    with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=method, strict=True):
+        model.generate(**draw_prompts("qwen3_vl", model, (1,)), **GREEDY)
     with pytest.raises(UnsupportedModelError, match="sliding windows; use a method at the enc"):
         mmaccel.attach(build_vlm("gemma3"), mmaccel.Jacobi(4), visual_tokens=FastV(keep=0.5))
 

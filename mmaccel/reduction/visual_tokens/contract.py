@@ -99,8 +99,19 @@ class TokenReducer:
         if missing:
             raise UnsupportedModelError(
                 f"{self.name}: expected {' and '.join(NEEDS[need] for need in missing)}, received "
-                f"{model} without; {self.remedy}"
+                f"{model} without; {self._find_remedy(has)}"
             )
+
+    def _find_remedy(self, has: frozenset[str]) -> str:
+        other = self.variant
+        if other is None or other.needs - has:
+            return self.remedy
+        return f"{other!r} works with it; {self.remedy}"
+
+    @property
+    def variant(self) -> TokenReducer | None:
+        """The method with other fields, which needs something else; None where there is none."""
+        return None
 
     @property
     def remedy(self) -> str:

@@ -12,7 +12,7 @@ cannot hold goes to the others; the late ranking may be any other method's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -70,10 +70,14 @@ class HiRED(TokenReducer):
         return frozenset({f"{self.queries}_attention", "grid", "tiles"}) | others
 
     @property
+    def variant(self) -> TokenReducer | None:
+        """See `TokenReducer.variant`: encoders without a class token."""
+        return replace(self, queries="all") if self.queries == "cls" else None
+
+    @property
     def remedy(self) -> str:
         """See `TokenReducer.remedy`."""
-        own = "HiRED(queries='all') needs no class token, " if self.queries == "cls" else ""
-        return f"{own}DivPrune needs no tiles"
+        return "DivPrune needs no tiles"
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention of the late layer, or the scorer's, `[B, N]`."""

@@ -12,7 +12,7 @@ gives it to its language model. Attention is the mass received, not a map.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,10 +52,14 @@ class VisionZip(TokenReducer):
         return frozenset({f"{self.queries}_attention", "keys"})
 
     @property
+    def variant(self) -> TokenReducer | None:
+        """See `TokenReducer.variant`: encoders without a class token."""
+        return replace(self, queries="all") if self.queries == "cls" else None
+
+    @property
     def remedy(self) -> str:
         """See `TokenReducer.remedy`."""
-        own = "VisionZip(queries='all') needs no class token, " if self.queries == "cls" else ""
-        return f"{own}DivPrune needs no attention"
+        return "DivPrune needs no attention"
 
     def score(self, context: VisualContext) -> Tensor:
         """Attention received, `[B, N]`."""

@@ -1,0 +1,229 @@
+"""What `attach` refuses, and remedies that are carried out here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import UnsupportedModelError
+from tests.fixtures.glm_pipeline import build_pipeline
+from tests.fixtures.tiny_lms import build_lm, left_padded
+from tests.fixtures.tiny_vlms import build_vlm
+
+PROMPTS = left_padded([[5, 6], [4, 5, 6, 7]])
+_SMALL: dict[str, Any] = dict(hidden_size=16, num_attention_heads=2, num_hidden_layers=1)
+_T5: dict[str, Any] = dict(d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=40)
+
+
+def _musicgen() -> Any:
+    import transformers as hf
+
+    config = hf.MusicgenDecoderConfig(
+        vocab_size=32, ffn_dim=16, pad_token_id=0, bos_token_id=0, **_SMALL
+    )
+    return hf.MusicgenForCausalLM(config)
+
+
+def _bark() -> Any:
+    import transformers as hf
+
+    part = dict(block_size=32, input_vocab_size=40, output_vocab_size=40, num_layers=1, num_heads=2)
+    fine = part | dict(n_codes_total=2, n_codes_given=1)
+    config = hf.BarkConfig(
+        semantic_config=part | dict(hidden_size=16),
+        coarse_acoustics_config=part | dict(hidden_size=16),
+        fine_acoustics_config=fine | dict(hidden_size=16),
+    )
+    return hf.BarkModel(config)
+
+
+def _pocket_tts() -> Any:
+    import transformers as hf
+
+    with torch.device("meta"):
+        return hf.PocketTTSForConditionalGeneration(hf.PocketTTSConfig())
+
+
+def _speech_t5() -> Any:
+    import transformers as hf
+
+    with torch.device("meta"):
+        return hf.SpeechT5ForTextToSpeech(hf.SpeechT5Config())
+
+
+def _csm() -> Any:
+    import transformers as hf
+
+    with torch.device("meta"):
+        return hf.CsmForConditionalGeneration(hf.CsmConfig())
+
+
+@pytest.mark.parametrize("make", [_musicgen, _bark, _pocket_tts, _speech_t5, _csm])
+def test_models_that_no_other_class_would_help(make: Callable[[], Any]) -> None:
+    model = make().eval()
+    reason = mmaccel.supports(model).reason
+    assert type(model).__name__ in reason and "AutoModel" not in reason
+    assert "without a policy" in reason and "docs/models.md" in reason
+
+
+def test_a_model_without_its_head(tmp_path: Any) -> None:
+    """The remedy: load it with AutoModelForCausalLM."""
+    from transformers import AutoModelForCausalLM
+
+    model = build_lm("llama")
+    assert "AutoModelForCausalLM.from_pretrained" in mmaccel.supports(model.model).reason
+    model.model.save_pretrained(tmp_path)
+    assert mmaccel.supports(AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+
+
+def _denoiser() -> Any:
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(
+        in_channels=16, out_channels=4, num_layers=2, attention_head_dim=16, num_attention_heads=2,
+        joint_attention_dim=16, axes_dims_rope=(4, 6, 6),
+    )  # fmt: skip
+
+
+def _qwen_image() -> Any:
+    import diffusers
+
+    return diffusers.QwenImagePipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), vae=None,
+        text_encoder=build_vlm("qwen2_5_vl"), tokenizer=None, transformer=_denoiser(),
+    )  # fmt: skip
+
+
+def _flux_klein() -> Any:
+    import diffusers
+
+    painter = diffusers.Flux2Transformer2DModel(
+        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, timestep_guidance_channels=16,
+        axes_dims_rope=(4, 4, 4, 4),
+    )  # fmt: skip
+    return diffusers.Flux2KleinPipeline(
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(), vae=None,
+        text_encoder=build_lm("qwen3"), tokenizer=None, transformer=painter,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [_qwen_image, _flux_klein])
+def test_a_text_encoder_is_no_generator(make: Callable[[], Any]) -> None:
+    pipe = make()
+    found = mmaccel.supports(pipe)
+    assert not found and type(pipe).__name__ in found.reason
+    assert "pipe.transformer.enable_cache(...)" in found.reason and "cache-dit" in found.reason
+    with pytest.raises(UnsupportedModelError, match="enable_cache"):
+        mmaccel.attach(pipe, "jacobi")
+    assert "_mmaccel" not in str(vars(pipe.text_encoder).keys())
+    _enable_cache(pipe.transformer)  # the remedy
+
+
+def test_a_denoiser_of_diffusers() -> None:
+    model = _denoiser()
+    reason = mmaccel.supports(model).reason
+    assert "enable_cache(...)" in reason and "AutoModel" not in reason
+    _enable_cache(model)
+
+
+def _enable_cache(model: Any) -> None:
+    from diffusers import FirstBlockCacheConfig
+
+    model.enable_cache(FirstBlockCacheConfig(threshold=0.1))
+    assert model.is_cache_enabled
+
+
+def test_a_pipeline_without_a_cache_is_told_of_steps() -> None:
+    import diffusers
+
+    class Own(diffusers.DDPMPipeline):
+        pass
+
+    unet = diffusers.UNet2DModel(
+        sample_size=8, block_out_channels=(8, 8), norm_num_groups=4,
+        down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+    )  # fmt: skip
+    pipe = Own(unet=unet, scheduler=diffusers.DDPMScheduler())
+    assert "received a Own" in mmaccel.supports(pipe).reason
+    assert "num_inference_steps" in mmaccel.supports(pipe).reason
+
+
+def test_a_callers_own_pipeline_of_diffusers_parts() -> None:
+    """No table can name it: the one component that generates is what it is for."""
+    import diffusers
+
+    class Writer(diffusers.DiffusionPipeline):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.register_modules(model=model)
+
+    assert mmaccel.supports(Writer(build_lm("llama"))).family == "causal_lm"
+
+
+def test_a_pipeline_of_transformers() -> None:
+    import transformers
+
+    model = build_lm("llama")
+    pipe = transformers.TextGenerationPipeline(model=model, tokenizer=_Words())
+    assert mmaccel.supports(pipe).family == "causal_lm"
+    with mmaccel.attach(pipe, mmaccel.Jacobi(4), strict=True) as run:
+        pipe("5 6 7", max_new_tokens=6, do_sample=False)
+        assert run.stats is not None and run.stats.tokens > 0
+        assert mmaccel.detach(pipe) and not mmaccel.detach(model)
+
+
+class _Words:
+    """What the pipeline asks of a tokenizer: ids written as numbers."""
+
+    padding_side, pad_token_id, eos_token_id, chat_template = "left", 0, None, None
+    model_input_names = ("input_ids",)
+
+    def __call__(self, text: str, **_: Any) -> Any:
+        from transformers import BatchEncoding
+
+        return BatchEncoding({"input_ids": torch.tensor([[int(word) for word in text.split()]])})
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return " ".join(map(str, torch.as_tensor(ids).tolist()))
+
+
+def test_a_call_that_never_generated_warns_once() -> None:
+    pipe = build_pipeline()
+    options: dict[str, Any] = dict(
+        height=64, width=64, num_inference_steps=1, guidance_scale=1.0, output_type="latent"
+    )
+    known = {"prior_token_ids": torch.zeros(1, 16, dtype=torch.int64)}
+    with mmaccel.attach(pipe, "jacobi", seed=1) as run:
+        with pytest.warns(UserWarning, match="GlmImagePipeline that never called generate") as seen:
+            for _ in range(2):
+                pipe("a cat", **options, **known)
+        assert len([w for w in seen if "never called" in str(w.message)]) == 1
+        assert [len(stats.fallbacks) for stats in run.history] == [1, 1]
+        pipe("a cat", **options)
+        assert run.stats is not None and run.stats.fallbacks == [] and run.stats.tokens > 0
+    assert type(pipe).__call__ is type(build_pipeline()).__call__
+
+
+def test_a_remedy_names_a_method_that_the_model_takes() -> None:
+    clip, qwen = build_vlm("llava"), build_vlm("qwen2_5_vl")
+    zip_, hired = mmaccel.VisionZip(keep=0.5), mmaccel.HiRED(keep=0.5)
+    for method in (zip_, hired):
+        with pytest.raises(UnsupportedModelError) as error:
+            mmaccel.attach(qwen, "jacobi", visual_tokens=method)
+        assert "queries='all'" not in str(error.value) and "DivPrune" in str(error.value)
+    mmaccel.attach(qwen, "jacobi", visual_tokens=mmaccel.DivPrune(keep=0.5)).detach()
+    siglip = build_vlm("llava_onevision")
+    with pytest.raises(UnsupportedModelError) as error:
+        mmaccel.attach(siglip, "jacobi", visual_tokens=zip_)
+    found = re.search(r"(VisionZip\(.*\)) works with it", str(error.value))
+    assert found is not None
+    named = eval(found[1], vars(mmaccel))
+    assert named.queries == "all" and named.keep == 0.5
+    mmaccel.attach(siglip, "jacobi", visual_tokens=named).detach()
+    mmaccel.attach(clip, "jacobi", visual_tokens=zip_).detach()
