@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 import mmaccel  # noqa: E402
 from benchmarks.coarse_tables import coarse_study_tables  # noqa: E402
-from mmaccel.commands.bench_window import Row, Setup, measure  # noqa: E402
+from mmaccel.commands.bench.window import Row, Setup, measure  # noqa: E402
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions  # noqa: E402
 from mmaccel.outputs.machine import describe_machine  # noqa: E402
 from mmaccel.outputs.whole_files import write_whole  # noqa: E402

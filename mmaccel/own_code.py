@@ -87,18 +87,22 @@ def find_own(slot: str, name: str) -> str | None:
         return None
     option, base, wanted = _WANTED[slot]
     found = import_named(target, option)
-    fields = getattr(found, "__dataclass_params__", None)  # None: no dataclass
-    is_frozen = fields is not None and fields.frozen
     if base is None:
         is_method = hasattr(found, "exactness") and callable(getattr(found, "sample", None))
     else:
         is_method = isinstance(found, type) and issubclass(found, import_named(base, option))
-    if not (isinstance(found, type) and is_frozen and is_method):
+    if not (is_method and _is_frozen(found)):
         raise OptionError(
             f"{option}: expected {wanted}, received {show(target)}, {_describe(found)}; see "
             "docs/extending.md"
         )
     return target
+
+
+def _is_frozen(found: Any) -> bool:
+    """Whether something is a frozen dataclass, and no instance of one."""
+    own: Any = found
+    return isinstance(found, type) and is_dataclass(found) and bool(own.__dataclass_params__.frozen)
 
 
 def _describe(found: Any) -> str:
@@ -108,8 +112,8 @@ def _describe(found: Any) -> str:
     child = f", a child of {', '.join(parents)}" if parents else ""
     if not is_dataclass(found):
         return f"a class that is no dataclass{child}"
-    is_frozen = found.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    return f"{'a frozen dataclass' if is_frozen else 'a dataclass that is not frozen'}{child}"
+    kind = "a frozen dataclass" if _is_frozen(found) else "a dataclass that is not frozen"
+    return f"{kind}{child}"
 
 
 def import_named(name: str, option: str, wanted: str = "module:Name") -> Any:

@@ -14,8 +14,8 @@ import torch
 
 from mmaccel import TextToImage, loading
 from mmaccel.cli import main
-from mmaccel.commands import bench_window
-from mmaccel.commands.bench_canvas import SETUPS, _pick_setups
+from mmaccel.commands.bench import window as bench_window
+from mmaccel.commands.bench.canvas import SETUPS, _pick_setups
 from mmaccel.demo import canvas_benchmark
 from mmaccel.demo.grammar.evaluate import AnswerWords, GrammarText, is_right
 from mmaccel.demo.grammar.tasks import (
@@ -188,7 +188,7 @@ def test_the_table_is_printed_although_results_are_not_written(
 def test_a_name_that_cannot_be_written_is_found_before_anything_is_measured(
     tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("mmaccel.commands.bench_window.measure", None)  # would not be callable
+    monkeypatch.setattr("mmaccel.commands.bench.window.measure", None)  # would not be callable
     assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 2
     assert "File name too long" in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")

@@ -12,7 +12,7 @@ import transformers
 from benchmarks.report import fill_tables
 from mmaccel import TextToImage
 from mmaccel.cli import main
-from mmaccel.commands import bench_peers
+from mmaccel.commands.bench import peers as bench_peers
 from mmaccel.evaluation.speed import transformers_baseline
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 

@@ -19,7 +19,7 @@ from mmaccel.batch.worker import Setup, settings_of
 from mmaccel.catalog import find_policy, make_policy, make_reducer, read_policy
 from mmaccel.cli import app, main
 from mmaccel.comfy import policies as nodes
-from mmaccel.commands.bench_canvas import _pick_setups
+from mmaccel.commands.bench.canvas import _pick_setups
 from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.media_job import choose_policy
 from mmaccel.commands.options import merge_fields, parse_reducers

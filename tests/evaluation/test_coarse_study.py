@@ -8,7 +8,7 @@ import pytest
 
 import mmaccel
 from benchmarks.coarse_study import make_setups, measure_online, share_of_a_pass, timed_sweeps
-from mmaccel.commands.bench_window import Row
+from mmaccel.commands.bench.window import Row
 from mmaccel.samplers.drafting.coarse import CoarseDrafts
 from tests.fixtures.tiny_coarse import build_coarse
 from tests.fixtures.tiny_model import CAPTIONS

@@ -163,7 +163,10 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     """Load each model once, and end commands where their work would begin."""
     from mmaccel import loading
     from mmaccel.batch.job import Job
-    from mmaccel.commands import bench_canvas, bench_window, media_job
+    from mmaccel.commands import media_job
+    from mmaccel.commands.bench import canvas as bench_canvas
+    from mmaccel.commands.bench import peers as bench_peers
+    from mmaccel.commands.bench import window as bench_window
     from mmaccel.commands.generate_images import ImageJob
     from mmaccel.evaluation.exactness import report
     from mmaccel.evaluation.speed import measure
@@ -176,6 +179,7 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(report, "check_all", lambda plan: [])
     patch.setattr(measure, "measure_speed", lambda *_, **__: iter(()))
     patch.setattr(bench_window, "measure", lambda *_: [])
+    patch.setattr(bench_peers, "_measure", lambda *_: [])
     patch.setattr(bench_canvas, "_measure", lambda *_: iter(()))
 
 

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmaccel.catalog import load, make_policy
-from mmaccel.commands.bench_setup import (
+from mmaccel.commands.bench.setup import (
     check_json,
     list_params,
     parse_scales,
     pick_prompts,
     read_card,
 )
-from mmaccel.commands.bench_window import Setup, measure
+from mmaccel.commands.bench.window import Setup, measure
 from mmaccel.commands.files import new_report, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, stderr_console, wide_console

@@ -61,7 +61,7 @@ def bench(
     if json_file is not None:
         check_target(json_file, "--json")
     if family == "canvas":
-        from mmaccel.commands.bench_canvas import bench_canvas
+        from mmaccel.commands.bench.canvas import bench_canvas
 
         _refuse_with_canvas(
             {
@@ -87,10 +87,10 @@ def bench(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     if (policies, windows, drafts, dtypes) == (None, None, None, None):
-        from mmaccel.commands.bench_peers import bench_peers
+        from mmaccel.commands.bench.peers import bench_peers
 
         return bench_peers(**shared_options)
-    from mmaccel.commands.bench_window import bench_window
+    from mmaccel.commands.bench.window import bench_window
 
     bench_window(
         policies=ALL if policies is None else policies,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmaccel.catalog import find_policy, load, make_policy, policy_names
 from mmaccel.commands.bench import ALL
-from mmaccel.commands.bench_setup import (
+from mmaccel.commands.bench.setup import (
     check_json,
     check_some,
     list_params,
@@ -122,20 +122,20 @@ def bench_window(
         Stopped: Ctrl-C; the file has what was measured.
     """
     listed = policy_names() if policies == ALL else split_values("--policies", policies)
-    names = [TypedName(name) for name in listed]
-    for name in names:
-        find_policy(name, "window")
-    names = [name for name in names if name != "autoregressive"]
+    left_out = ["autoregressive"]
     if policies == ALL:
-        names.remove("speculative")  # without a draft model it equals prompt-lookup
+        left_out.append("speculative")  # without a draft model it equals prompt-lookup
+    for text in listed:
+        find_policy(TypedName(text), "window")
+    names = [TypedName(text) for text in listed if text not in left_out]
     widths = list(dict.fromkeys(parse_window(text) for text in split_values("--windows", windows)))
     for width in widths:
         check_window(width, adaptive=True)
     scales = parse_scales(guidance)
     lists = {"policies": policies, "windows": windows, "drafts": drafts, "dtypes": dtypes}
-    for name, text in lists.items():
-        if text is not None:
-            check_some(name, text)
+    for option, value in lists.items():
+        if value is not None:
+            check_some(option, value)
     sources = None
     if drafts is not None:
         sources = [TypedName(source) for source in split_values("--drafts", drafts)]
