@@ -9,6 +9,7 @@ is fast.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -62,6 +63,13 @@ def root(
     if version:
         print(f"mmaccel {__version__}")
         raise typer.Exit()
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:  # torch would end the process at its import
+        raise OptionError(
+            "working folder: expected one that exists, received one that was removed; change to "
+            "another with cd"
+        ) from error
 
 
 for command in (generate, speak, animate, answer, serve, gallery, bench, comfy, doctor, models):

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmaccel.checks import show
 from mmaccel.commands.process import Incomplete
+from mmaccel.errors import OptionError
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import check_target, write_whole
 
@@ -21,11 +23,15 @@ def check_folder(folder: Path, option: str = "--out") -> None:
     """Refuse a folder that cannot be created or written, without creating it.
 
     Raises:
+        OptionError: a name is too long.
         OSError: with the name of the option.
     """
     found = folder
     while not os.path.lexists(found) and found != found.parent:
         found = found.parent
+    missing = folder.relative_to(found).parts
+    if any(_is_too_long(path) for path in (folder, *(found / name for name in missing))):
+        raise _too_long(folder, option)
     if not found.is_dir():
         raise _not_writable(folder, option, os.strerror(errno.ENOTDIR))
     if not os.access(found, os.W_OK | os.X_OK):
@@ -36,6 +42,7 @@ def open_folder(folder: Path, option: str = "--out") -> None:
     """Create a folder, and write a temporary file to make sure that this is possible.
 
     Raises:
+        OptionError: a name is too long.
         OSError: with the name of the option.
     """
     try:
@@ -43,13 +50,30 @@ def open_folder(folder: Path, option: str = "--out") -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _too_long(folder, option) from error
         raise _not_writable(folder, option, error.strerror) from error
 
 
 def _not_writable(folder: Path, option: str, reason: str | None) -> OSError:
     return OSError(
-        f"{option}: expected a folder that can be written, received {str(folder)!r} ({reason}); "
-        "choose another"
+        f"{option}: expected a folder that can be written, received {show(str(folder))} "
+        f"({reason}); choose another"
+    )
+
+
+def _is_too_long(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENAMETOOLONG
+    return False
+
+
+def _too_long(folder: Path, option: str) -> OptionError:
+    return OptionError(
+        f"{option}: expected a name that this system takes, received {show(str(folder))} "
+        f"({os.strerror(errno.ENAMETOOLONG)}); shorten it"
     )
 
 

@@ -23,12 +23,14 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import median
+from tempfile import TemporaryFile
 from types import FunctionType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
@@ -234,15 +236,33 @@ def _mark(given: Sequence[Any], several: bool) -> None:
 
 @cache
 def find_obstacle() -> str:
-    """Why passes on a CPU cannot be compiled on this machine; empty where they can.
+    """Why passes on a CPU cannot be compiled on this machine, and what helps; empty where they can.
 
     Cost: at the first call, one run of the compiler.
     """
     try:
+        obstacle = _find_cache_obstacle()
+        if obstacle:
+            return obstacle
         from torch._inductor.cpp_builder import get_cpp_compiler
 
         get_cpp_compiler()
     except Exception as error:
         text = " ".join(str(error).split())[:80]
-        return f"torch finds no C++ compiler ({type(error).__name__}: {text})"
+        return f"torch finds no C++ compiler ({type(error).__name__}: {text}); install g++"
+    return ""
+
+
+def _find_cache_obstacle() -> str:
+    """Why torch cannot write what it compiles; empty where it can."""
+    from torch._inductor.runtime.runtime_utils import cache_dir
+
+    try:
+        with TemporaryFile(dir=cache_dir()):
+            pass
+    except OSError as error:
+        return (
+            f"torch cannot write its compile cache ({error.strerror}: {show(error.filename)}); set "
+            "TORCHINDUCTOR_CACHE_DIR to a folder that can be written"
+        )
     return ""

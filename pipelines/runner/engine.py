@@ -163,14 +163,14 @@ class Engine:
 
 def _check_compile(device: str) -> None:
     obstacle = (
-        f"received one on {device}"
+        f"received one on {device}; move it"
         if device.split(":")[0] != "cpu"
         else compiled_passes.find_obstacle()
     )
     if obstacle:
         raise MissingBackendError(
-            f"compile=True: expected a model on a CPU and a C++ compiler, {obstacle}; "
-            'install g++, or set compile="auto"'
+            f"compile=True: expected a model on a CPU and a C++ compiler, {obstacle}, "
+            'or set compile="auto"'
         )
 
 

@@ -6,6 +6,7 @@ import io
 import logging
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,32 @@ def test_a_wrong_option_names_what_helps(arguments: list[str], said: str, capsys
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert said in captured.err and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate x",
+        "models",
+        "doctor",
+        "gallery out",
+        "bench",
+        "serve --model y",
+        "speak x --model y",
+    ],
+)
+def test_a_working_folder_that_was_removed(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert main(command.split()) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert "working folder: expected one that exists" in captured.err
+    assert main(["--version"]) == 0
 
 
 def test_typers_own_exit_code_for_ctrl_c_is_reported(monkeypatch, capsys) -> None:

@@ -264,7 +264,7 @@ def test_words(tmp_path: Path, capsys: Any) -> None:
     assert evaluate("words", reference, heard, "--simplify") == 0
     assert "simplified texts: 50.00 %" in capsys.readouterr().out
     heard.write_text("a\n")
-    assert evaluate("words", reference, heard) == 1
+    assert evaluate("words", reference, heard) == 2
     assert "expected 2, one for each reference, received 1" in capsys.readouterr().err
     assert evaluate("words", reference, tmp_path / "none.txt") == 2
 

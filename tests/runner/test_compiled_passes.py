@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -257,6 +258,32 @@ def test_the_compiler_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
         find_obstacle.cache_clear()
 
 
+@pytest.mark.parametrize("folder", ["cache", "."])
+def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    """Its folder cannot be made, or no file in it."""
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "cache")
+
+    if folder == "cache":
+        (tmp_path / folder).write_text("a file")
+    else:
+        monkeypatch.setattr(compiled_passes, "TemporaryFile", refuse)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+    find_obstacle.cache_clear()
+    try:
+        found = next(finding for finding in check_packages() if finding.what == "compiler")
+        assert found.state == "no" and "torch cannot write its compile cache" in found.detail
+        assert "cache'); set TORCHINDUCTOR_CACHE_DIR" in found.detail
+        assert "finds no" not in found.detail
+        with pytest.raises(MissingBackendError, match="a folder that can be written, or set comp"):
+            Engine(compile=True).check("cpu")
+    finally:
+        find_obstacle.cache_clear()
+
+
 def test_bad_values_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="compile: expected 'auto', True or False, received 1"):
         Engine(compile=1)  # type: ignore[arg-type]
@@ -266,7 +293,9 @@ def test_bad_values_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> Non
         Engine(compile=True).check("cuda:1")
     with pytest.raises(UnsupportedModelError, match="compile=True: .*; set compile='auto'"):
         mmaccel.attach(build_decoder(next(iter(UNRECOGNISED))), Jacobi(4), compile=True)
-    monkeypatch.setattr(compiled_passes, "find_obstacle", lambda: "torch finds no C++ compiler")
+    monkeypatch.setattr(
+        compiled_passes, "find_obstacle", lambda: "torch finds no C++ compiler; install g++"
+    )
     with pytest.raises(MissingBackendError, match="torch finds no C.. compiler; install g"):
         Engine(compile=True).check("cpu")
     Engine(compile="auto").check("cpu")

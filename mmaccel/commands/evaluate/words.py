@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mmaccel.commands.options import JsonFile, parse_path
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.limits import read_lines
 
 
@@ -39,7 +40,10 @@ def words(
     module = "mmaccel.evaluation.quality.word_errors:"
     plain = load(module + "simplify") if simplify else str
     texts = [[plain(line) for line in read_lines(file, "text")] for file in (reference, heard)]
-    parts = load(module + "compare_transcripts")(*texts)
+    try:
+        parts = load(module + "compare_transcripts")(*texts)
+    except ShapeError as error:  # of the files that were named
+        raise OptionError(str(error)) from error
     total = load(module + "sum_word_errors")(parts)
     figures = {"utterances": len(parts), "simplified": simplify, "rate": total.rate}
     write_json(json_file, new_report(**figures, **asdict(total)))
