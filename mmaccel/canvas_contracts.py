@@ -108,7 +108,7 @@ class CanvasProgress:
         lengths: `[B]` int64, slots that hold a token and count.
         previous: `[B]` int64, `lengths` before this pass.
         passes: passes so far.
-        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.canvas.divergence`.
+        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.divergence`.
         rows: the row of the prompt in each of the B batch slots under `ContinuousBatching`; None
             where all rows are decoded together.
     """

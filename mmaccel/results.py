@@ -76,7 +76,7 @@ class Stats:
         total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0
             for exact ones.
         nats: canvas policies: bound on the divergence from one commit a pass, summed over rows; see
-            `mmaccel.samplers.canvas.divergence`. 0.0 for exact ones.
+            `mmaccel.samplers.divergence`. 0.0 for exact ones.
         positions: canvas policies: entries that went through the model, over all rows of all
             passes.
         canvases: canvas policies: canvases that went through the model, summed over passes, drafts

@@ -44,7 +44,7 @@ from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, Tables, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
-from mmaccel.pipelines.transformers_release import cache_argument
+from mmaccel.pipelines.transformers_release import CACHE, cache_argument
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
 
@@ -114,7 +114,7 @@ class CausalLMWindow(StaticModelBuffers):
         self.max_positions = find_position_limit(model)
         self._stride = stride
         parameters = forward_parameters(model)
-        self.cache_argument = cache_argument(parameters)
+        self.cache_argument = cache_argument(parameters) or CACHE
         has_option = "logits_to_keep" in parameters
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if has_option else {}
         self._narrow_head: str | None = None  # name of a head of which only V rows are computed

@@ -3,7 +3,7 @@
 H. Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded
 Unmasking", NeurIPS 2025, arXiv 2505.24857, section 4 (the rule) and 5 (the bound): slots drawn from
 their marginals instead of their joint distribution diverge from it by at most the sum of their
-entropies less the largest. Costs of steps add up (see `mmaccel.samplers.canvas.divergence`). So a
+entropies less the largest. Costs of steps add up (see `mmaccel.samplers.divergence`). So a
 bound on their sum bounds the divergence of the whole sequence's distribution from stepwise decoding
 in the same order.
 

@@ -34,12 +34,12 @@ from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.checks import check_leaks, check_run
-from mmaccel.samplers.canvas.divergence import DivergenceBound, bound_nats
 from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.state import PER_ROW, Canvas
 from mmaccel.samplers.checks import check_limit, invalid_logits
+from mmaccel.samplers.divergence import DivergenceBound, bound_nats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler

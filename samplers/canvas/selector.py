@@ -72,7 +72,7 @@ class SelectorState:
 
     @property
     def spent(self) -> Tensor:
-        """`[B]` float64, nats; see `mmaccel.samplers.canvas.divergence`."""
+        """`[B]` float64, nats; see `mmaccel.samplers.divergence`."""
         return self.run.bound.nats
 
     def choose(self, selector: Selector, predictions: SlotPredictions) -> Tensor:

@@ -11,9 +11,9 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
-from mmaccel.samplers.canvas.divergence import DivergenceBound, bound_nats
 from mmaccel.samplers.canvas.orders import halton_ranks
 from mmaccel.samplers.canvas.state import Canvas
+from mmaccel.samplers.divergence import DivergenceBound, bound_nats
 
 MASK = 9
 
