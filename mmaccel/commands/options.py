@@ -285,7 +285,7 @@ def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | No
 def _split_reducer(text: str) -> tuple[TypedName, list[str]]:
     """The name of a method, which may be a `module:Name`, and the texts of its fields."""
     name, *own = text.split(":")
-    if own and "=" not in own[0]:
+    if own and "=" not in own[0] and name.strip() not in REDUCERS:
         name = f"{name.strip()}:{own.pop(0).strip()}"
     return TypedName(name.strip()), own
 

@@ -13,6 +13,7 @@ from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.canvas.checks import check_leaks
 from tests.fixtures.canvas import MASK
 from tests.fixtures.denoisers import TinyDream, TinyLLaDA
@@ -96,7 +97,7 @@ def test_good_models_pass_the_leak_check_of_a_run(mask: int | None, dtype: torch
             {"position_ids": lambda i: torch.arange(i["position_ids"].shape[1])[None]},
             "scrambled cache indices|from cached keys",
         ),
-        ({"past_key_values": lambda i: None}, "received a RuntimeError"),
+        ({CACHE: lambda i: None}, "received a RuntimeError"),
     ],
 )
 def test_a_decoder_that_ignores_its_inputs_is_refused(changes: Any, words: str | None) -> None:

@@ -146,7 +146,7 @@ def test_compare_says_yes_only_when_it_is_so(generate, capsys) -> None:
 
 
 def test_the_last_line_says_what_the_run_cost(generate, capsys) -> None:
-    _, out = generate(*CAPTIONS[:2], "--window", "6")
+    _, out = generate(*CAPTIONS[:2], "--window", "6", "--batch-size", "2")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "images in" in line]
     numbers = (
         r"(\d+) tokens in (\d+) forward passes, ([\d.]+) tokens a pass for each row, [\d.]+ s$"

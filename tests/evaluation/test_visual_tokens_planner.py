@@ -158,7 +158,7 @@ def test_plans_of_later_steps_are_no_part_of_the_first_token(
 def test_wrong_input_is_refused() -> None:
     model = build_vlm("llava_next")
     inputs = draw_prompts("llava_next", model, (1,))
-    for wrong in ({"keep": 0}, {"method": "dart"}, {"concurrency": 0}, {"max_new_tokens": 1.5}):
+    for wrong in ({"keep": 0}, {"method": "nowhere"}, {"concurrency": 0}, {"max_new_tokens": 1.5}):
         with pytest.raises(OptionError):
             mmaccel.plan_visual_tokens(model, inputs, **wrong)
     with pytest.raises(UnsupportedModelError, match="video"):

@@ -125,7 +125,7 @@ def test_a_prompt_that_was_shortened_already_is_refused() -> None:
 
 def test_bad_requests_are_refused() -> None:
     model = build_vlm("llava")
-    for bad in ("dart", RandomTokens, [], [RandomTokens(keep=0.5), UniformTokens(keep=0.5)]):
+    for bad in ("nowhere", RandomTokens, [], [RandomTokens(keep=0.5), UniformTokens(keep=0.5)]):
         with pytest.raises(OptionError, match="visual_tokens: expected"):
             mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=bad)
     with pytest.raises(UnsupportedModelError, match="visual_tokens: expected a vision-language"):

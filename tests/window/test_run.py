@@ -235,7 +235,7 @@ def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None
 
 
 def test_draft_models_have_to_suit() -> None:
-    with pytest.raises(OptionError, match="draft_model: expected .*, received str; "):
+    with pytest.raises(OptionError, match="draft_model: expected .*, received 'gpt2'; "):
         Speculative(3, "gpt2")  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="vocabulary of 3, received 4; "):
         Speculative(3, ToyLanguage(4)).sample(
