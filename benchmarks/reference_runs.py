@@ -11,7 +11,7 @@ together with `--write` it replaces these runs in a file that exists and leaves 
 A run is recorded as the checksum and shape of its tokens, the tokens and passes of each row where
 they are known, and figures of its statistics. Seconds are not recorded. The wording of a fallback
 is recorded but not compared: only how many there were. Runs whose passes depend on the clock
-(adaptive windows) are recorded by their tokens alone.
+(adaptive windows, measured drafts) are recorded by their tokens alone.
 Nothing is compiled: when passes are, and with which last bits, depends on the clock.
 
 Recorded and checked runs must come from the same machine and the same versions of the libraries:
@@ -194,11 +194,12 @@ CANVAS: list[tuple[str, str, dict[str, Any]]] = [
      {"block": 8, "cache": plan("dual", refresh=3, far=4)}),
     ("stepwise, cache vicinity", "stepwise",
      {"block": 8, "cache": plan("vicinity", margin=2, refresh=4)}),
-    ("lossless-unmask", "lossless-unmask", {}),
+    ("lossless-unmask", "lossless-unmask", {"drafts": 8}),
     ("lossless-unmask, 3 drafts, entropy", "lossless-unmask", {"drafts": 3, "order": "entropy"}),
-    ("lossless-unmask, order left", "lossless-unmask", {"order": "left"}),
-    ("lossless-unmask, order random", "lossless-unmask", {"order": "random"}),
-    ("lossless-unmask, order halton", "lossless-unmask", {"order": "halton"}),
+    *[
+        (f"lossless-unmask, order {order}", "lossless-unmask", {"drafts": 8, "order": order})
+        for order in ("left", "random", "halton")
+    ],
     ("lossless-unmask, cache prefix", "lossless-unmask",
      {"drafts": 4, "block": 8, "cache": "prefix"}),
     ("lossless-unmask, cache dual, as entries", "lossless-unmask",
@@ -445,6 +446,11 @@ def tiny_masked() -> Runs:
         return draw(pipe(), _tiny_images()[2][:batch], policy, **options)
 
     yield from cross(CANVAS, make, of_others=1)
+
+    def measured() -> Row:
+        return make(make_policy("lossless-unmask"), 3, {"tokens_only": True})
+
+    yield "lossless-unmask by measured cost, tokens only", measured
 
 
 # --- models of transformers -----------------------------------------------------------------------
@@ -898,6 +904,13 @@ def _start_frame() -> Any:
     return Image.fromarray(values)
 
 
+def _read_pixels(file: Path) -> Tensor:
+    from mmaccel.pipelines.loading.pictures import open_picture
+
+    with open_picture(file) as opened:
+        return pixels_of(opened)
+
+
 # --- the command line -----------------------------------------------------------------------------
 
 
@@ -919,12 +932,10 @@ def command_line() -> Runs:
             )
 
     def images(*arguments: Any) -> Row:
-        from PIL import Image
-
         out = Path(tempfile.mkdtemp(dir=_folder()))
         run("generate", *arguments, "--out", out)
         files = sorted(out.glob("[0-9]*.png"))  # without sheets: these show seconds
-        return describe([pixels_of(Image.open(file)) for file in files])
+        return describe([_read_pixels(file) for file in files])
 
     yield (
         "generate, 2 prompts, mc-sjd",
@@ -960,8 +971,9 @@ def command_line() -> Runs:
     yield "speak", speak
 
     def animate() -> Row:
-        from PIL import Image, ImageSequence
+        from PIL import ImageSequence
 
+        from mmaccel.pipelines.loading.pictures import open_picture
         from tests.fixtures.video import build_video
 
         model, codec = build_video(Path(tempfile.mkdtemp(dir=_folder())))
@@ -971,7 +983,7 @@ def command_line() -> Runs:
         run("animate", start, "--count", 2, "--seed", 7, *fixed)
         frames = []
         for file in sorted(out.glob("*.webp")):
-            with Image.open(file) as opened:
+            with open_picture(file) as opened:
                 frames += [pixels_of(frame) for frame in ImageSequence.Iterator(opened)]
         return describe(frames)
 

@@ -37,13 +37,6 @@ _PAGES = {
     "speculative": ("autoregressive", "prompt-lookup"),
     "grouped-speculative": ("gsd",),
 }
-_FIRST_SCREEN = (
-    ("autoregressive", None),
-    ("jacobi", 16),
-    ("jacobi", 32),
-    ("jacobi", 64),
-    ("mc-sjd", 32),
-)
 _DISTANCES = (0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 47, 48, 56, 62)
 
 
@@ -63,14 +56,12 @@ def fill_tables(text: str, reports: dict[str, Report]) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(2)
-        if name == "first-screen":
-            return match.group(1) + _join(reports, first_screen_table) + match.group(3)
         if name in _WHOLE:
             return match.group(1) + _WHOLE[name](reports) + match.group(3)
         if name not in _PAGES:
             raise OptionError(
-                f"table: expected first-screen or one of {', '.join((*_WHOLE, *_PAGES))}, "
-                f"received {name!r}; correct the mark"
+                f"table: expected one of {', '.join((*_WHOLE, *_PAGES))}, received {name!r}; "
+                "correct the mark"
             )
         return match.group(1) + _join(reports, lambda r: policy_table(r, name)) + match.group(3)
 
@@ -90,22 +81,42 @@ def read_reports(folder: Path) -> dict[str, Report]:
     return found | {"baselines": {"baselines": sides}}
 
 
-def first_screen_table(report: Report) -> str:
-    """The README's rows: batch 1, guidance on, the policies most people want."""
-    is_plain = report["batch_size"] == 1 and all(_is_exact(row) for row in report["rows"])
-    if not is_plain or not any(row["policy"] == "mc-sjd" for row in report["rows"]):
-        return ""
-    scale = max(row["guidance"] for row in report["rows"])
-    rows = [
-        row
-        for wanted in _FIRST_SCREEN
-        for row in report["rows"]
-        if (row["policy"], row["window"]) == wanted and row["guidance"] == scale
-    ]
-    return f"Guidance {scale:g}:\n\n" * bool(rows) + _table(
-        rows,
-        ("policy", "exactness", "passes", "tokens a pass", "s an image", "speed-up", "same tokens"),
-    )
+def first_screen_tables(reports: dict[str, Report]) -> str:
+    """The README's rows, as `mmaccel bench` measures them without further options."""
+    parts = []
+    for report in (r for r in reports.values() if "first_screen" in r):
+        machine, rows = report["machine"], report["first_screen"]
+        versions = machine["versions"]
+        parts += [
+            f"`{report['model']}`, {rows[0]['images']} captions, batch {report['batch_size']}, "
+            f"temperature {report['temperature']:g}, float32; {machine['name']}, "
+            f"{machine['threads']} threads, torch {versions['torch']}, transformers "
+            f"{versions['transformers']}. Made by `{report['command']}`.",
+            grid(
+                (
+                    "guidance", "decoding", "tokens a pass", "s an image", "speed-up",
+                    "same tokens", "exactness",
+                ),
+                [
+                    (
+                        f"{row['guidance']:g}",
+                        row["label"],
+                        f"{row['tokens_per_pass']:.2f}" + _half_width(row),
+                        f"{row['seconds']:.3f}",
+                        f"{row['speed_up']:.2f}×",
+                        f"{row['identical']} of {row['images']}",
+                        row["promise"] + _spent(row),
+                    )
+                    for row in rows
+                ],
+            ),
+        ]  # fmt: skip
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def _spent(row: dict[str, Any]) -> str:
+    is_relaxed = row["exactness"] == "relaxed"
+    return f", total variation {row['total_variation']:.3f} a token" if is_relaxed else ""
 
 
 def policy_table(report: Report, page: str) -> str:
@@ -363,6 +374,7 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
 
 
 _OWN = {
+    "first-screen": first_screen_tables,
     "coarse-study": coarse_study_tables,
     "baselines": baseline_tables,
     "versions": version_tables,

@@ -9,6 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mmaccel
 
+if len(sys.argv) < 2:
+    sys.exit("usage: python examples/language_model.py MODEL [PROMPT]   (folder or hub id)")
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 prompt = sys.argv[2] if len(sys.argv) > 2 else "The list of prime numbers: 2, 3, 5, 7,"

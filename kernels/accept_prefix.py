@@ -2,7 +2,7 @@
 
 Idea: a pass gives each row W tokens and says which of its W - 1 drafts were right. The tokens up to
 the first wrong draft's slot are generated, the rest are drafts of the next pass. Rows end at their
-length or at a stop token.
+length or at a stop token. A slot of invalid scores generates nothing, nor do those after it.
 
 Departures: none. This file is the specification of `accept_prefix_triton.py`.
 """
@@ -23,11 +23,11 @@ class RowState(NamedTuple):
     filled: Tensor  # [B] int64, first column that no pass has predicted
     ended: Tensor  # [B] bool
     n_new: Tensor  # [B] int64, tokens of the last pass
-    is_bad: Tensor  # [B] bool, rows that accepted a token of NaN or infinite scores
+    is_bad: Tensor  # [B] bool, rows that wanted a token of NaN or infinite scores
     passes: Tensor  # [B] int64, passes counted since a row began
     gains: Tensor  # [capacity, B] int64, tokens gained in each pass
     spent: Tensor  # [B] float64, total variation
-    summary: Tensor  # [4] int64: most slots wanted, open rows, tokens, whether a row is bad
+    summary: Tensor  # [4] int64: most slots wanted, open rows, tokens, whether one of them is bad
 
 
 def accept_prefix(
@@ -69,9 +69,11 @@ def accept_prefix(
         is_stop = (new[..., None] == stops).any(-1) & (index < n_new[:, None])
         first = torch.where(is_stop, index, new.shape[1]).amin(1)  # [B]
         n_new = torch.minimum(n_new, first + 1)
-        ended |= first < new.shape[1]
-    is_new = index < n_new[:, None]  # [B, W]
-    state.is_bad.logical_or_(((peak - peak != 0) & is_new).any(1))  # NaN, infinity leave NaN
+    n_valid = (peak - peak == 0).long().cumprod(-1).sum(-1)  # NaN, infinity leave NaN
+    state.is_bad.logical_or_(n_valid < n_new)
+    n_new = torch.minimum(n_new, n_valid)
+    if stops is not None:
+        ended |= first < n_new
     state.filled.copy_(columns[:, -1] + 1)
     n_generated += n_new
     ended |= n_generated >= limit
@@ -95,6 +97,6 @@ def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None
         charged = variation.masked_fill(index >= n_new[:, None], 0)
         state.spent.add_(charged.sum(1, dtype=torch.float64))
     wanted = (limit - n_generated).masked_fill(state.ended, 0)  # [B]
-    is_bad = state.is_bad.any().long()
+    is_bad = (state.is_bad & (wanted > 0)).any().long()
     summary = (wanted.amax(), (wanted > 0).sum(), n_generated.sum(), is_bad)
     state.summary.copy_(torch.stack(summary))

@@ -45,20 +45,21 @@ def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
         n = tl.min(tl.where(is_kept, W, j), 1) + 1  # [B]
         n = tl.minimum(n, most - before)
         n = tl.where(is_over, 0, n)
-        has_stopped = is_row & False
+        end = tl.full((B,), W, tl.int32)  # the slot of a stop token
         if stops is not None:
             is_stop = slots & False
             for s in range(0, n_stops):
                 is_stop = is_stop | (token == tl.load(stops + s))
             end = tl.min(tl.where(is_stop & (j < n[:, None]), j, W), 1)
-            has_stopped = end < W
             n = tl.minimum(n, end + 1)
-        is_new = slots & (j < n[:, None])
         score = tl.load(peak + at * peak_step + j, mask=slots, other=0.0).to(tl.float32)
-        wrong = is_new & ((score != score) | (tl.abs(score) == float("inf")))
-        bad = tl.max(wrong.to(tl.int32), 1) | tl.load(is_bad + row, mask=is_row, other=0)
+        wrong = slots & ((score != score) | (tl.abs(score) == float("inf")))
+        n_valid = tl.min(tl.where(wrong, j, W), 1)
+        bad = (n_valid < n).to(tl.int32) | tl.load(is_bad + row, mask=is_row, other=0)
+        n = tl.minimum(n, n_valid)
+        is_new = slots & (j < n[:, None])
         after = before + n
-        closed = is_over | has_stopped | (after >= most)
+        closed = is_over | (end < n) | (after >= most)
         if COUNTS:
             count = tl.load(passes + row, mask=is_row, other=0)
         tl.debug_barrier()  # what was read is written now
@@ -84,7 +85,7 @@ def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
             wanted = tl.maximum(wanted, tl.max(left, 0))
             n_open += tl.sum((left > 0).to(tl.int64), 0)
             made += tl.sum(tl.where(is_row, after, 0), 0)
-            n_bad = n_bad | tl.max(bad, 0).to(tl.int64)
+            n_bad = n_bad | tl.max(tl.where(left > 0, bad, 0), 0).to(tl.int64)
     if COUNTS:
         tl.store(summary, wanted)
         tl.store(summary + 1, n_open)

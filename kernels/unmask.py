@@ -77,9 +77,12 @@ def unmask(
     Raises:
         ShapeError: the shapes do not go together.
 
-    Cost: float32 copies of the logits and, with a temperature, of their noise.
+    Cost: float32 copies of the logits and, with a temperature, of their noise; on a CPU those of
+        open positions alone, elsewhere of all, as counting them would wait for the device.
     """
     check_canvas(logits, masked, slots)
+    if logits.device.type == "cpu" and not bool(masked.all()):
+        return _unmask_open(logits, masked, temperature, seeds, items, slots, purpose)
     scores = logits.float()  # [B, N, V]
     highest = scores.amax(-1, keepdim=True)
     is_open = masked & (highest[..., 0] > -_INFINITY)
@@ -103,6 +106,30 @@ def unmask(
         torch.where(is_open, gap, -_INFINITY),
         torch.where(is_open, peak, -_INFINITY),
     )
+
+
+def _unmask_open(
+    logits: Tensor,
+    masked: Tensor,
+    temperature: float,
+    seeds: Tensor,
+    items: Tensor,
+    slots: Tensor,
+    purpose: Tensor,
+) -> Unmasked:
+    """`unmask` of the open positions, each as a row of one position."""
+    rows = masked.nonzero()[:, 0]  # [n]
+    scores, chosen = logits[masked][:, None], slots[masked][:, None]
+    all_open = torch.ones_like(chosen, dtype=torch.bool)
+    found = unmask(scores, all_open, temperature, seeds[rows], items[rows], chosen, purpose)
+    whole = Unmasked(
+        torch.full_like(slots, -1),
+        *(torch.full(masked.shape, value, dtype=torch.float32, device=masked.device)
+          for value in (-_INFINITY, _INFINITY, -_INFINITY, -_INFINITY)),
+    )  # fmt: skip
+    for part, own in zip(whole, found):
+        part[masked] = own[:, 0]
+    return whole
 
 
 def check_canvas(logits: Tensor, masked: Tensor, slots: Tensor) -> None:

@@ -2,19 +2,20 @@
 
 A new policy or method needs its file and its entry here. Targets are strings until they are loaded,
 so that listing them imports nothing.
+
+Those of other packages and of the user are found by `mmaccel.own_code`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 from mmaccel.checks import show, suggest
 from mmaccel.errors import OptionError
+from mmaccel.own_code import ONLY_TYPED, find_own, installed, is_module_name
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class DemoModel:
 
 
 _SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
-_PARSE_SOURCE = "mmaccel.samplers.drafting.coarse:parse_source"
+_DRAFTING = "mmaccel.samplers.drafting.coarse:"
 _LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
 
@@ -152,7 +153,6 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
 _ANY_FAMILY = "mmaccel.pipelines.causal_lm.family:CausalLM"
-_ENTRY_POINTS = "mmaccel.families"
 
 MODELS: dict[str, DemoModel] = {
     "scenes": DemoModel(
@@ -174,6 +174,7 @@ MODELS: dict[str, DemoModel] = {
 MODELS["scenes-masked"] = replace(
     MODELS["scenes"], summary="the same images and words, filled in any order"
 )
+SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")  # that users give
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
 
@@ -184,20 +185,36 @@ def policy_names(kind: str = "window") -> list[str]:
 
 
 def find_policy(name: str, kind: str | None = None) -> Entry:
-    """The entry of a short name.
+    """The entry of a short name, of an entry point, or of a typed `module:Name`.
 
     Raises:
-        OptionError: unknown name, or a policy of another kind; the message lists the names.
+        OptionError: unknown name, or a policy of another kind; the message lists the names. A
+            `module:Name` that names no policy.
     """
-    names = list(POLICIES) if kind is None else policy_names(kind)
-    if name not in names:
-        entry = POLICIES.get(name)
+    entry = POLICIES.get(name) or _own_policy(name)
+    if entry is None or kind not in (None, entry.kind):
+        names = list(POLICIES) if kind is None else policy_names(kind)
         because = "" if entry is None else f", which decodes a {entry.kind}, not a {kind}"
         raise OptionError(
             f"policy: expected one of {', '.join(names)}, received {name!r}{because}; "
-            f"{suggest(name, names, 'choose one of these')}"
+            f"{_remedy(name, names)}"
         )
-    return POLICIES[name]
+    return entry
+
+
+def _own_policy(name: str) -> Entry | None:
+    """The entry of somebody else's policy; None for a name that is not one."""
+    target = find_own("policies", name)
+    if target is None:
+        return None
+    found = load(target)
+    summary = (found.__doc__ or "").strip().partition("\n")[0]
+    return Entry(target, summary, kind=getattr(found, "kind", "window"))
+
+
+def _remedy(name: Any, names: Iterable[str]) -> str:
+    """What to do about a name that is not known."""
+    return ONLY_TYPED if is_module_name(name) else suggest(name, names, "choose one of these")
 
 
 def load(target: str) -> Any:
@@ -210,9 +227,9 @@ def make_policy(name: str, /, **options: Any) -> Any:
     """Build a policy from its short name.
 
     Args:
-        name: one of `POLICIES`. Choosing a relaxed policy by name is the opt-in to it.
+        name: as `find_policy` takes it. Choosing a relaxed policy by name is the opt-in to it.
         **options: fields of the policy that the name does not fix; `drafts` of a window policy may
-            be the folder of a coarse model.
+            be the folder of a coarse model, or a typed `module:Name`.
 
     Returns:
         The policy, validated.
@@ -222,17 +239,56 @@ def make_policy(name: str, /, **options: Any) -> Any:
     """
     entry = find_policy(name)
     policy = load(entry.target)
-    own = [f.name for f in fields(policy) if f.name not in entry.preset]
+    _check_fields(f"policy {name}", policy, entry.preset, options, "policy")
+    drafts = options.get("drafts")
+    if isinstance(drafts, str):
+        options["drafts"] = _read_drafts(drafts) if entry.kind == "window" else str(drafts)
+    return policy(**entry.preset, **options)
+
+
+def _check_fields(
+    name: str, cls: Any, preset: Mapping[str, Any], options: Mapping[str, Any], what: str
+) -> None:
+    """Refuse options that a class lacks, and a field without a value.
+
+    Raises:
+        OptionError: with the fields that there are.
+    """
+    own = [f.name for f in fields(cls) if f.init and f.name not in preset]
     for option in options:
         if option not in own:
             raise OptionError(
-                f"policy {name}: expected options out of {', '.join(own) or '(none)'}, "
-                f"received {option!r}; "
-                f"{suggest(option, own, 'leave it out or choose another policy')}"
+                f"{name}: expected options out of {', '.join(own) or '(none)'}, received "
+                f"{option!r}; {suggest(option, own, f'leave it out or choose another {what}')}"
             )
-    if entry.kind == "window" and isinstance(options.get("drafts"), str):
-        options["drafts"] = load(_PARSE_SOURCE)(options["drafts"])
-    return policy(**entry.preset, **options)
+    for f in fields(cls):
+        has_default = f.default is not MISSING or f.default_factory is not MISSING
+        if f.init and not has_default and f.name not in {*preset, *options}:
+            raise OptionError(
+                f"{name}: expected a value for {f.name}, which has no default, received none; "
+                f"give {f.name}=…"
+            )
+
+
+def _read_drafts(text: str) -> Any:
+    """The draft source of a window policy that a text names.
+
+    Raises:
+        OptionError: a folder without a coarse model, or a `module:Name` that is no draft source.
+    """
+    source = load(f"{_DRAFTING}parse_source")(str(text))
+    if not isinstance(source, str) or source in load(f"{_DRAFTING}NAMES"):
+        return source
+    target = find_own("drafts", text)
+    if target is not None:
+        found = load(target)
+        _check_fields(f"drafts {text}", found, {}, {}, "source")
+        return found()
+    if is_module_name(text):
+        raise OptionError(
+            f"drafts: expected a draft source or a folder, received {text!r}; {ONLY_TYPED}"
+        )
+    return source  # which the policy refuses, with the names it knows
 
 
 def read_policy(policy: Any) -> Any:
@@ -263,7 +319,8 @@ def make_reducer(name: str, /, **options: Any) -> Any:
     """Build a method for visual tokens from its short name.
 
     Args:
-        name: one of `REDUCERS`. Choosing one is the opt-in to it: all are relaxed.
+        name: one of `REDUCERS`, of an entry point, or a typed `module:Name`. Choosing one is the
+            opt-in to it: all are relaxed.
         **options: its fields, `keep` or `n_keep` among them.
 
     Returns:
@@ -272,19 +329,14 @@ def make_reducer(name: str, /, **options: Any) -> Any:
     Raises:
         OptionError: unknown name, an option the method does not have, or a bad value.
     """
-    if name not in REDUCERS:
+    target = REDUCERS[name].target if name in REDUCERS else find_own("reducers", name)
+    if target is None:
         raise OptionError(
             f"visual_tokens: expected one of {', '.join(REDUCERS)}, received {name!r}; "
-            f"{suggest(name, REDUCERS, 'choose one of these')}"
+            f"{_remedy(name, REDUCERS)}"
         )
-    method = load(REDUCERS[name].target)
-    own = [f.name for f in fields(method)]
-    for option in options:
-        if option not in own:
-            raise OptionError(
-                f"visual_tokens {name}: expected options out of {', '.join(own)}, received "
-                f"{option!r}; {suggest(option, own, 'leave it out or choose another method')}"
-            )
+    method = load(target)
+    _check_fields(f"visual_tokens {name}", method, {}, options, "method")
     return method(**options)
 
 
@@ -295,10 +347,4 @@ def find_family(model_type: str | None) -> str:
     `model_type` of its configuration; it takes precedence over ours.
     """
     own = FAMILIES.get(model_type or "", _ANY_FAMILY)
-    return own if model_type is None else installed_families().get(model_type, own)
-
-
-@cache
-def installed_families() -> dict[str, str]:
-    """Families of other packages, looked up once: `model_type` -> "module:Class"."""
-    return {found.name: found.value for found in entry_points(group=_ENTRY_POINTS)}
+    return own if model_type is None else installed("families").get(model_type, own)

@@ -28,7 +28,14 @@ from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
 from mmaccel.commands.generate import generate
 from mmaccel.commands.models import models
-from mmaccel.commands.process import STOPPED, Incomplete, Stopped, StopSignals, restored_collector
+from mmaccel.commands.process import (
+    STOPPED,
+    Incomplete,
+    Stopped,
+    StopSignals,
+    quiet_imports,
+    restored_collector,
+)
 from mmaccel.commands.serve import serve
 from mmaccel.commands.speak import speak
 from mmaccel.commands.streams import guarded_streams, stdout_error
@@ -99,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     """Run a command and report its error; returns the exit code."""
     try:
-        with restored_collector():
+        with restored_collector(), quiet_imports():
             code = _command()(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:
         return _report(argv, error, STOPPED)

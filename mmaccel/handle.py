@@ -19,6 +19,7 @@ from mmaccel.pipelines.causal_lm.compatibility import find_device, find_training
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
+from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
@@ -82,15 +83,21 @@ class Handle:
         again.
 
         Call it after a change of the model that moves no parameter: an attribute, a hook, an
-        adapter that is switched on or off. A moved parameter is noticed without it.
+        adapter that is switched on or off. A moved parameter is noticed without it. Calls that run
+        in other threads end first.
+
+        Raises:
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
-        if hasattr(self._service, "engine"):
-            self._service.engine.close()
-        if isinstance(self._service, GenerateService):
-            close_fused(self._target)
+        with self._injection.calls.change("reset"):
+            if hasattr(self._service, "engine"):
+                self._service.engine.close()
+            if isinstance(self._service, GenerateService):
+                close_fused(self._target)
 
     def detach(self, *, keep_packed: bool = False) -> None:
         """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
+        Calls that run in other threads end first.
 
         Args:
             keep_packed: whether parameters that are views of packed tensors stay such views, so
@@ -98,12 +105,14 @@ class Handle:
 
         Raises:
             AttachError: other code changed the model's class since.
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
         """
-        if hasattr(self._service, "engine"):
-            self._service.engine.close()
-        if isinstance(self._service, GenerateService) and not keep_packed:
-            close_fused(self._target, forget=False)
-        self._injection.remove()
+        with self._injection.calls.change("detach"):
+            if hasattr(self._service, "engine"):
+                self._service.engine.close()
+            if isinstance(self._service, GenerateService) and not keep_packed:
+                close_fused(self._target, forget=False)
+            self._injection.remove()
 
     def __enter__(self) -> Handle:
         """Raises `AttachError` if the policy was detached before."""
@@ -199,6 +208,7 @@ def attach(
             only the original can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
+    warn_if_untested()
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
     engine = Engine(cuda_graphs, sync_every, fused, compile)
@@ -249,6 +259,7 @@ def detach(target: Any) -> bool:
 
     Raises:
         AttachError: other code changed the model's class since.
+        BusyError: this thread is inside a call, in a callback or a stopping criterion.
         UnsupportedModelError: a pipeline with several models that generate.
     """
     owner = find_owner(unwrap(target)) or find_owner(find_generator(target))

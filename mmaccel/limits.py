@@ -32,6 +32,9 @@ MAX_THREADS = 1_024  # of a CPU: the largest machines have as many cores
 MAX_VALUES = 1_000  # of an option with commas: the catalog has 17 policies
 MAX_WIDTH = 16_384  # of features, whose covariance takes 2 GB then; Inception has 2048
 MAX_SIDE = 16_384  # pixels: four times the widest image of a model here
+MAX_PIXELS = 89_478_485  # of a picture: 256 MB in RGB, where Pillow warns; cameras have 61 million
+MAX_KEPT = 4 * MAX_PIXELS  # of the frames of a clip that are kept together: nine of 8K
+MAX_DECODED = 4 * 10**9  # pixels of all frames of an animation: ten minutes of 480x270
 
 # Texts.
 MAX_PROMPT = 20_000  # characters: far more than any text encoder here reads

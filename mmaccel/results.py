@@ -5,7 +5,7 @@ Shapes: **B** rows, **L** tokens asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, cast
 
@@ -34,6 +34,7 @@ class ShortRepr:
 
 
 _MOST_SHOWN = 4  # of a list
+_WIDER = 1.05  # canvases a pass from which on a run says so
 
 
 def _show(value: Any) -> str:
@@ -77,6 +78,9 @@ class Stats:
             `mmaccel.samplers.canvas.divergence`. 0.0 for exact ones.
         positions: canvas policies: entries that went through the model, over all rows of all
             passes.
+        canvases: canvas policies: canvases that went through the model, summed over passes, drafts
+            and guidance branches counted one by one. A pass that computes one canvas a row has
+            `branches` of them for each row.
         tokens_processed: window policies: tokens that went through the model, over all rows of all
             passes, those of the prompt, of ended rows and of padding included.
         seconds: wall time of the run.
@@ -92,7 +96,8 @@ class Stats:
         captures: passes captured in this run; 0 with "cuda graphs" if earlier runs captured all
             graphs that it replayed.
         drafts: window policies: the draft source in use, such as "coarse" or "neighbour", after
-            "auto" was resolved; empty for policies without one.
+            "auto" was resolved. Canvas policies that choose the number of drafts by measured cost:
+            canvases a pass, and in how many passes. Empty for others.
         attention: "window_attention" if the layers ran that kernel, else "the model's own" with
             the reason; empty for models that have no choice.
         route: window policies: the forward that ran, "fused" (see
@@ -104,6 +109,8 @@ class Stats:
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
             "tf32", or what activations are quantised to, such as "int8"; see
             `mmaccel.samplers.arithmetic`. Empty where the original ran.
+        seed: the `seed` that repeats the run, given or drawn: one, or one per row. None where no
+            random number was asked for, and where every request has a seed of its own.
     """
 
     policy: str = ""
@@ -117,6 +124,7 @@ class Stats:
     total_variation: float = 0.0
     nats: float = 0.0
     positions: int = 0
+    canvases: int = 0
     tokens_processed: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
@@ -133,11 +141,24 @@ class Stats:
     route_reason: str = ""
     reference: str = ""
     dtype: str = ""
+    seed: int | Sequence[int] | None = None
 
     @property
     def tokens_per_pass(self) -> float:
         """Tokens a row gains in one forward pass, on average."""
         return self.tokens / self.row_passes if self.row_passes else 0.0
+
+    @property
+    def canvases_per_pass(self) -> float:
+        """Canvases that a pass computes for each of a plain pass: above 1 with drafts."""
+        plain = self.row_passes * self.branches
+        return self.canvases / plain if plain else 0.0
+
+    @property
+    def of_canvases(self) -> str:
+        """Words that follow a number of passes, " of 3.8 canvases"; empty where they are plain."""
+        each = self.canvases_per_pass
+        return f" of {each:.1f} canvases" if each >= _WIDER else ""
 
     @property
     def acceptance_by_slot(self) -> list[float]:
@@ -157,9 +178,11 @@ class Stats:
 
     @property
     def summary(self) -> str:
-        """Tokens, forward passes, tokens per pass and seconds, on one line."""
+        """Tokens, forward passes, tokens per pass and seconds, on one line; where passes are wider
+        than plain ones, canvases too.
+        """
         return (
-            f"{self.tokens} tokens in {self.row_passes} forward passes, "
+            f"{self.tokens} tokens in {self.row_passes} forward passes{self.of_canvases}, "
             f"{self.tokens_per_pass:.2f} tokens a pass, {self.seconds:.2f} s"
         )
 
@@ -174,7 +197,10 @@ class Stats:
             lines.append(("reference", self.reference))
         if self.branches > 1:
             lines.append(("guidance", f"{self.branches} rows of a pass per row"))
-        if self.drafts == "coarse":
+        if self.of_canvases:
+            each = f"{self.canvases_per_pass:.1f} a pass for each row"
+            lines.append(("canvases", f"{self.canvases} ({each}; one slot a pass computes 1)"))
+        if self.drafts == "coarse" or (self.drafts and self.canvases):
             lines.append(("drafts", self.drafts))
         if self.draft_passes:
             lines.append(("draft model", f"{self.draft_passes} passes"))
@@ -196,6 +222,8 @@ class Stats:
             if self.runner == "cuda graphs":
                 because = f": {self.captures} captured" if self.captures else ": captured before"
             lines.append(("runner", f"{self.runner}{because}"))
+        if isinstance(self.seed, int):
+            lines.append(("seed", str(self.seed)))
         lines += [("fell back", reason) for reason in self.fallbacks]
         lines += [("note", note) for note in self.notes]
         return "\n".join(f"{name:13}{value}" for name, value in lines)

@@ -74,16 +74,26 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
     return reduced if several else reduced[0]
 
 
-def draw_seeds(generator: Any, seed: Any = 0) -> int | list[int]:
-    """The seed that a torch generator draws, or one of each of several.
+def choose_seed(seed: Any, generator: Any = None) -> int | list[int]:
+    """The seed of a call, as `check_seed` returns it: the one given, or one that torch draws.
 
     Args:
-        generator: a `torch.Generator`, which is advanced, or several.
-        seed: of the same call, which must be 0.
+        seed: one, or one per row; None draws.
+        generator: a `torch.Generator`, which draws a seed and is advanced, or several, which draw
+            one each. None is torch's global generator of the CPU, see `torch.manual_seed`.
 
     Raises:
-        OptionError: something else, or a seed beside it.
+        OptionError: a bad seed, no generator, or both.
     """
+    if generator is not None:
+        return _draw_seeds(generator, seed)
+    if seed is None:
+        return int(torch.randint(2**63 - 1, (), device="cpu"))
+    checked = check_seed(seed)
+    return checked if isinstance(checked, int) else list(checked)
+
+
+def _draw_seeds(generator: Any, seed: Any) -> int | list[int]:
     several = isinstance(generator, Sequence)
     given = list(generator) if several else [generator]
     if not given or not all(isinstance(one, torch.Generator) for one in given):
@@ -91,7 +101,7 @@ def draw_seeds(generator: Any, seed: Any = 0) -> int | list[int]:
             f"generator: expected a torch.Generator or a list of them, received {show(generator)}; "
             "pass seed=0, or torch.Generator().manual_seed(0)"
         )
-    if not isinstance(seed, int) or seed != 0:
+    if seed is not None:
         raise OptionError(
             f"generator: expected it or a seed, received both (seed {show(seed)}); drop one"
         )

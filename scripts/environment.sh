@@ -41,6 +41,20 @@ install() {
     .venv/bin/python -m pip install "${options[@]}"
 }
 
+# The tests that show whether another release of transformers is served.
+RELEASE_TESTS="tests/attach tests/causal_lm tests/vision_language tests/exactness"
+
+# install_beside NAME==VERSION: installs a release with what it needs into a folder of its own, for
+# PYTHONPATH, and prints the folder. The environment's torch stays the one that is used.
+install_beside() {
+    local folder=".venv/beside/$1"
+    if [ ! -e "$folder" ]; then
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --target "$folder.tmp" "$1" >&2
+        mv "$folder.tmp" "$folder"
+    fi
+    echo "$PWD/$folder"
+}
+
 _answers() {
     .venv/bin/python -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)' "$1" \
         2>/dev/null

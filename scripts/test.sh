@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs no GPU: style, types, documentation, tests. Makes .venv where there is none.
 #   bash scripts/test.sh                without the tests marked slow: six minutes on two cores
-#   bash scripts/test.sh --all          every test, and kernels compiled for GPUs: 25 minutes
+#   bash scripts/test.sh --all          every test, kernels compiled for GPUs, and two older releases of
+#                                       transformers: 25 minutes
 #   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not
 #   TRANSFORMERS_TESTS=/path/to/transformers bash scripts/test.sh --all    transformers' own generation
 #                                       tests too, from a checkout of the installed version
@@ -19,12 +20,16 @@ tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@
 # the two lanes below need a setting before Triton is imported, so a process of their own
 interpreted() { TRITON_INTERPRET=1 run_pytest -q tests/kernels/interpreted; }
 compiled() { MMACCEL_COMPILE=1 run_pytest -q tests/kernels/compiled; }
+# older releases of transformers, beside the newest one in the environment
+release() { PYTHONPATH=$(install_beside "$1") run_pytest -q -m "not slow" $RELEASE_TESTS; }
+transformers_5.17() { release transformers==5.17.0; }
+transformers_5.23() { release transformers==5.23.0; }
 
 # run_lane NAME [ARGUMENTS]: runs a function above; notes its result and seconds for the summary
 run_lane() {
     local start=$SECONDS result=passed
     "$@" || result=FAILED
-    printf '%-14s %s %4d s\n' "$1" "$result" $((SECONDS - start)) >>"$logs/summary"
+    printf '%-17s %s %4d s\n' "$1" "$result" $((SECONDS - start)) >>"$logs/summary"
 }
 
 run_in_background() {
@@ -34,20 +39,23 @@ run_in_background() {
 
 foreground=(tests -m "not slow")
 kernels="interpreted"
+releases=""
 if [ "${1:-}" = --all ]; then
     shift
     foreground=(tests)
     kernels="interpreted compiled"
+    releases="transformers_5.17 transformers_5.23"
 fi
 if [ $# -gt 0 ]; then
     foreground=(tests "$@")
     kernels=""
+    releases=""
 fi
 
 make_environment
 install ".[test]"
 .venv/bin/python -c 'import triton' 2>/dev/null || kernels=""
-background="types documentation $kernels"
+background="types documentation $kernels $releases"
 export OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1
 logs=$(mktemp -d)
 set -m  # the background lanes get a process group, so that an interrupted run ends them all

@@ -27,7 +27,7 @@ BATCHES = (1, 8)
 LEAST = 0.8  # share of equal images of a bitwise policy
 POLICIES: tuple[CanvasPolicy, ...] = (
     Stepwise(order="halton"),
-    LosslessUnmask(order="halton"),
+    LosslessUnmask(order="halton", drafts=8),
     LosslessUnmask(order="halton", drafts=16),
     EntropyBounded(gamma=16.0),
     MaskedParallel(steps=12),

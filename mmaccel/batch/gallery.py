@@ -18,6 +18,7 @@ from urllib.parse import quote
 from mmaccel.batch.manifest import names_file_inside, read_manifests
 from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json
+from mmaccel.pipelines.loading.pictures import open_picture
 
 _HERE = Path(__file__).parent
 _OWN = ("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens", "passes",
@@ -63,7 +64,7 @@ def read_side(
     def read_facts(file: Path) -> dict[str, Any]:
         try:
             return _embedded_facts(file)
-        except _Unreadable as error:
+        except OptionError as error:
             unreadable.add(file.name)
             on_skip(f"{file.name}: {error}")
             return {}
@@ -141,25 +142,14 @@ def _natural(key: Key) -> list[Any]:
     return [[int(p) if p.isdecimal() else p for p in parts], str(key[1]).zfill(20), *key[2:]]
 
 
-class _Unreadable(Exception):
-    """A file is no image; the text says why."""
-
-
 def _embedded_facts(file: Path) -> dict[str, Any]:
     """The facts in the text chunk of an image; empty where there are none.
 
     Raises:
-        _Unreadable: the file cannot be read as an image.
+        OptionError: see `open_picture`.
     """
-    from PIL import Image
-
-    if not file.is_file():  # opening a pipe or a device may wait for ever
-        raise _Unreadable("no regular file")
-    try:
-        with Image.open(file) as image:
-            text = getattr(image, "text", {}).get("mmaccel", "{}")
-    except Exception as error:  # Pillow raises errors of many kinds for broken files
-        raise _Unreadable(f"no whole image ({' '.join(str(error).split())[:80]})") from error
+    with open_picture(file) as image:
+        text = getattr(image, "text", {}).get("mmaccel", "{}")
     try:
         facts = parse_json(text)
     except ValueError:

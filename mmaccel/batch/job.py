@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mmaccel.batch.manifest import (
+    JOB_SEED,
     Key,
     Manifest,
     Past,
@@ -88,6 +89,7 @@ class Job:
         reporter: receives the events.
         retries: how often a failed item is tried again, alone.
         max_failures: the job ends when more items than this failed; None never ends it.
+        seed: of the job, noted in every record.
     """
 
     items: list[Item]
@@ -96,6 +98,7 @@ class Job:
     reporter: Reporter
     retries: int = 1
     max_failures: int | None = None
+    seed: int | None = None
     outcome: Outcome = field(default_factory=Outcome)
     _left: dict[Key, Item] = field(default_factory=dict)  # neither finished nor failed
     _failed: set[Key] = field(default_factory=set)
@@ -173,7 +176,7 @@ class Job:
 
     def _append(self, record: Record) -> None:
         try:
-            self.manifest.append(record)
+            self.manifest.append(record if self.seed is None else {**record, JOB_SEED: self.seed})
         except OSError as error:
             raise WriteError(
                 f"{self.manifest.file}: expected a manifest that can be written, received: "

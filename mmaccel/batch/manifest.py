@@ -20,6 +20,7 @@ from mmaccel.limits import parse_json
 from mmaccel.outputs.whole_files import check_target
 
 NAME = "manifest.jsonl"
+JOB_SEED = "job_seed"  # the base of the seeds of rows without one
 _MAX_NAME = 255  # bytes; the limit of file systems
 
 Record = dict[str, Any]
@@ -158,6 +159,7 @@ def _parse(line: bytes) -> Record | None:
         return None
     is_record = isinstance(record, dict) and isinstance(record.get("id"), str)
     is_record = is_record and type(record.get("k")) is int
+    is_record = is_record and type(record.get(JOB_SEED, 0)) is int
     return record if is_record and record.get("status") in ("ok", "failed") else None
 
 

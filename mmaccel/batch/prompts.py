@@ -1,7 +1,8 @@
 """Prompt files and the images they ask for.
 
-A prompt file is JSON lines, CSV or plain text. `read_prompts` reads and checks all of it before any
-image is generated. `make_items` turns its rows into items: one image each, with a seed of its own.
+A prompt file is JSON lines, a table or plain text. `read_prompts` reads and checks all of it before
+any image is generated. `make_items` turns its rows into items: one image each, with a seed of its
+own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import POLICIES
+from mmaccel.catalog import POLICIES, SAMPLING_FIELDS
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -30,6 +31,7 @@ from mmaccel.limits import (
     read_stream,
     read_whole,
 )
+from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
@@ -37,6 +39,15 @@ FORMATS = ("jsonl", "csv", "txt")
 SEEDS = 2**64
 
 _FIELDS = frozenset(FIELDS)
+_SPELLINGS = {  # of the command line, and of diffusers
+    "negative_prompt": "negative",
+    "num_images": "n",
+    "num_images_per_prompt": "n",
+    "count": "n",
+    "guidance": "guidance_scale",
+}
+_ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
+_SEPARATORS = ",;\t"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
@@ -148,8 +159,8 @@ def read_prompts(source: str) -> list[Row]:
     """Read a prompt file.
 
     Args:
-        source: a file named `.jsonl`, `.csv` or `.txt`, or `-` for standard input, which is JSON
-            lines where it begins with `{`, and one prompt a line where it does not.
+        source: a file named `.jsonl`, `.csv`, `.tsv` or `.txt`, or `-` for standard input, which
+            is JSON lines where it begins with `{`, and one prompt a line where it does not.
 
     Returns:
         Rows in the order of the file, with unique ids. A row without an id gets one derived from
@@ -198,7 +209,7 @@ def _read(source: str) -> tuple[bytes, str]:
         kind = "jsonl" if is_json else "txt"
     else:
         kind = Path(source).suffix.removeprefix(".").lower()
-        kind = {"json": "jsonl", "ndjson": "jsonl", "text": "txt"}.get(kind, kind)
+        kind = {"json": "jsonl", "ndjson": "jsonl", "tsv": "csv", "text": "txt"}.get(kind, kind)
         if kind not in FORMATS:
             raise OptionError(
                 f"--prompts: expected a file named .jsonl, .csv or .txt, or -, received "
@@ -245,12 +256,14 @@ def _open_text(data: bytes, newline: str) -> io.TextIOWrapper:
 def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     previous = csv.field_size_limit(MAX_LINE)
     try:
-        reader = csv.reader(_open_text(data, ""), strict=True)
-        head = [name.strip() for name in next(reader, [])]
+        first = data[:MAX_LINE].split(b"\n", 1)[0].decode("utf-8")
+        separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
+        reader = csv.reader(_open_text(data, ""), delimiter=separator, strict=True)
+        head = [_spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
         if not head:
             return
         if "prompt" not in head or len(set(head)) < len(head):
-            wrong.append(f"line 1: expected a heading out of {', '.join(FIELDS)}, each once, with "
+            wrong.append(f"line 1: expected a heading out of {_ALL}, each once, with "
                          f"prompt among them, received {show(', '.join(head))}")  # fmt: skip
             return
         for cells in reader:
@@ -258,8 +271,8 @@ def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, An
                 continue
             if len(cells) != len(head):
                 wrong.append(f"line {reader.line_num}: expected {len(head)} cells, received "
-                             f"{len(cells)}; quote text with commas, leave no cell out, an empty "
-                             "one takes the default")  # fmt: skip
+                             f"{len(cells)}; quote text that holds {separator!r}, leave no cell "
+                             "out, an empty one takes the default")  # fmt: skip
                 continue
             yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
     except csv.Error as error:
@@ -314,13 +327,10 @@ def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
     Raises:
         OptionError: the first wrong field; the message does not name the line.
     """
-    if not values.keys() <= _FIELDS:
-        unknown = next(str(name) for name in values if name not in FIELDS)
-        raise OptionError(
-            f"{show(unknown)}: expected fields out of {', '.join(FIELDS)}; leave it out"
-        )
     if None in values.values():
         values = {name: value for name, value in values.items() if value is not None}
+    if not values.keys() <= _FIELDS:
+        values = _gather_fields(values)
     prompt = _text("prompt", values.get("prompt"))
     if not prompt.strip():
         raise OptionError("prompt: expected text, received none; write a prompt")
@@ -336,6 +346,53 @@ def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
     }
     own = values.get("id")
     return Row(_make_id(fields) if own is None else _id(own), **fields, line=line)
+
+
+def _spell(name: str) -> str:
+    """The name of a field here, for one of its other names."""
+    return _SPELLINGS.get(name, name)
+
+
+def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields under their names here; sampling parameters are put into `params`.
+
+    Raises:
+        OptionError: an unknown field, or one that is given twice.
+    """
+    found: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+    for given, value in values.items():
+        name = _spell(given)
+        if name not in _FIELDS and name not in SAMPLING_FIELDS:
+            raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
+        if name in found or name in sampling:
+            raise OptionError(
+                f"{show(given)}: expected {name} once, received it twice; leave one out"
+            )
+        if name in _FIELDS:
+            found[name] = value
+        else:
+            sampling[name] = _number(given, value)
+    if sampling:
+        params = _params(found.get("params", {}))
+        for name in params.keys() & sampling.keys():
+            raise OptionError(
+                f"{name}: expected it once, received it in params too; leave one of them out"
+            )
+        found["params"] = {**params, **sampling}
+    return found
+
+
+def _number(name: str, value: Any) -> Any:
+    """A number; the model says later which it takes."""
+    if isinstance(value, str):  # a CSV cell
+        try:
+            value = parse_json(value)
+        except ValueError:
+            pass
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptionError(f"{name}: expected a number, received {show(value)}")
+    return value
 
 
 def _make_id(fields: Mapping[str, Any]) -> str:
@@ -417,10 +474,11 @@ def _size(value: Any) -> tuple[int, int] | None:
 
 
 def _policy(value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or value not in POLICIES):
+    known = (*POLICIES, *installed("policies"))
+    if value is not None and value not in known:
+        remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
         raise OptionError(
-            f"policy: expected one of {', '.join(POLICIES)}, received {show(value)}; "
-            "choose one of these"
+            f"policy: expected one of {', '.join(known)}, received {show(value)}; {remedy}"
         )
     return value
 

@@ -16,10 +16,10 @@ from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
 from mmaccel.batch.prompts import Item
 from mmaccel.canvas_contracts import kind_of
-from mmaccel.catalog import make_policy
+from mmaccel.catalog import SAMPLING_FIELDS, make_policy
 from mmaccel.errors import OptionError
 from mmaccel.loading import parse_size, pick_name
-from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, short_hash, write_png
+from mmaccel.outputs.image_files import describe_settings, short_hash, write_png
 from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
 from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings

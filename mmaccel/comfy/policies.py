@@ -177,7 +177,8 @@ def _input(policy: str, field: Field[Any], note: str) -> Widget | Socket:
         if is_optional:
             return _number(name, "int", default, note, (low, high, 1), (0, None))
         if "str" in types:
-            return _number(name, "int", default, note, (low, high, 1), (0, "adaptive"))
+            instead = default if isinstance(default, str) else "adaptive"
+            return _number(name, "int", default, note, (low, high, 1), (0, instead))
         return _number(name, "int", default, note, (low, high, 1))
     return _text(policy, name, default, note, is_optional)
 

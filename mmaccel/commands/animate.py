@@ -12,6 +12,7 @@ from mmaccel.commands.process import pause_collector
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 
 _MAX_FRAMES = 9  # of a start, for all models here
+_HELP_SEED = "of a start's first clip, the next has the next; by default drawn, and printed"
 _HELP_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
 
 
@@ -24,7 +25,7 @@ def animate(
     window: shared.Window = None,
     drafts: shared.Drafts = None,
     count: Annotated[int, typer.Option(help="clips of each start")] = 1,
-    seed: Annotated[int, typer.Option(help="of a start's first clip; the next has the next")] = 0,
+    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
     temperature: shared.Temperature = None,
     top_k: shared.TopK = None,
@@ -59,6 +60,7 @@ def animate(
 
     shared.check_count("count", count, MAX_IMAGES)
     shared.check_count("batch-size", batch_size, MAX_BATCH)
+    seed, is_drawn = shared.pick_seed(seed)
     check_seed([seed + k for k in range(count)])
     name, chosen = choose_policy(policy, window, drafts, set_fields)
     device, dtype = choose_names(device, dtype)
@@ -76,7 +78,8 @@ def animate(
     )  # fmt: skip
     open_folder(out)
     job = VideoJob(
-        pipe=pipe, starts=frames, seed=seed, count=count, name=name, policy=chosen,
-        options=params, batch_size=batch_size, out=out, suffix=suffix, model=model, dtype=dtype,
+        pipe=pipe, starts=frames, seed=seed, is_seed_drawn=is_drawn, count=count, name=name,
+        policy=chosen, options=params, batch_size=batch_size, out=out, suffix=suffix, model=model,
+        dtype=dtype,
     )  # fmt: skip
     job.run()

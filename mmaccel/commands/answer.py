@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _HELP_INPUTS = "image files, then the question"
 _HELP_MODEL = "scenes-vqa, or a folder or hub id of a vision-language model"
 _HELP_COMPARE = "answer with all visual tokens too"
+_HELP_SEED = "of the answer; by default 0, and drawn and printed above temperature 0"
 _HELP_OUT = "PNG of the patches that stay; by default in out/"
 
 
@@ -37,7 +38,7 @@ def answer(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
     ] = 64,
-    seed: Annotated[int, typer.Option(help="of the answer")] = 0,
+    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     temperature: shared.Temperature = None,
     top_k: shared.TopK = None,
     top_p: shared.TopP = None,
@@ -77,7 +78,6 @@ def answer(
     from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_image
     from mmaccel.pipelines.loading.hub import is_hub_id
     from mmaccel.reduction.visual_tokens.contract import check_reducers
-    from mmaccel.samplers.noise import check_seed
 
     shared.set_threads(threads)
     files, question = _split_inputs(inputs)
@@ -91,7 +91,7 @@ def answer(
                 "--visual-tokens dart --keep 0.22"
             )
     check_int("--max-tokens", max_tokens, 1, hint="64 suits short answers")
-    check_seed(seed)
+    seed, is_drawn = shared.pick_seed(seed if temperature else seed or 0)
     sampling = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     choose_sampling(**sampling)
     (device, dtype), use_graphs = choose_names(device, dtype), parse_cuda_graphs(cuda_graphs)
@@ -117,6 +117,8 @@ def answer(
     if picture is not None:
         open_folder(picture.parent)
     pipes = _with_plain(pipe, images, question) if compare else {_title(reducers): pipe}
+    if is_drawn:
+        shared.say_drawn(seed)
     made = {
         title: each(images, question, max_new_tokens=max_tokens, seed=seed, **sampling)
         for title, each in pipes.items()
@@ -176,7 +178,7 @@ def _title(reducers: Sequence[Any]) -> str:
 
     names = {entry.target.split(":")[1]: name for name, entry in REDUCERS.items()}
     parts = [
-        f"{names[m.name]} {m.keep:g}" if m.keep is not None else f"{names[m.name]} {m.n_keep}"
+        f"{names.get(m.name, m.name)} {m.n_keep if m.keep is None else format(m.keep, 'g')}"
         for m in reducers
     ]
     return ", ".join(parts) or "all tokens"

@@ -1,4 +1,4 @@
-"""`mmaccel bench`: policies and windows, or canvas policies, measured in one run."""
+"""`mmaccel bench`: four rows against transformers; or policies and windows, or canvas policies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
 ALL = "all"
 
 _WINDOWS, _DTYPES = "1,16,32,64,adaptive", "float32"
+_HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"
+_HELP_WINDOWS = f"with commas; by default {_WINDOWS}"
+_HELP_DTYPES = "with commas; the first, by default float32, is the baseline"
 _HELP_DRAFTS = "draft sources with commas, such as neighbour,coarse, or folders of coarse models"
 _HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
 
@@ -22,10 +26,8 @@ def bench(
         str | None, typer.Argument(help="of all images; without it, fresh prompts")
     ] = None,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    policies: Annotated[
-        str, typer.Option(help="short names, or setups of canvas, with commas")
-    ] = ALL,
-    windows: Annotated[str, typer.Option(help="with commas")] = _WINDOWS,
+    policies: Annotated[str | None, typer.Option(help=_HELP_POLICIES)] = None,
+    windows: Annotated[str | None, typer.Option(help=_HELP_WINDOWS)] = None,
     drafts: Annotated[str | None, typer.Option(help=_HELP_DRAFTS)] = None,
     guidance: Annotated[
         str | None, typer.Option(help="scales with commas; by default 1 and the model's own")
@@ -40,49 +42,70 @@ def bench(
     decoder: shared.Decoder = None,
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
     device: shared.Device = "auto",
-    dtypes: Annotated[str, typer.Option(help="with commas; the first is the baseline")] = _DTYPES,
+    dtypes: Annotated[str | None, typer.Option(help=_HELP_DTYPES)] = None,
     fused: shared.Fused = None,
     compile: shared.CompileFirst = False,
     trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,
 ) -> None:
-    """Measure forward passes and seconds against token by token, interleaved image by image."""
-    from mmaccel.errors import OptionError
+    """Measure forward passes and seconds, interleaved image by image.
+
+    Without --policies, --windows, --drafts and --dtypes: transformers' own generate, Jacobi as it
+    comes, the fastest relaxed policy, and speculative Jacobi decoding as published. With any of
+    them: every policy at every window against token by token.
+    """
     from mmaccel.outputs.whole_files import check_target
 
     shared.check_count("count", count, MAX_MEASURED)
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     if json_file is not None:
         check_target(json_file, "--json")
-    if family != "canvas":
-        from mmaccel.commands.bench_window import bench_window
+    if family == "canvas":
+        from mmaccel.commands.bench_canvas import bench_canvas
 
-        return bench_window(
-            prompt=prompt, model=model, policies=policies, windows=windows, drafts=drafts,
-            guidance=guidance, count=count, seed=seed, batch_size=batch_size,
-            temperature=temperature, size=size, decoder=decoder, family=family, device=device,
-            dtypes=dtypes, fused=shared.read_switch(fused), compile=compile,
-            json_file=json_file, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-    from mmaccel.commands.bench_canvas import bench_canvas
+        _refuse_with_canvas(
+            {
+                "--windows": windows,
+                "--drafts": drafts,
+                "--dtypes": dtypes,
+                "a prompt": prompt,
+                "--guidance": guidance,
+                "--temperature": temperature,
+                "--size": size,
+                "--decoder": decoder,
+                "--fused/--no-fused": fused,
+                "--compile": compile or None,
+                "--trust-remote-code": trust_remote_code or None,
+            }
+        )
+        labels = ALL if policies is None else policies
+        return bench_canvas(model, labels, count, seed, batch_size, json_file, device)
+    shared_options: dict[str, Any] = dict(
+        prompt=prompt, model=model, guidance=guidance, count=count, seed=seed,
+        batch_size=batch_size, temperature=temperature, size=size, decoder=decoder, family=family,
+        device=device, fused=shared.read_switch(fused), compile=compile, json_file=json_file,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    if (policies, windows, drafts, dtypes) == (None, None, None, None):
+        from mmaccel.commands.bench_peers import bench_peers
 
-    given: dict[str, Any] = {
-        "--windows": windows if windows != _WINDOWS else None,
-        "--drafts": drafts,
-        "--dtypes": dtypes if dtypes != _DTYPES else None,
-        "a prompt": prompt,
-        "--guidance": guidance,
-        "--temperature": temperature,
-        "--size": size,
-        "--decoder": decoder,
-        "--fused/--no-fused": fused,
-        "--compile": compile or None,
-        "--trust-remote-code": trust_remote_code or None,
-    }
+        return bench_peers(**shared_options)
+    from mmaccel.commands.bench_window import bench_window
+
+    bench_window(
+        policies=ALL if policies is None else policies,
+        windows=_WINDOWS if windows is None else windows,
+        drafts=drafts,
+        dtypes=_DTYPES if dtypes is None else dtypes,
+        **shared_options,
+    )
+
+
+def _refuse_with_canvas(given: dict[str, Any]) -> None:
+    """Raise OptionError for an option that the setups of canvas policies decide."""
     for name, value in given.items():
         if value is not None:
             raise OptionError(
                 f"{name}: expected none with --family canvas, whose setups decide all but model, "
                 "count, seed, batch size and device; leave it out"
             )
-    bench_canvas(model, policies, count, seed, batch_size, json_file, device)

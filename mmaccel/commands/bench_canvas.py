@@ -14,16 +14,19 @@ from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import make_table, stderr_console, wide_console
 from mmaccel.errors import OptionError
+from mmaccel.own_code import TypedName, is_module_name
 
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
     "stepwise": ("stepwise", {"order": "confidence"}),
     "stepwise halton": ("stepwise", {"order": "halton"}),
     "stepwise left": ("stepwise", {"order": "left"}),
-    "lossless-unmask": ("lossless-unmask", {"order": "confidence"}),
-    "lossless-unmask halton": ("lossless-unmask", {"order": "halton"}),
-    "lossless-unmask left": ("lossless-unmask", {"order": "left"}),
+    "lossless-unmask": ("lossless-unmask", {"order": "confidence", "drafts": 8}),
+    "lossless-unmask halton": ("lossless-unmask", {"order": "halton", "drafts": 8}),
+    "lossless-unmask left": ("lossless-unmask", {"order": "left", "drafts": 8}),
+    "lossless-unmask auto": ("lossless-unmask", {}),
     "lossless-unmask halton 16": ("lossless-unmask", {"order": "halton", "drafts": 16}),
+    "entropy-bounded auto": ("entropy-bounded", {}),
     "entropy-bounded 0.1": ("entropy-bounded", {"gamma": 0.1}),
     "entropy-bounded 0.5": ("entropy-bounded", {"gamma": 0.5}),
     "entropy-bounded 0.5 cut": (
@@ -129,6 +132,7 @@ def _pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
     known: dict[str, tuple[str, dict[str, Any]]] = {
         name: (name, {}) for name in policy_names("canvas")
     } | SETUPS
+    known |= {label: (TypedName(label), {}) for label in wanted if is_module_name(label)}
     unknown = [label for label in wanted if label not in known]
     if unknown or not wanted:
         raise OptionError(
@@ -189,16 +193,18 @@ def _print(rows: list[dict[str, Any]]) -> None:
         own = [row for row in rows if row["model"] == model]
         shown = {head: name for head, name in known.items() if name in own[0]["quality"]}
         table = make_table(
-            "policy", "passes", "tok/pass", "positions", "nats", "same", *shown, "exactness",
-            title=model,
+            "policy", "passes", "canvases", "tok/pass", "positions", "seconds", "nats", "same",
+            *shown, "exactness", title=model,
         )  # fmt: skip
         for row in own:
             same = "" if row["same"] is None else f"{row['same']}/{row['rows']}"
             table.add_row(
                 row["policy"],
                 f"{row['passes']:.1f}",
+                f"{row['canvases']:.1f}",
                 f"{row['tokens_per_pass']:.2f}",
                 f"{row['positions']:.0f}",
+                f"{row['seconds'] / row['rows']:.2f}",
                 f"{row['nats']:.3f}",
                 same,
                 *(f"{row['quality'][name]:.3f}" for name in shown.values()),
@@ -206,6 +212,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             )
         console.print(table, "")
     console.print(
-        "Means over rows; positions: tokens that the model processed; nats: bound on the "
-        "divergence of a row from committing several tokens at once."
+        "Means over rows; canvases: those of all passes, drafts and guidance counted; positions: "
+        "tokens that the model processed; nats: bound on the divergence of a row from committing "
+        "several tokens at once."
     )

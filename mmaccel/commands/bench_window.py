@@ -12,28 +12,31 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mmaccel.catalog import MODELS, find_policy, load, make_policy, policy_names
-from mmaccel.checks import show
+from mmaccel.catalog import find_policy, load, make_policy, policy_names
 from mmaccel.commands.bench import ALL
-from mmaccel.commands.files import new_report, open_folder, write_json
+from mmaccel.commands.bench_setup import (
+    check_json,
+    check_some,
+    list_params,
+    parse_scales,
+    pick_prompts,
+    read_card,
+)
+from mmaccel.commands.files import new_report, write_json
 from mmaccel.commands.options import parse_window, split_values
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
-from mmaccel.config_files import read_json
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
 from mmaccel.loading import choose_names, open_pipeline
-from mmaccel.outputs.whole_files import write_whole
-from mmaccel.pipelines.models.scenes import WordImages
+from mmaccel.own_code import TypedName
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
-from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import join
 from mmaccel.pipelines.text_to_image.pipeline import warm_up
 from mmaccel.results import exactness_in
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import describe_coarse
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.proposers import SOURCES
 
 if TYPE_CHECKING:
     from mmaccel.contracts import Policy
@@ -49,13 +52,13 @@ class Setup:
 
     Attributes:
         name: short name.
-        policy: the policy.
+        policy: the policy; None where `measure` is given another decoder for this setup.
         window: its window; None where it has none.
         dtype: of the generator.
     """
 
     name: str
-    policy: Policy
+    policy: Policy | None
     window: int | str | None
     dtype: str
 
@@ -70,7 +73,8 @@ class Row:
             model that was asked for. None where the policy has none.
         settings: repr of the policy.
         route: the forward that ran, see `Stats.route`.
-        exactness: of the policy; `to_dict` adds, as `promise`, what remains of it in this dtype.
+        exactness: of the policy, "reference" without one; `to_dict` adds, as `promise`, what
+            remains of it in this dtype.
         images: number of images.
         passes: forward passes that an image took part in while unfinished.
         tokens_per_pass: tokens that an image gained in one.
@@ -117,7 +121,8 @@ def bench_window(
         OptionError: a wrong option, before any measurement.
         Stopped: Ctrl-C; the file has what was measured.
     """
-    names = policy_names() if policies == ALL else split_values("--policies", policies)
+    listed = policy_names() if policies == ALL else split_values("--policies", policies)
+    names = [TypedName(name) for name in listed]
     for name in names:
         find_policy(name, "window")
     names = [name for name in names if name != "autoregressive"]
@@ -126,15 +131,14 @@ def bench_window(
     widths = list(dict.fromkeys(parse_window(text) for text in split_values("--windows", windows)))
     for width in widths:
         check_window(width, adaptive=True)
-    scales = None
-    if guidance is not None:
-        scales = [_parse_number(text) for text in split_values("--guidance", guidance)]
-    lists = {"policies": policies, "windows": windows, "drafts": drafts}
-    lists |= {"guidance": guidance, "dtypes": dtypes}
+    scales = parse_scales(guidance)
+    lists = {"policies": policies, "windows": windows, "drafts": drafts, "dtypes": dtypes}
     for name, text in lists.items():
-        if text is not None and not split_values(f"--{name}", text):
-            raise OptionError(f"--{name}: expected at least one, received none; leave it out")
-    sources = None if drafts is None else split_values("--drafts", drafts)
+        if text is not None:
+            check_some(name, text)
+    sources = None
+    if drafts is not None:
+        sources = [TypedName(source) for source in split_values("--drafts", drafts)]
     device = choose_names(device, "float32")[0]
     kinds = [choose_names(device, name)[1] for name in split_values("--dtypes", dtypes)]
     setups = []
@@ -148,14 +152,13 @@ def bench_window(
                     "add one such as 32"
                 )
             for policy in _make_policies(name, own, sources):
-                setups.append(Setup(name, policy, policy.window, dtype))
-    if sources and not any(_has_drafts(name) for name in names):
+                setups.append(Setup(name, policy, getattr(policy, "window", None), dtype))
+    if sources and not any(_has(name, "drafts") for name in names):
         raise OptionError(
             f"--drafts: expected a policy that has draft sources, received {', '.join(names)}; add "
             "jacobi, or leave --drafts out"
         )
-    for scale in scales or ():
-        choose_params(SamplingParams(), guidance_scale=scale, temperature=temperature)
+    list_params(SamplingParams(), scales, temperature)
     pipes = {
         dtype: open_pipeline(
             model,
@@ -172,25 +175,10 @@ def bench_window(
     }
     first_pipe = next(iter(pipes.values()))
     images = first_pipe.image_model
-    params = [
-        choose_params(images.params, guidance_scale=scale, temperature=temperature)
-        for scale in dict.fromkeys(scales or (1.0, images.params.guidance_scale))
-    ]
-    if prompt is not None:
-        prompts = [prompt] * count
-    elif isinstance(images, WordImages):
-        source = MODELS.get(model, MODELS["scenes"])
-        prompts = load(source.captions)(load(source.fresh), range(count))
-    else:
-        prompts = [images.examples[k % len(images.examples)] for k in range(count)]
-    for text in prompts:
-        images.encode(text)
-    if json_file is not None:
-        open_folder(json_file.parent, "--json")
-        probe = json_file.with_name(f"{json_file.name}.trial")  # the name may be too long
-        write_whole(probe, Path.touch)
-        probe.unlink()
-    card = _read_card(first_pipe.source)
+    params = list_params(images.params, scales, temperature)
+    prompts = pick_prompts(prompt, model, images, count)
+    check_json(json_file)
+    card = read_card(first_pipe.source)
     rows = measure(pipes, prompts, setups, params, seed, batch_size)
     done = rows[0].images if rows else 0
     if rows:
@@ -202,7 +190,7 @@ def bench_window(
             batch_size=batch_size,
             temperature=params[0].temperature,
             seed=seed,
-            coarse=_describe_coarse(rows, first_pipe.model),
+            coarse=_describe_coarse(setups, rows, first_pipe.model),
             rows=[row.to_dict() for row in rows],
         )
         try:
@@ -223,18 +211,22 @@ def _make_policies(
         windows: widths.
         sources: draft sources; None leaves the policy its own, and so does a policy without.
     """
-    named = [{"drafts": source} for source in sources or ()] if _has_drafts(name) else []
-    return [make_policy(name, window=width, **own) for width in windows for own in named or [{}]]
+    named = [{"drafts": source} for source in sources or ()] if _has(name, "drafts") else []
+    sized = [{"window": width} for width in windows] if _has(name, "window") else [{}]
+    return [make_policy(name, **size, **own) for size in sized for own in named or [{}]]
 
 
-def _has_drafts(name: str) -> bool:
-    return any(field.name == "drafts" for field in fields(load(find_policy(name).target)))
+def _has(name: str, field: str) -> bool:
+    """Whether the policy of a name has a field."""
+    return field in {own.name for own in fields(load(find_policy(name).target))}
 
 
-def _describe_coarse(rows: Sequence[Row], model: Any) -> dict[str, Any]:
+def _describe_coarse(setups: Sequence[Setup], rows: Sequence[Row], model: Any) -> dict[str, Any]:
     """The coarse models that drafted, by `Row.drafts`."""
-    found = dict.fromkeys(row.drafts for row in rows if row.drafts not in (None, *SOURCES))
-    folders = {source: model.coarse if source == "coarse" else source for source in found}
+    sources = [getattr(setup.policy, "drafts", None) for setup in setups]
+    folders = {source.folder: source.folder for source in sources if isinstance(source, Coarse)}
+    if any(row.drafts == "coarse" for row in rows):
+        folders["coarse"] = model.coarse
     return {source: describe_coarse(folder) for source, folder in folders.items()}
 
 
@@ -245,6 +237,7 @@ def measure(
     params: Sequence[SamplingParams],
     seed: int,
     batch_size: int,
+    other: Any = None,
 ) -> list[Row]:
     """Run every setup on every prompt.
 
@@ -255,6 +248,7 @@ def measure(
         params: sampling parameters, one per guidance scale.
         seed: of the first image.
         batch_size: images generated together.
+        other: decodes the setups without a policy; has a `stream` as `TextToImage` has it.
 
     Returns:
         One row per guidance scale and setup, over the prompts that every setup had before Ctrl-C,
@@ -267,9 +261,14 @@ def measure(
     runs: dict[tuple[int, int], Iterator[ImageOutput]] = {}
     finished: dict[tuple[int, int], list[ImageOutput]] = {}
     for f, s in cells:
-        policy, pipe = setups[s].policy, pipes[setups[s].dtype]
-        warm_up(pipe, policy, params[f], prompts[0], min(batch_size, len(prompts)))
-        runs[f, s] = pipe.stream(
+        policy, source = setups[s].policy, other
+        first = slice(0, batch_size)
+        if policy is None:  # whole images, as their length is part of what is compiled
+            list(source.stream(prompts[first], params[f], seed=seeds[first], batch_size=batch_size))
+        else:
+            source = pipes[setups[s].dtype]
+            warm_up(source, policy, params[f], prompts[0], min(batch_size, len(prompts)))
+        runs[f, s] = source.stream(
             prompts, params[f], policy=policy, seed=seeds, batch_size=batch_size
         )
         finished[f, s] = []
@@ -278,8 +277,8 @@ def measure(
         with progress_bar() as bar:
             task = bar.add_task("measuring", total=n_batches * len(cells))
             for k in range(n_batches):
-                first = k % len(cells)
-                for cell in cells[first:] + cells[:first]:
+                turn = k % len(cells)
+                for cell in cells[turn:] + cells[:turn]:
                     finished[cell].append(next(runs[cell]))
                     bar.advance(task)
     except KeyboardInterrupt:
@@ -303,7 +302,7 @@ def _summarise(setup: Setup, guidance: float, images: ImageOutput, plain: ImageO
         guidance=guidance,
         settings=stats.policy,
         route=stats.route,
-        exactness=setup.policy.exactness,
+        exactness="reference" if setup.policy is None else setup.policy.exactness,
         images=count,
         passes=stats.row_passes / count,
         tokens_per_pass=stats.tokens_per_pass,
@@ -326,27 +325,6 @@ def half_width(images: ImageOutput) -> float | None:
         return None
     relative = 1.96 * float(passes.std() / passes.mean()) / math.sqrt(count)
     return images.stats.tokens_per_pass * relative
-
-
-def _parse_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise OptionError(
-            f"--guidance: expected numbers with commas, received {show(text)}; write 1.0,2.0"
-        ) from error
-
-
-def _read_card(folder: Path | None) -> dict[str, Any]:
-    """What the report takes from the card of a demo model; empty where there is none.
-
-    Raises:
-        UnsupportedModelError: a card that is no JSON object.
-    """
-    file = None if folder is None else folder / "card.json"
-    card = read_json(file, option="model card") if file and file.is_file() else {}
-    kinds = {"name": str, "parameters": int, "generator": dict}
-    return {name: card[name] for name, kind in kinds.items() if isinstance(card.get(name), kind)}
 
 
 def _print(rows: list[Row], card: dict[str, Any], batch_size: int) -> None:

@@ -39,8 +39,8 @@ def comfy(
     install(folder)
     say(f"{folder} is written; restart ComfyUI.")
     print(
-        f"Its Python needs mmaccel {mmaccel.__version__}. In that environment: "
-        "python -m pip install mmaccel",
+        f"ComfyUI's Python needs mmaccel {mmaccel.__version__}, which is on no registry: run that "
+        "Python in a clone of the repository, python -m pip install . (or give it a wheel's path)",
         file=sys.stderr,
     )
 

@@ -26,7 +26,6 @@ _NEEDED = {  # the oldest versions that pyproject.toml accepts
     "safetensors": "0.4",
     "pillow": "10",
 }
-_TOO_NEW = {"transformers": "5.24"}  # the first versions that it does not
 
 
 class Finding(NamedTuple):
@@ -99,20 +98,27 @@ def check_packages() -> list[Finding]:
     for name, oldest in _NEEDED.items():
         found = package_version(name)
         if found is None:
-            findings.append(Finding(name, "needed", "not installed; pip install mmaccel"))
+            findings.append(Finding(name, "needed", f"not installed; pip install {name}"))
         elif _numbers(found) < _numbers(oldest):
             old = f"{found} is too old; pip install '{name}>={oldest}'"
             findings.append(Finding(name, "needed", old))
-        elif name in _TOO_NEW and _numbers(found) >= _numbers(_TOO_NEW[name]):
-            new = f"{found} is too new; pip install '{name}<{_TOO_NEW[name]}'"
-            findings.append(Finding(name, "needed", new))
         else:
-            findings.append(Finding(name, "yes", found))
+            findings.append(Finding(name, "yes", found + _describe_release(name, found)))
     triton = package_version("triton")
     missing = "not installed; only fused kernels need it"
     findings.append(Finding("triton", "yes" if triton else "no", triton or missing))
     findings.append(_find_compiler())
     return findings
+
+
+def _describe_release(name: str, found: str) -> str:
+    """What to add to the version of a package that is newer than the tests; else empty."""
+    if name != "transformers":
+        return ""
+    from mmaccel.pipelines.transformers_release import describe_untested
+
+    untested = describe_untested(found)
+    return "" if untested is None else f"; {untested}"
 
 
 def _find_compiler() -> Finding:
@@ -287,6 +293,7 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
     from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_config_file, load_model
     from mmaccel.pipelines.loading.refusal import refusing
     from mmaccel.pipelines.text_to_image.registry import find_image_family
+    from mmaccel.pipelines.transformers_release import VERSION
 
     what = f"model {name}"
     transformers.utils.logging.disable_progress_bar()
@@ -297,7 +304,7 @@ def check_checkpoint(folder: Path, name: str, trust_remote_code: bool = False) -
         kind = transformers.AutoModelForCausalLM
     is_auto = kind is transformers.AutoModelForCausalLM
     if not is_auto and not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        detail = f"transformers {transformers.__version__} has no {names[0]}"
+        detail = f"transformers {VERSION} has no {names[0]}"
         return Finding(what, "needed", detail)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     load_config = LoadConfig(dtype=dtype, trust_remote_code=trust_remote_code)

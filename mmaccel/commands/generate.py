@@ -25,6 +25,7 @@ _BATCH_ROWS = 8
 _HELP_COUNT = "images of each prompt, by default one; without prompts, images in all"
 _HELP_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
 _HELP_FILE = "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
+_HELP_SEED = "of the first image, the next has the next; by default drawn, and printed"
 _HELP_NEGATIVE = "negative prompt, for models whose authors have it"
 
 
@@ -43,7 +44,7 @@ def generate(
     count: Annotated[
         int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
     ] = None,
-    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
+    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
     compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False,
     guidance: shared.Guidance = None,
@@ -110,7 +111,7 @@ def generate(
         encode_prompts,
         spread_negatives,
     )
-    from mmaccel.samplers.noise import Noise, check_seed
+    from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
 
     single = {"prompt": prompts, "--num-images": count, "--compare": compare}
@@ -158,7 +159,7 @@ def generate(
                 prompt_file, setup, seed, _parse_shard(shard), *flags, *limits, executor, actors
             )
         )
-    check_seed(seed)
+    seed, is_drawn = shared.pick_seed(seed)
     check_folder(out)
     pipe = open_pipeline(
         model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
@@ -179,6 +180,7 @@ def generate(
     ImageJob(
         pipe, texts, seed, name, chosen, params, rows, out, model, dtype,
         shared.given(size=size, family=family), decoder, negative, compare,
+        is_drawn,
     ).run()  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import typer
@@ -24,6 +24,7 @@ from mmaccel.batch.job import (
     remove_temporaries,
 )
 from mmaccel.batch.manifest import (
+    JOB_SEED,
     Key,
     Manifest,
     Past,
@@ -33,9 +34,10 @@ from mmaccel.batch.manifest import (
     manifest_name,
     read_manifests,
 )
-from mmaccel.batch.prompts import Item, make_items, read_prompts, show, take_shard
+from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, show, take_shard
 from mmaccel.batch.worker import Setup, Worker
 from mmaccel.commands.files import first_of, open_folder
+from mmaccel.commands.options import pick_seed
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.streams import stdout_error
 from mmaccel.commands.terminal import (
@@ -56,7 +58,7 @@ class BatchOptions:
     Attributes:
         prompts: file, or `-`.
         setup: model, policy and folder.
-        seed: of the job.
+        seed: of the job; None takes the one that its manifest notes, or draws one.
         shard: index from 1 and number of shards, or None.
         is_resumed, is_dry, is_json, is_streaming: --resume, --dry-run, --json, --json-stream.
         retries, max_failures: see `Job`.
@@ -66,7 +68,7 @@ class BatchOptions:
 
     prompts: str
     setup: Setup
-    seed: int
+    seed: int | None
     shard: tuple[int, int] | None
     is_resumed: bool
     is_dry: bool
@@ -105,21 +107,44 @@ def _describe_error(data: dict[str, Any], code: int) -> dict[str, str]:
 
 
 def _run(options: BatchOptions) -> tuple[dict[str, Any], int]:
-    items = make_items(read_prompts(options.prompts), options.seed)
+    rows, folder = read_prompts(options.prompts), options.setup.out
+    past = read_manifests(folder) if folder.is_dir() else Past()
+    seed, is_drawn = _choose_seed(rows, past, options)
+    items = make_items(rows, seed)
     if options.shard is not None:
         items = take_shard(items, *options.shard)
-    folder = options.setup.out
-    past = read_manifests(folder) if folder.is_dir() else Past()
     if not options.is_resumed:
         check_fresh(folder / manifest_name(options.shard))
     if not options.is_dry:
         open_folder(folder)  # before the model is loaded, which takes long
     executor = _open_executor(options)
     resume_collector()
+    if is_drawn and any(row.seed is None for row in rows):
+        _print_to_stderr(
+            f"seed: {seed}, drawn and noted in the manifest; the same command with --seed {seed} "
+            "makes the same again"
+        )
     try:
-        return _generate(items, past, executor, options)
+        return _generate(items, past, executor, replace(options, seed=seed))
     finally:
         executor.close()
+
+
+def _choose_seed(rows: list[Row], past: Past, options: BatchOptions) -> tuple[int, bool]:
+    """The seed of a job, and whether it was drawn.
+
+    Shards, which run on their own and cannot agree on one that is drawn, have 0. So had all jobs
+    whose manifests do not note one.
+    """
+    if options.seed is not None:
+        return options.seed, False
+    if options.shard is not None:
+        return 0, False
+    ids = {row.id for row in rows}
+    noted = [record for (id, _), record in past.records.items() if id in ids]
+    if options.is_resumed and noted:
+        return noted[-1].get(JOB_SEED, 0), False
+    return pick_seed(None)
 
 
 def _open_executor(options: BatchOptions) -> Executor:
@@ -150,8 +175,9 @@ def _generate(
             for torn in past.torn:
                 reports.note(f"{torn}: cannot be read; its image is generated again")
             job = Job(
-                missing, fingerprints, manifest, reports, options.retries, options.max_failures
-            )
+                missing, fingerprints, manifest, reports, options.retries, options.max_failures,
+                options.seed,
+            )  # fmt: skip
             try:
                 outcome = job.run(executor)
             except KeyboardInterrupt:
@@ -183,6 +209,7 @@ def _find_missing(
     missing = find_missing(items, fingerprints, past, folder)
     return missing, {
         "out": str(folder),
+        "seed": options.seed,
         "items": len(items),
         "made_before": len(items) - len(missing),
     }

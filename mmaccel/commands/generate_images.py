@@ -1,4 +1,4 @@
-"""One run of `mmaccel generate` for prompts of the command line: write images, then a sheet.
+"""One run of `mmaccel generate` for prompts of the command line: images, and a sheet of several.
 
 With --compare, every batch is also generated token by token, and a table shows both sides.
 """
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands.files import check_written, not_written
+from mmaccel.commands.options import say_drawn
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, say, wide_console
 from mmaccel.outputs.image_files import (
     describe,
     describe_settings,
     image_name,
+    policy_word,
     short_hash,
     write_png,
 )
@@ -73,6 +75,7 @@ class ImageJob:
         decoder: file of the image decoder, where it was given.
         negative: negative prompt.
         compare: whether every batch is also generated token by token.
+        is_seed_drawn: whether the seed is said, because nobody chose it.
         files: the images that are written.
     """
 
@@ -90,10 +93,11 @@ class ImageJob:
     decoder: Path | None = None
     negative: str | None = None
     compare: bool = False
+    is_seed_drawn: bool = False
     files: list[Path] = field(default_factory=list)
 
     def run(self) -> None:
-        """Generate and write all images and a sheet, and print a summary.
+        """Generate and write all images, and a sheet of several; print a summary.
 
         Raises:
             Stopped: a signal came before the last image; the written ones remain.
@@ -103,6 +107,8 @@ class ImageJob:
         finished: list[ImageOutput] = []
         plain: list[ImageOutput] = []
         plain_policy = make_plain(self.policy)
+        if self.is_seed_drawn:
+            say_drawn(self.seed)
         try:
             with _progress(self) as on_step:
                 if self.compare:
@@ -117,18 +123,21 @@ class ImageJob:
                         plain.append(replace(other, images=other.images[shown]))
                     self.write(batch)
                     finished.append(replace(batch, images=batch.images[shown]))
-            images = join(finished)
-            file = self.write_sheet(images, join(plain) if self.compare else None)
+            images, sheets = join(finished), []
+            if self.compare or len(self.prompts) > 1:
+                sheets.append(self.write_sheet(images, join(plain) if self.compare else None))
         except KeyboardInterrupt:
             raise Stopped(f"stopped; {self.state} in {self.out}") from None
-        check_written([*self.files, file], self.out)
+        check_written([*self.files, *sheets], self.out)
         if self.compare:
             print_comparison(self.name, join(plain), images, self.dtype)
         stats, faster = images.stats, ""
         if self.compare and stats.seconds:
             ratio = sum(other.stats.seconds for other in plain) / stats.seconds
             faster = f", {ratio:.2f} times as fast as token by token"
-        written = f"{count_of(len(self.files), 'image')} in {self.out}, and {file}"
+        written = str(self.files[0])
+        if sheets:
+            written = f"{count_of(len(self.files), 'image')} in {self.out}, and {sheets[0]}"
         say(f"{written}: {stats.summary}{faster}")
         for note in images.stats.notes:
             say(f"note: {note}")
@@ -172,7 +181,7 @@ class ImageJob:
         # the keys are part of the file name, through the hash
         run = {"captions": self.prompts, "seed": self.seed % 2**64}
         run |= self.name_settings(self.batch_size)
-        file = self.out / f"{kind}-{self.name}-{short_hash(run)}.png"
+        file = self.out / f"{kind}-{policy_word(self.name)}-{short_hash(run)}.png"
         try:
             write_whole(file, lambda path: sheet.save(path, format="PNG"))
         except OSError as error:
@@ -239,7 +248,8 @@ def choose_threads_for(
 def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:
     """All images of a run on one sheet."""
     stats, count = images.stats, len(images.prompts)
-    foot = f"{stats.tokens // count} tokens in {stats.row_passes / count:.0f} forward passes each"
+    passes = f"{stats.row_passes / count:.0f} forward passes{stats.of_canvases}"
+    foot = f"{stats.tokens // count} tokens in {passes} each"
     return draw_sheet(
         [make_panel(title, describe_guarantee(stats, dtype), images, foot)], columns=4
     )
@@ -255,7 +265,7 @@ def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: 
         stats = side.stats
         table.add_row(
             side_name,
-            f"{stats.row_passes / count:.1f}",
+            f"{stats.row_passes / count:.1f}{stats.of_canvases}",
             f"{stats.tokens_per_pass:.2f}",
             f"{stats.seconds / count:.2f}",
             f"{plain.stats.seconds / stats.seconds:.2f}",

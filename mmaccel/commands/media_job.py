@@ -13,13 +13,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.catalog import make_policy
+from mmaccel.catalog import SAMPLING_FIELDS, make_policy
 from mmaccel.commands.files import check_written, not_written
-from mmaccel.commands.options import given, merge_fields, parse_window
+from mmaccel.commands.options import given, merge_fields, parse_window, say_drawn
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
 from mmaccel.loading import parse_cuda_graphs, pick_name
-from mmaccel.outputs.image_files import SAMPLING_FIELDS, describe_settings, image_name
+from mmaccel.outputs.image_files import describe_settings, image_name
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import write_video
@@ -79,6 +79,7 @@ class MediaJob(ABC):
         batch_size: largest number of rows decoded together.
         out: folder for the files.
         model, dtype: as given on the command line.
+        is_seed_drawn: whether the seed is said, because nobody chose it.
         files: of the payloads that are written; each has a JSON file next to it.
     """
 
@@ -91,6 +92,7 @@ class MediaJob(ABC):
     out: Path
     model: str
     dtype: str
+    is_seed_drawn: bool = False
     files: list[Path] = field(default_factory=list)
 
     @property
@@ -129,6 +131,8 @@ class MediaJob(ABC):
             Stopped: a signal came before the last payload; the written ones remain.
             Incomplete: written files are gone.
         """
+        if self.is_seed_drawn:
+            say_drawn(self.seed)
         try:
             with _progress(self.unit, self.n_files) as bar:
                 stats = self.decode(bar)

@@ -1,4 +1,6 @@
-"""`mmaccel models`: the demo models, the policies and the methods for visual tokens."""
+"""`mmaccel models`: the demo models, the policies, the methods for visual tokens, and what other
+packages bring.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ def models() -> None:
         make_policy,
     )
     from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.own_code import installed
     from mmaccel.samplers.drafting.coarse_model import find_coarse
 
     console, weights = wide_console(), Path(mmaccel.__file__).parent / "demo" / "weights"
@@ -47,3 +50,9 @@ def models() -> None:
         stage = method.stage.replace("_", " ").replace("llm", "language model's")
         table.add_row(name, stage, ", ".join(own), reducer.summary)
     console.print(table)
+    table = make_table("name", "is a", "from", title="Of other packages")
+    for slot, kind in (("policies", "policy"), ("drafts", "draft source"), ("reducers", "method")):
+        for name, target in installed(slot).items():
+            table.add_row(name, kind, target)
+    if table.rows:
+        console.print(table)

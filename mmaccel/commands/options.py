@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from ast import literal_eval
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from mmaccel.catalog import POLICIES, REDUCERS, make_reducer
 from mmaccel.checks import show
+from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_DIGITS,
@@ -21,14 +23,18 @@ from mmaccel.limits import (
     check_most,
     is_deeper,
 )
+from mmaccel.own_code import TypedName
 
 _WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
-_HELP_ANY = f"one of {', '.join(POLICIES)}; by default one that is exact"
-_HELP_WINDOW = f"one of {', '.join(_WINDOW)}; by default jacobi, which is exact"
-_HELP_DRAFTS = "draft source: auto, coarse, online, neighbour, …, or the folder of a coarse model"
+_HELP_ANY = f"one of {', '.join(POLICIES)}; or module:Name; by default one that is exact"
+_HELP_WINDOW = f"one of {', '.join(_WINDOW)}; or module:Name; by default jacobi, which is exact"
+_HELP_DRAFTS = (
+    "draft source: auto, coarse, online, neighbour, …, the folder of a coarse model, or module:Name"
+)
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
 _HELP_TOKENS = (
-    f"a method, one of {', '.join(REDUCERS)}, with its fields as name:field=value; once a stage"
+    f"a method, one of {', '.join(REDUCERS)}, or module:Name, with its fields as "
+    "name:field=value; once a stage"
 )
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
@@ -47,10 +53,12 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
-Policy = Annotated[str | None, typer.Option(help=_HELP_ANY)]
-WindowPolicy = Annotated[str | None, typer.Option(help=_HELP_WINDOW)]
+Policy = Annotated[str | None, typer.Option(help=_HELP_ANY, parser=TypedName, metavar="TEXT")]
+WindowPolicy = Annotated[
+    str | None, typer.Option(help=_HELP_WINDOW, parser=TypedName, metavar="TEXT")
+]
 SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
-Drafts = Annotated[str | None, typer.Option(help=_HELP_DRAFTS)]
+Drafts = Annotated[str | None, typer.Option(help=_HELP_DRAFTS, parser=TypedName, metavar="TEXT")]
 Window = Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')]
 Out = Annotated[
     Path,
@@ -96,6 +104,25 @@ JsonFile = Annotated[
 def given(**options: Any) -> dict[str, Any]:
     """The options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
+
+
+def pick_seed(seed: int | None) -> tuple[int, bool]:
+    """The value of `--seed`, or 32 bits that are drawn without it, and whether they were.
+
+    Raises:
+        OptionError: an integer of more than 64 bits.
+    """
+    from mmaccel.samplers.noise import check_seed
+
+    if seed is None:
+        return secrets.randbits(32), True
+    check_seed(seed)
+    return seed, False
+
+
+def say_drawn(seed: int) -> None:
+    """Print a seed that was drawn, and how the run can be made again."""
+    say(f"seed: {seed}, drawn; the same command with --seed {seed} makes the same again")
 
 
 def read_switch(switch: bool | None) -> Literal["auto"] | bool:
@@ -196,7 +223,9 @@ def parse_fields(
                 f"{option}: expected name=value, each name once, received {show(text)}; "
                 f"write for example {example}"
             )
-        fields[name] = _parse_value(value.strip(), option)
+        parsed = _parse_value(value.strip(), option)
+        is_source = name == "drafts" and isinstance(parsed, str)
+        fields[name] = TypedName(parsed) if is_source else parsed
     return fields
 
 
@@ -245,12 +274,20 @@ def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | No
         return []
     methods = []
     for text in texts:
-        name, *own = text.split(":")
+        name, own = _split_reducer(text)
         fields = parse_fields(own, "--visual-tokens", "--visual-tokens hired:queries=all")
         if not {"keep", "n_keep"} & set(fields):
             fields |= given(keep=keep, n_keep=n_keep)
-        methods.append(make_reducer(name.strip(), **fields))
+        methods.append(make_reducer(name, **fields))
     return methods
+
+
+def _split_reducer(text: str) -> tuple[TypedName, list[str]]:
+    """The name of a method, which may be a `module:Name`, and the texts of its fields."""
+    name, *own = text.split(":")
+    if own and "=" not in own[0]:
+        name = f"{name.strip()}:{own.pop(0).strip()}"
+    return TypedName(name.strip()), own
 
 
 def _has_long_integer(value: Any) -> bool:

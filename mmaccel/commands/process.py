@@ -1,9 +1,10 @@
-"""What commands change in their process: the garbage collector and the signals that stop them."""
+"""What commands change in their process: the garbage collector, logs of imports, and signals."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any, Self
 
 STOPPED = 130  # exit code
 
+# loggers that warn about the installation whenever their packages are imported
+_TALKATIVE = ("torchao", "torch.utils._pytree")
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not on Windows
 
 
@@ -49,6 +52,27 @@ def restored_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Within the block, libraries that commands import log errors and no warnings.
+
+    torchao warns of each of its libraries that was built for another torch, and torch of how
+    torchao registers its classes, before every command and whether or not it uses torchao.
+    """
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    for logger in loggers:
+        logger.addFilter(_is_error)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 class StopSignals:

@@ -12,6 +12,7 @@ from mmaccel.commands.process import pause_collector
 from mmaccel.limits import MAX_BATCH
 
 _HELP_CODEC = "folder or hub id of the decoder of codes to sound; by default the authors'"
+_HELP_SEED = "of the first text, the next has the next; by default drawn, and printed"
 _HELP_SECONDS = "cut longer ones; by default 30, or as long as the model can"
 
 
@@ -24,7 +25,7 @@ def speak(
     window: shared.Window = None,
     drafts: shared.Drafts = None,
     voice: Annotated[str | None, typer.Option(help="for models that know several")] = None,
-    seed: Annotated[int, typer.Option(help="of the first text; the next has the next")] = 0,
+    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
     max_seconds: Annotated[float | None, typer.Option(help=_HELP_SECONDS)] = None,
     temperature: shared.Temperature = None,
@@ -66,6 +67,7 @@ def speak(
         max_seconds=max_seconds, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty,
     )  # fmt: skip
+    seed, is_drawn = shared.pick_seed(seed)
     # before the model is loaded, which takes long
     check_call(texts, [seed + k for k in range(len(texts))], **params)
     check_folder(out)
@@ -77,7 +79,7 @@ def speak(
         trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     job = SpeechJob(
-        pipe=pipe, texts=texts, seed=seed, name=name, policy=chosen,
+        pipe=pipe, texts=texts, seed=seed, is_seed_drawn=is_drawn, name=name, policy=chosen,
         options=params | shared.given(voice=voice), batch_size=batch_size, out=out, model=model,
         dtype=dtype,
     )  # fmt: skip

@@ -144,6 +144,7 @@ def _row(
         "tokens": stats.tokens / n,
         "passes": stats.row_passes / n,
         "tokens_per_pass": stats.tokens_per_pass,
+        "canvases": stats.canvases / n,
         "positions": stats.positions / n,
         "nats": stats.nats / n,
         "same": None if other is None else int((other == tokens).all(1).sum()),

@@ -35,6 +35,7 @@ def load_demo(
 
     Raises:
         OptionError: another name, or a folder without weights.
+        UnsupportedModelError: files that no library should open; see `check_folder`.
     """
     check_choice("name", name, NAMES)
     source = WEIGHTS / name if folder is None else Path(folder)
@@ -47,6 +48,8 @@ def load_demo(
     from transformers import LlavaNextForConditionalGeneration
 
     from mmaccel.demo.scenes_vqa.processor import make_processor
+    from mmaccel.pipelines.loading.headers import check_folder
 
+    check_folder(source, "folder")
     model = LlavaNextForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
     return model.eval(), make_processor()

@@ -10,18 +10,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.catalog import SAMPLING_FIELDS
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 from mmaccel.results import exactness_in
+from mmaccel.samplers.window.proposers import DraftSource
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.samplers.sampling_params import SamplingParams
-
-SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 
 _LISTED = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _MAX_WORD = 20  # characters of a word in a file name
@@ -40,12 +40,18 @@ def image_name(
     """A readable file name that sorts by seed: `0003-a-red-circle-jacobi-1c9f03ab.png`.
 
     Another prompt or other `settings` give another name, so that only the same image is
-    overwritten. `policy` is a short name.
+    overwritten. `policy` is a short name, or a `module:Name`, of which the file gets the latter.
     """
     words = split_words(prompt)
     digits = short_hash({"words": words, **settings})
     shown = [_shorten("".join(c for c in word if c.isalnum())) for word in words[:3]]
-    return "-".join([f"{seed % 2**64:04d}", *filter(None, shown), policy, digits]) + suffix
+    parts = filter(None, (*shown, policy_word(policy)))
+    return "-".join([f"{seed % 2**64:04d}", *parts, digits]) + suffix
+
+
+def policy_word(name: str) -> str:
+    """A policy's name for a file name: a short name, or what follows the module of another."""
+    return _shorten("".join(c for c in name.rpartition(":")[2] if c.isalnum() or c == "-"))
 
 
 def _shorten(word: str) -> str:
@@ -81,12 +87,16 @@ def describe(
 
 def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[str, Any]:
     """A policy, by its short name and its fields, and sampling parameters, ready for JSON."""
-    options = {
-        field: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        for field, value in vars(policy).items()
-    }
+    options = {field: _describe_value(value) for field, value in vars(policy).items()}
     sampling = {field: getattr(params, field) for field in SAMPLING_FIELDS}
     return {"policy": name, "policy_options": options, **sampling}
+
+
+def _describe_value(value: Any) -> Any:
+    """A field's value, ready for JSON. A draft source of the user's own has its name in `repr`."""
+    if isinstance(value, DraftSource):
+        return repr(value)
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:

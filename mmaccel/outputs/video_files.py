@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from struct import error as struct_error
 from typing import TYPE_CHECKING, Any
-from zlib import error as zlib_error
 
 from torch import Tensor
 
-from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
+from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.limits import MAX_DECODED, MAX_KEPT
 from mmaccel.outputs.whole_files import write_with_facts
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
-from mmaccel.pipelines.loading.checkpoint import unreadable
+from mmaccel.pipelines.loading.pictures import check_pixels, open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("mp4", "webp")
-_MOVING = ("GIF", "PNG", "WEBP", "AVIF", "FLI")  # formats whose pages are frames in time
+_MOVING = ("GIF", "PNG", "WEBP")  # formats whose pages are frames in time
 _ENCODER, _QUALITY = "libx264", "18"  # constant rate factor without visible loss
 
 
@@ -114,36 +112,51 @@ def read_frames(file: Path, most: int) -> list[Image]:
     """The last frames of an image, an animated image or a video, rotated as the file says.
 
     Args:
-        file: a file that Pillow or PyAV reads. Of pages that are not frames in time (the preview of
-            a camera, layers, scans) the first is read.
+        file: a picture (see `open_picture`) or a video that PyAV reads. Of pages that are not
+            frames in time (the preview of a camera, layers, scans) the first is read.
         most: largest number of frames.
 
     Raises:
-        OptionError: no such file, or one that neither reads.
+        OptionError: no such file, one that neither reads, or too many pixels.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import UnidentifiedImageError
 
-    broken: tuple[type[Exception], ...] = (SyntaxError, zlib_error, struct_error, *unreadable())
-    broken += (Image.DecompressionBombError,)
-    if not os.path.isfile(file):
-        raise OptionError(f"start: expected a file, received {str(file)!r}; check the path")
     try:
-        with Image.open(file) as opened:
-            count = getattr(opened, "n_frames", 1) if opened.format in _MOVING else 1
-            frames = []
-            for page in range(max(0, count - most), count):
-                opened.seek(page)
-                frames.append(upright_rgb(opened))
-            return frames
-    except UnidentifiedImageError:
-        return _video_frames(file, most)
-    except MMAccelError:
+        with open_picture(file, "start") as opened:
+            return _picture_frames(opened, str(file), most)
+    except OptionError as error:
+        if isinstance(error.__cause__, UnidentifiedImageError):
+            return _video_frames(file, most)
         raise
-    except broken as error:
+
+
+def _picture_frames(opened: Any, name: str, most: int) -> list[Image]:
+    """The last frames of an open picture; one of a format without time has one."""
+    count = getattr(opened, "n_frames", 1) if opened.format in _MOVING else 1
+    n_kept = min(most, count)
+    frames, n_decoded = [], 0
+    for page in range(count):  # one by one: a later frame of a GIF may be larger
+        opened.seek(page)
+        _check_frame(opened.size, name, n_kept)
+        n_decoded += opened.width * opened.height
+        if n_decoded > MAX_DECODED:
+            raise OptionError(
+                f"start: expected at most {MAX_DECODED} pixels in all frames together, received "
+                f"{name!r} with more in {count} frames; give its last frames alone"
+            )
+        if page >= count - n_kept:
+            frames.append(upright_rgb(opened))
+    return frames
+
+
+def _check_frame(size: tuple[int, int], name: str, n_kept: int) -> None:
+    """Refuse frames that would fill gigabytes together."""
+    check_pixels(size, name, "start")
+    if size[0] * size[1] * n_kept > MAX_KEPT:
         raise OptionError(
-            f"start: expected an image or a video, received {str(file)!r}, which Pillow does not "
-            f"read ({' '.join(str(error).split())[:120]}); save it again"
-        ) from error
+            f"start: expected at most {MAX_KEPT} pixels in {n_kept} frames, received {name!r} with "
+            f"{size[0]}x{size[1]} in each; scale it down"
+        )
 
 
 def _video_frames(file: Path, most: int) -> list[Image]:
@@ -156,7 +169,10 @@ def _video_frames(file: Path, most: int) -> list[Image]:
         ) from error
     try:
         with av.open(_plain_file(file)) as container:
-            last = deque(container.decode(video=0), maxlen=most)
+            last: deque[Any] = deque(maxlen=most)
+            for frame in container.decode(video=0):
+                _check_frame((frame.width, frame.height), str(file), most)
+                last.append(frame)
             frames = [_rotate(frame) for frame in last]
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise OptionError(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from functools import partial
 from itertools import count
 from threading import Event as Flag
 from threading import Thread
@@ -202,10 +203,8 @@ class Engine:
     def _serve(self) -> None:
         try:
             while (first := self.queue.wait()) is not None:
-                group = first.group
-                jobs = self.queue.take(
-                    self.rows, lambda job, group=group: job.group == group, passes_over=True
-                )
+                in_group = partial(_is_in_group, first.group)
+                jobs = self.queue.take(self.rows, in_group, passes_over=True)
                 if jobs:
                     self._decode(jobs)
         finally:
@@ -247,3 +246,7 @@ class Engine:
         lines = traceback.format_tb(error.__traceback__)
         message = f": {error}" if self._log_messages else ""
         logger.error("a run failed: %s%s\n%s", type(error).__name__, message, "".join(lines))
+
+
+def _is_in_group(group: Any, job: Job) -> bool:
+    return bool(job.group == group)

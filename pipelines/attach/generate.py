@@ -27,6 +27,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.transformers_release import VERSION, describe_untested
 from mmaccel.pipelines.vision_language.layers import LayerReduction
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.results import Progress, Stats
@@ -100,7 +101,12 @@ class GenerateService:
             reasons += self.family.obstacles(call)
             reasons += self.reduction.obstacles(call)
         if not reasons:
-            return self._decode(call)
+            try:
+                return self._decode(call)
+            except (AttributeError, ImportError, TypeError) as error:
+                if not _can_restart(call):
+                    raise
+                reasons = [f"{describe_untested(VERSION)}, and {type(error).__name__}: {error}"]
         others = self.reduction.encode_whole(call.model, call.ids, call.others)
         return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
@@ -147,7 +153,9 @@ class GenerateService:
                 self._fallback.refuse_layout(_MODELS_LOOP)
             if not loop.reasons:
                 self._use_coarse_drafts(loop.window, model)
-                out, stats = loop.decode(self.policy, self._choose_seed(loop.samples), self.engine)
+                seed = self._choose_seed(loop.samples)
+                out, stats = loop.decode(self.policy, seed, self.engine)
+                stats.seed = seed if loop.samples else self.seed
                 self.history.append(stats)
                 return out
             if self.strict:
@@ -217,6 +225,7 @@ class GenerateService:
         if reference:
             generation.stats.exactness = "relaxed"
             generation.stats.reference = reference
+        generation.stats.seed = seed if samples else self.seed
         self.reduction.count_runs(generation.stats)
         if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
             generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
@@ -239,6 +248,16 @@ class GenerateService:
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, (), device="cpu"))
+
+
+def _can_restart(call: GenerateCall) -> bool:
+    """Whether the original may serve a call whose decoding failed.
+
+    That is so under a release of transformers that was not tested, whose functions may have
+    changed, where the caller has seen nothing of the call yet.
+    """
+    untouched = call.cache is None or int(call.cache.get_seq_length()) == call.n_cached
+    return describe_untested(VERSION) is not None and call.streamer is None and untouched
 
 
 def _row_seeds(call: GenerateCall, seed: int | Sequence[int]) -> list[int]:

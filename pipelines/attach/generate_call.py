@@ -3,7 +3,7 @@
 `GenerateCall` reads a call of transformers' `_sample`, `OwnLoop` a loop of the model's own.
 `find_obstacles` names what a policy cannot serve, in words that go into the statistics.
 
-Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 5.17 to 5.23.
+Source: `transformers.generation.utils.GenerationMixin.generate` and `_sample`, 5.17 to 5.24.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -79,7 +80,7 @@ class GenerateCall:
     @property
     def cache(self) -> Any:
         """The cache that the call was given, by the caller or by `generate`; or None."""
-        return self.others.get("past_key_values")
+        return self.others.get(CACHE)
 
     @cached_property
     def n_cached(self) -> int:
@@ -198,7 +199,7 @@ class GenerateCall:
         names = (*_PROMPT_INPUTS, *sorted(self.prompt_inputs))
         yield from (name for name in names if name in self.given)
         if self.n_cached:
-            yield "past_key_values given by the caller"
+            yield "a cache given by the caller"
         yield from (name for name, kind in PER_LAYER.items() if kind in self.records)
         if not is_left_padded(self.mask):
             yield "an attention mask that does more than hide padding on the left"
@@ -288,7 +289,6 @@ _PROMPT_INPUTS = ("inputs_embeds", "token_type_ids", "mm_token_type_ids")
 _SERVED = {
     "attention_mask",
     "logits_to_keep",
-    "past_key_values",
     "position_ids",
     "tokenizer",  # used by the stopping criteria alone
     "use_cache",
@@ -326,7 +326,7 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
         yield "synced_gpus"
     if getattr(config, "is_assistant", False):
         yield "a model that drafts for another one"
-    yield from sorted(call.given - _SERVED - served - call.prompt_inputs)
+    yield from sorted(call.given - _SERVED - {CACHE} - served - call.prompt_inputs)
     cache = call.cache
     if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
         yield f"a cache of its own kind ({type(cache).__name__})"
@@ -401,7 +401,7 @@ def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]
     if cache is not None and not kinds <= _CACHES[type(cache).__name__]:
         yield f"a cache with layers of other kinds ({', '.join(sorted(kinds))})"
     if call.n_cached >= call.n_columns:
-        yield "past_key_values that hold the whole prompt already"
+        yield "a cache that holds the whole prompt already"
     if call.records & set(PER_LAYER.values()) and call.is_uncached and not call.mask[:, 0].all():
         yield "hidden states or attentions of padding without a cache, which differ at every step"
     if "attentions" in call.records:

@@ -10,6 +10,9 @@ The new class is made once for each class and set of methods, and kept for the l
 code that torch.compile made for an attached object holds for the next attach too. So the class
 knows no policy. Its methods look up what replaces them in the object they are called on.
 
+While a replaced method runs, the object is not changed: `detach`, and what moves a module's weights
+(`to`, `half`, `cuda`), wait for calls of other threads, and are refused inside a call.
+
 Departures: copies, pickles and saved files of the object are of its own class.
 """
 
@@ -23,9 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.errors import AttachError
+from mmaccel.pipelines.runner.run_lock import RunningCalls
 
 _BASE = "_mmaccel_base"  # attribute of an injected class: the object's own class
 _PATCH = "_mmaccel_patch"  # attribute of an injected object: its `_Patch`
+_MOVE = "_apply"  # method of `torch.nn.Module` by which `to`, `half` and `cuda` change all weights
 
 _CLASSES: dict[tuple[Any, ...], type] = {}  # injected classes by own class and methods
 
@@ -49,11 +54,13 @@ class Injection:
 
     Attributes:
         owner: the object that made the injection; `find_owner` returns it.
+        calls: of the replaced methods, that run now.
     """
 
     def __init__(self) -> None:
         self._objects: list[Any] = []
         self.owner: Any = None
+        self.calls = RunningCalls()
 
     def add(
         self, target: Any, methods: Mapping[str, Callable[..., Any]], *, new: bool = False
@@ -132,6 +139,8 @@ def _injected_class(base: type, methods: Mapping[str, Callable[..., Any]], new: 
             "__doc__": base.__doc__,
             "__reduce_ex__": _reduce_to_base,
         }
+        if hasattr(base, _MOVE):
+            content[_MOVE] = _move
         metaclass: Any = type(base)
         _CLASSES[key] = metaclass(base.__name__, (base,), content)
     return _CLASSES[key]
@@ -141,16 +150,27 @@ def _forward(name: str, like: Callable[..., Any], new: bool) -> Callable[..., An
     """A method with the name and signature of `like` that calls what the object holds instead."""
 
     def method(self: Any, *args: Any, **options: Any) -> Any:
-        patch = vars(self).get(_PATCH)
-        if patch is None:  # a copy that was made without `_reduce_to_base`
-            return original(self, name)(*args, **options)
-        return patch.methods[name](self, *args, **options)
+        patch = _patch_of(self)
+        if patch is not None:
+            with patch.injection.calls.call():
+                if _patch_of(self) is patch:  # not detached while the call waited
+                    return patch.methods[name](self, *args, **options)
+        return original(self, name)(*args, **options)  # also of a copy that knows no policy
 
     method = functools.wraps(like)(method)
     if new:  # the class outlives what replaces its methods
         del method.__wrapped__
         method.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
     return method
+
+
+def _move(self: Any, *args: Any, **options: Any) -> Any:
+    """`Module._apply`, between two calls. accelerate moves a model with its hook inside them."""
+    patch = _patch_of(self)
+    if patch is None or hasattr(self, "_hf_hook"):
+        return original(self, _MOVE)(*args, **options)
+    with patch.injection.calls.change("move the model"):
+        return original(self, _MOVE)(*args, **options)
 
 
 def is_injected(target: Any) -> bool:

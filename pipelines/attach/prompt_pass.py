@@ -1,7 +1,7 @@
 """The prompt of a `generate` call, processed by transformers' own prefill.
 
 Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_for_generation` of
-`transformers.generation.utils.GenerationMixin`, 5.17 to 5.23.
+`transformers.generation.utils.GenerationMixin`, 5.17 to 5.24.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.causal_lm.compatibility import find_device, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layers import LayerReduction
 
 
@@ -37,12 +38,12 @@ def open_prompt(
     def process() -> PromptStates:
         others = dict(call.others)
         others.pop("tokenizer", None)  # stopping criteria have it
-        cache = others.get("past_key_values")
+        cache = call.cache
         if not call.returns_cache:
             from transformers.cache_utils import DynamicCache
 
             cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
-        others |= {"past_key_values": cache, "use_cache": True}
+        others |= {CACHE: cache, "use_cache": True}
         n_cached = call.n_cached
         with nullcontext() if layers is None else layers.cutting(call.model):
             output = call.model._prefill(call.ids, call.config, others)

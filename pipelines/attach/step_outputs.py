@@ -7,7 +7,7 @@ loop goes on with padding until all rows have ended, and so do the values here.
 
 Shapes: see `mmaccel.contracts`; **C** hidden width.
 
-Source: `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.23.
+Source: `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.24.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.window.run import WindowRun
 
 PER_STEP = {"output_scores": "scores", "output_logits": "logits"}
@@ -140,7 +141,7 @@ class StepOutputs:
                 elif self._is_uncached:
                     steps = list(accumulate(steps, _GROW[name]))
             found[name] = tuple(steps[: self._n_steps])
-        return found | ({} if self._cache is None else {"past_key_values": self._cache})
+        return found | ({} if self._cache is None else {CACHE: self._cache})
 
     def _store_layers(
         self, name: str, step: int, layers: Any, rows: list[int], entries: list[int]

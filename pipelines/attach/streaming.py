@@ -5,7 +5,7 @@ several tokens a pass, and each row at its own pace. So a step waits until all u
 its token; then every criterion is called once with transformers' own arguments and order, so that
 criteria that count or remember stay correct. Rows that are further ahead are cut back to their end.
 
-Source: the loop of `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.23.
+Source: the loop of `transformers.generation.utils.GenerationMixin._sample`, 5.17 to 5.24.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def attention_named(model: nn.Module, name: str | None) -> Iterator[None]:
 
 @cache
 def _register() -> None:
-    """Register both functions once a process; transformers 5.17 to 5.23."""
+    """Register both functions once a process; transformers 5.17 to 5.24."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)

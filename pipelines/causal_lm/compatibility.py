@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.transformers_release import cache_argument
 
-_NEEDED = ("input_ids", "attention_mask", "position_ids", "past_key_values")
+_NEEDED = ("input_ids", "attention_mask", "position_ids")
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
 _NEED_CONTIGUOUS_KEYS = ("gpt_neox_japanese",)  # model types whose attention takes no views
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
@@ -177,7 +178,9 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
         return "which has an encoder or attends to one", "use a decoder-only model"
     if find_linear(head) is None:
         return "which has no linear language-modelling head", "load it with AutoModelForCausalLM"
-    lacking = [name for name in _NEEDED if name not in forward_parameters(model)]
+    parameters = forward_parameters(model)
+    lacking = [name for name in _NEEDED if name not in parameters]
+    lacking += ["cache"] if cache_argument(parameters) is None else []
     if lacking:
         return f"whose forward takes no {' nor '.join(lacking)}", other
     layers += _layers(model)

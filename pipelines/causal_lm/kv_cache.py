@@ -44,6 +44,8 @@ class KVCacheLayout:
         reported_length: length that the cache reports to the model.
         selected_rows: `[R]` int64, rows of a pass inside `select`; None outside.
         write_index: `[R * W]` int64, flat indices that the current pass writes.
+        product_dtypes: of the values that layers have cached: products inside a pass, whatever
+            autocast the model's own forward switches on.
     """
 
     def __init__(self, rows: int, max_length: int, reports_past_only: bool = False) -> None:
@@ -53,6 +55,7 @@ class KVCacheLayout:
         self.allocated_length = 0
         self.selected_rows: Tensor | None = None
         self.write_index: Tensor | None = None
+        self.product_dtypes: set[torch.dtype] = set()
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
         """Prepare a pass.
@@ -190,6 +193,7 @@ class WindowLayer:
         if self.keys is None:
             self.keys = _allocate(self.layout, key_states)
             self.values = _allocate(self.layout, value_states)
+            self.layout.product_dtypes.add(value_states.dtype)
             self.is_initialized = True
 
     def get_seq_length(self) -> int:
@@ -208,7 +212,7 @@ class WindowLayer:
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:
     """A transformers `Cache` of `n_layers` empty window layers.
 
-    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.23.
+    Source: `transformers.cache_utils.Cache(layers=...)`, transformers 5.17 to 5.24.
     """
     from transformers.cache_utils import Cache
 

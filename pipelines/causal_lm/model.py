@@ -44,6 +44,7 @@ from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, Tables, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
+from mmaccel.pipelines.transformers_release import cache_argument
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.step_runner import StepRunner
 
@@ -112,7 +113,9 @@ class CausalLMWindow(StaticModelBuffers):
         self.vocab_size = full if vocab_size is None else vocab_size
         self.max_positions = find_position_limit(model)
         self._stride = stride
-        has_option = "logits_to_keep" in forward_parameters(model)
+        parameters = forward_parameters(model)
+        self.cache_argument = cache_argument(parameters)
+        has_option = "logits_to_keep" in parameters
         self._last_only: dict[str, Any] = {"logits_to_keep": 1} if has_option else {}
         self._narrow_head: str | None = None  # name of a head of which only V rows are computed
         self._n_ids = full
@@ -145,6 +148,11 @@ class CausalLMWindow(StaticModelBuffers):
     def device(self) -> torch.device:
         """Where the model takes its tokens; see `find_device`."""
         return find_device(self.model)
+
+    @property
+    def product_dtypes(self) -> set[torch.dtype]:
+        """See `KVCacheLayout.product_dtypes`; empty before the first pass."""
+        return set() if self._kv_layout is None else self._kv_layout.product_dtypes
 
     @property
     def activation_format(self) -> str:
@@ -375,7 +383,7 @@ class CausalLMWindow(StaticModelBuffers):
                 input_ids=tokens,
                 attention_mask=masks,
                 position_ids=self.position_ids(positions),
-                past_key_values=self._cache,
+                **{self.cache_argument: self._cache},
                 use_cache=True,
                 return_dict=True,
                 **self._own_inputs(width),

@@ -163,7 +163,7 @@ def _compare_same_shapes(
             input_ids=ids[:, first:end],
             attention_mask=torch.ones_like(ids[:, :end]),
             position_ids=window.position_ids(start[:, None] + torch.arange(width).to(start)),
-            past_key_values=cache,
+            **{window.cache_argument: cache},
             use_cache=True,
             return_dict=True,
         ).logits

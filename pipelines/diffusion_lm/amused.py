@@ -10,6 +10,7 @@ Sources: `AmusedPipeline`, `AmusedScheduler` and `UVit2DModel`, diffusers 0.42. 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, CanvasProgress, OnCanvasStep
-from mmaccel.checks import check_int
 from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
+from mmaccel.pipelines.step_callback import check_unchanged
+from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -47,6 +49,7 @@ class AmusedService(PolicyService):
                 f'received {policy!r}; choose revise="edit" or "redo", or layout="rows"'
             )
         self._model, self._scheduler = pipe.transformer, pipe.scheduler
+        self._policy = policy  # of the running call
         self._given: Mapping[str, Any] | None = None
         self._tokens: Tensor | None = None
         self._awaits_model_call = False
@@ -67,8 +70,10 @@ class AmusedService(PolicyService):
         given = bind_call(own, args, options)
         if given is None:
             return own(*args, **options)
-        hint = "leave it out, the policy says how many passes there are"
-        check_int("num_inference_steps", given["num_inference_steps"], 1, hint=hint)
+        asked = inspect.signature(own).bind(*args, **options).arguments
+        self._policy = self.policy
+        if "num_inference_steps" in asked:
+            self._policy = set_steps(self.policy, asked["num_inference_steps"])
         self._given, self._awaits_model_call = given, True
         try:
             return own(**given | {"num_inference_steps": 1, "callback": None})
@@ -109,7 +114,7 @@ class AmusedService(PolicyService):
         column = latents.new_full((branches * batch, 1), 0 if mask_token else 1)
         layout = KnownTokens(self.layout, latents, mask_token)
         prompt = Prompt(column, torch.ones_like(column[:, 0]), branches=branches, layout=layout)
-        generation = self.policy.sample(
+        generation = self._policy.sample(
             model,
             prompt,
             height * width,
@@ -117,7 +122,7 @@ class AmusedService(PolicyService):
             noise=Noise.from_seed(seed, batch, latents.device),
             on_step=_make_on_step(given, (height, width), mask_token),
         )
-        generation.stats.reference = REFERENCE
+        generation.stats.reference, generation.stats.seed = REFERENCE, seed
         self.record(generation.stats)
         tokens: Tensor = generation.tokens.view(batch, height, width)
         return tokens
@@ -153,6 +158,9 @@ class GridDenoiser:
         branches: int,
     ) -> None:
         self._call, self._grid, self._branches = call, grid, branches
+        self.model = getattr(
+            call, "__self__", call
+        )  # outlives this object, as what is measured does
         self.mask_token, self.vocab_size = mask_token, vocab_size
         self._conditions = {name: self._swap(value) for name, value in conditions.items()}
         tensors = [value for value in conditions.values() if isinstance(value, Tensor)]
@@ -231,6 +239,8 @@ def _make_on_step(
         step, is_committed = progress.passes - 1, progress.is_committed
         if step % every == 0:
             latents = torch.where(is_committed, progress.tokens, mask_token).unflatten(1, grid)
-            callback(step, (~is_committed).sum(1).max(), latents)
+            shown = latents.clone()
+            callback(step, (~is_committed).sum(1).max(), shown)
+            check_unchanged("latents", shown, latents, "use layout= or latents=")
 
     return on_step

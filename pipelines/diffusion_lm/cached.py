@@ -26,10 +26,16 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
+from mmaccel.pipelines.causal_lm.compatibility import (
+    check_capacity,
+    check_mode,
+    find_device,
+    forward_parameters,
+)
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.registry import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
+from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 
 
 class Predecessors:
@@ -99,7 +105,8 @@ class CachedDenoiser(ABC):
     `mmaccel.pipelines.diffusion_lm.self_check` when it is constructed.
 
     Args:
-        model: takes `input_ids`, `attention_mask`, `position_ids`, `past_key_values`, `use_cache`.
+        model: takes `input_ids`, `attention_mask`, `position_ids`, `use_cache` and a cache, as
+            `cache` or `past_key_values`.
         mask_token: id of an open slot, or None.
         n_layers: attention layers; None where the configuration does not say.
         max_positions: positions of the model, or None.
@@ -144,6 +151,7 @@ class CachedDenoiser(ABC):
         self.vocab_size = full if vocab_size is None else vocab_size
         self.supports_kv_cache = self.any_rows = True
         self._n_layers, self.max_positions = n_layers, max_positions
+        self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
         self._layout: KVCacheLayout | None = None
         self._predecessors: Predecessors | None = None
 
@@ -249,8 +257,8 @@ class CachedDenoiser(ABC):
             input_ids=entries.tokens,
             attention_mask=self.mask(reads, entries),
             position_ids=entries.positions,
-            past_key_values=cache,
             use_cache=cache is not None,
+            **{self._cache_argument: cache},
             **(self.plain_options if cache is None else self.options),
         )
 

@@ -142,20 +142,6 @@ def check_inputs(pipe: Any, given: Mapping[str, Any]) -> None:
     pipe.check_inputs(**{name: given[name] for name in names})
 
 
-def check_unchanged(returned: Any, name: str, shown: Tensor, remedy: str) -> None:
-    """Refuse a callback's return value that changes the tokens it was given.
-
-    Raises:
-        OptionError: with the remedy.
-    """
-    changed = returned.get(name) if isinstance(returned, dict) else None
-    if changed is not None and not torch.equal(changed, shown):
-        raise OptionError(
-            f"callback: expected {name} as it was given, received another one; a canvas policy "
-            f"cannot take tokens from outside, use {remedy}"
-        )
-
-
 def decode_texts(decoder: Any, sequences: Tensor, end: int | None) -> list[str]:
     """Texts of `[B, L]` int64 sequences, each up to and with its first end token."""
     lengths = count_to_end(sequences, -1 if end is None else end).tolist()

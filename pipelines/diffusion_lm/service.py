@@ -144,12 +144,13 @@ class DenoiserService(PolicyService):
         denoiser, params, length = self._denoiser, call.params, call.length
         prompt = call.prompt(denoiser, self.layout)
         seed = self.seed
-        if seed is None:
-            seed = draw_seed(None) if params.temperature else 0
-        noise = Noise.from_seed(seed, prompt.batch, prompt.tokens.device)
+        if seed is None and params.temperature:
+            seed = draw_seed(None)
+        noise = Noise.from_seed(0 if seed is None else seed, prompt.batch, prompt.tokens.device)
         with alone(self._model):
             generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
         generation.stats.seconds = time.perf_counter() - began
+        generation.stats.seed = seed
         if hasattr(denoiser, "to_model"):
             generation = replace(generation, tokens=denoiser.to_model(generation.tokens))
         return generation

@@ -37,7 +37,7 @@ from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.results import Stats
-from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.noise import choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 
@@ -105,6 +105,7 @@ class ImageToText(MovablePipeline):
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
         device_map: Any = None,
         offload_folder: str | Path | None = None,
     ) -> ImageToText:
@@ -118,7 +119,7 @@ class ImageToText(MovablePipeline):
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
             torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only: of a download, see
+            revision, variant, token, local_files_only, cache_dir: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
             device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
                 of modules of the model that predicts tokens; other parts are on the first device
@@ -136,7 +137,7 @@ class ImageToText(MovablePipeline):
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )
-        hub = HubOptions(revision, token, variant, local_files_only)
+        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
         Engine(cuda_graphs, fused=fused, compile=compile).check(device)
         load_config = LoadConfig(
             device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
@@ -154,7 +155,7 @@ class ImageToText(MovablePipeline):
         question: str | Sequence[str],
         *,
         max_new_tokens: int = DEFAULT_TOKENS,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -170,7 +171,9 @@ class ImageToText(MovablePipeline):
                 or where `<image>` stands in it.
             question: one or several.
             max_new_tokens: after which an answer is cut.
-            seed: of the first question, the next has the next; or one per question.
+            seed: of the first question, the next has the next; or one per question. None is 0 for
+                greedy answers; for others one is drawn from torch's global generator, and
+                `stats.seed` says which.
             temperature: None is 0, which takes the likeliest token.
             top_k, top_p, min_p: see `mmaccel.SamplingParams`; None, and a top_k of 0, keep all.
             batch_size: questions that are answered at a time at most; None answers all together.
@@ -194,7 +197,8 @@ class ImageToText(MovablePipeline):
         own_images = read_images(images, len(questions))
         check_int("max_new_tokens", max_new_tokens, 1, hint="64 suits short answers")
         params = choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        seeds = _choose_seeds(seed, len(questions))
+        used = choose_seed(seed) if params.temperature or seed is not None else None
+        seeds = _spread_seed(0 if used is None else used, len(questions))
         n_rows = pick_max_num_seqs(batch_size, len(questions))
         read_seconds = time.perf_counter() - began
         batches = []
@@ -203,9 +207,11 @@ class ImageToText(MovablePipeline):
                 rows = slice(first, first + n_rows)
                 own = questions[rows], own_images[rows], seeds[rows]
                 batches.append(self._answer(first, *own, max_new_tokens, params, on_token))
+        stats = add_stats([batch.stats for batch in batches])
+        stats.seed = used
         return Answers(
             [answer for batch in batches for answer in batch.answers],
-            add_stats([batch.stats for batch in batches]),
+            stats,
             read_seconds + sum(batch.seconds for batch in batches),
             read_seconds + sum(batch.first_seconds for batch in batches),
         )
@@ -213,6 +219,21 @@ class ImageToText(MovablePipeline):
     def __repr__(self) -> str:
         kind, reducers = type(self.model).__name__, "".join(f", {one!r}" for one in self.reducers)
         return f"ImageToText({kind}{describe(self)}, {self.policy!r}{reducers})"
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """Model and processor by name."""
+        return {"model": self.model, "processor": self.processor}
+
+    def save_pretrained(self, folder: str | Path, **options: Any) -> None:
+        """Write model and processor into a folder that `from_pretrained` loads.
+
+        Args:
+            folder: created where missing.
+            **options: of transformers' `PreTrainedModel.save_pretrained`.
+        """
+        self.model.save_pretrained(folder, **options)
+        self.processor.save_pretrained(folder)
 
     def _parts(self) -> dict[str, Part]:
         return {"model": Part(self.model)}
@@ -343,13 +364,12 @@ def _options(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def _choose_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+def _spread_seed(seed: int | Sequence[int], rows: int) -> list[int]:
     """One for each question.
 
     Raises:
-        OptionError: no seed, or another number of them.
+        OptionError: another number of them.
     """
-    check_seed(seed)
     if isinstance(seed, Sequence):
         if len(seed) != rows:
             raise OptionError(

@@ -5,17 +5,16 @@ An image goes before the question, or where `<image>` in the question says.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from struct import error as struct_error
 from typing import TYPE_CHECKING, Any
-from zlib import error as zlib_error
 
 from mmaccel.checks import show
-from mmaccel.errors import MMAccelError, OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
-from mmaccel.pipelines.loading.checkpoint import check_prompt, unreadable
+from mmaccel.pipelines.loading.chat_templates import apply_chat_template
+from mmaccel.pipelines.loading.checkpoint import check_prompt
+from mmaccel.pipelines.loading.pictures import open_picture
 from mmaccel.pipelines.loading.refusal import refusing
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def read_image(source: Any) -> Image:
     """An image as RGB, rotated as its file says.
 
     Args:
-        source: a PIL image, or the path of a file that Pillow reads; of several pages the first.
+        source: a PIL image, or the path of a file (see `open_picture`); of several pages the first.
 
     Raises:
         OptionError: no such file, one that is no image, or something else.
@@ -47,20 +46,8 @@ def read_image(source: Any) -> Image:
             f"image: expected a PIL image or the path of a file, received {show(source)}; open it "
             "with PIL.Image.open"
         )
-    if not os.path.isfile(source):  # False for a name that is too long, unlike Path.is_file
-        raise OptionError(f"image: expected a file, received {str(source)!r}; check the path")
-    broken: tuple[type[Exception], ...] = (SyntaxError, zlib_error, struct_error, *unreadable())
-    broken += (Image.DecompressionBombError,)
-    try:
-        with Image.open(source) as opened:
-            return upright_rgb(opened, "image")
-    except MMAccelError:
-        raise
-    except broken as error:
-        raise OptionError(
-            f"image: expected an image, received {str(source)!r}, which Pillow does not read "
-            f"({' '.join(str(error).split())[:120]}); save it again"
-        ) from error
+    with open_picture(source) as opened:
+        return upright_rgb(opened, "image")
 
 
 def read_images(images: Any, n_questions: int) -> list[list[Image]]:
@@ -130,7 +117,7 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
     Raises:
         OptionError: see `check_places`.
         UnsupportedModelError: a processor without a chat template that does not name the token of
-            an image, or one that does not take these inputs.
+            an image, one that does not take these inputs, or a chat template beyond its limits.
     """
     for question, own in zip(questions, images, strict=True):
         check_places(question, len(own))
@@ -141,9 +128,9 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
     ):  # fmt: skip
         if getattr(processor, "chat_template", None):
             pairs = zip(questions, images, strict=True)
-            return processor.apply_chat_template(
-                [_message(text, own) for text, own in pairs],
-                add_generation_prompt=True, tokenize=True, return_dict=True,
+            return apply_chat_template(
+                processor, [_message(text, own) for text, own in pairs],
+                {"add_generation_prompt": True}, tokenize=True, return_dict=True,
                 return_tensors="pt", processor_kwargs=options,
             )  # fmt: skip
         texts = [_plain_prompt(processor, q, len(own)) for q, own in zip(questions, images)]

@@ -39,7 +39,7 @@ from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.drafting.coarse import use_folder
-from mmaccel.samplers.noise import Noise, check_seed
+from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
@@ -83,6 +83,7 @@ class ImageToVideo(MovablePipeline):
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
         device_map: Any = None,
         offload_folder: str | Path | None = None,
     ) -> ImageToVideo:
@@ -99,7 +100,7 @@ class ImageToVideo(MovablePipeline):
             trust_remote_code: whether the codec's TorchScript may read and write files; False
                 refuses a codec that can.
             torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only: of a download, see
+            revision, variant, token, local_files_only, cache_dir: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
             device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
                 of modules of the model that predicts tokens; other parts are on the first device
@@ -119,7 +120,7 @@ class ImageToVideo(MovablePipeline):
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )
-        hub = HubOptions(revision, token, variant, local_files_only)
+        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
         engine.check(device)
         check_task(name, "animate")
         source = find_model(name, {}, hub=hub)
@@ -143,7 +144,7 @@ class ImageToVideo(MovablePipeline):
         start: Any,
         *,
         policy: Policy | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
@@ -151,6 +152,7 @@ class ImageToVideo(MovablePipeline):
         batch_size: int | None = None,
         deliver: Callable[[Clip], None] | None = None,
         on_step: OnStep | None = None,
+        return_dict: bool = True,
     ) -> Clips:
         """Continue frames.
 
@@ -159,7 +161,8 @@ class ImageToVideo(MovablePipeline):
                 float in 0..1. If it has more frames than the model takes, the last ones are used.
             policy: how to decode; None is `Jacobi()`.
             seed: one, or several for as many clips with the same start. A clip depends on its own
-                seed and start alone.
+                seed and start alone. None draws one from torch's global generator; `stats.seed`
+                says which.
             temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value
                 that the model's authors recommend (`video.params`); top_k 0 and top_p 1 keep all
                 tokens.
@@ -168,6 +171,7 @@ class ImageToVideo(MovablePipeline):
             deliver: called with every clip as soon as it is finished, in the order they end. An
                 exception from it ends the run and reaches the caller.
             on_step: called after every pass with the state of the running rows.
+            return_dict: False returns a tuple of the clips' frames alone, as in diffusers.
 
         Returns:
             Clips in the order of the seeds, and stats. A bitwise `policy` and `batch_size` change
@@ -187,7 +191,10 @@ class ImageToVideo(MovablePipeline):
             start, params, policy=policy, seed=seed, batch_size=batch_size,
             deliver=collect_payloads(made, deliver), on_step=on_step,
         )  # fmt: skip
-        return Clips([made[k] for k in sorted(made)], stats)
+        clips = Clips([made[k] for k in sorted(made)], stats)
+        if not return_dict:
+            return ([clip.frames for clip in clips.clips],)  # type: ignore[return-value]
+        return clips
 
     def serve(
         self,
@@ -195,7 +202,7 @@ class ImageToVideo(MovablePipeline):
         params: SamplingParams,
         *,
         policy: Policy | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = None,
         batch_size: int | None = None,
         deliver: Callable[[Clip], None],
         on_step: OnStep | None = None,
@@ -220,8 +227,8 @@ class ImageToVideo(MovablePipeline):
                 f"guidance_scale: expected 1, as a clip has no unconditional start, received "
                 f"{params.guidance_scale}; leave it out"
             )
-        checked = check_seed(seed)
-        seeds = [checked] if isinstance(checked, int) else list(checked)
+        seed = choose_seed(seed)
+        seeds = [seed] if isinstance(seed, int) else list(seed)
         max_num_seqs = pick_max_num_seqs(batch_size, len(seeds))
         noise = Noise.from_seed(seeds, len(seeds), model.device)
         chosen = pick_policy(policy, model)
@@ -242,9 +249,11 @@ class ImageToVideo(MovablePipeline):
                 params=params,
                 noise=noise,
             )
-            return decode_rows(
+            stats = decode_rows(
                 model, self.engine, chosen, plan, finish=finish, deliver=deliver, on_step=on_step
             )
+        stats.seed = seed
+        return stats
 
     @property
     def model(self) -> TokenModel:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+_ORIENTATION = 0x0112  # tag of EXIF; 1 is upright
+
+
 def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tensor:
     """The last frames of `start`, as many as the model takes.
 
@@ -85,7 +88,8 @@ def upright_rgb(image: Image, option: str = "start") -> Image:
     """
     from PIL import Image, ImageOps
 
-    image = ImageOps.exif_transpose(image)
+    if image.getexif().get(_ORIENTATION, 1) != 1:  # else it would make a copy
+        image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):  # Pillow would clip these at 255
         high = image.tobytes()[0 if image.mode == "I;16B" else 1 :: 2]  # of each number
         return Image.frombytes("L", image.size, high).convert("RGB")

@@ -31,6 +31,7 @@ from mmaccel.pipelines.loading.headers import (
 )
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
 from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.transformers_release import warn_if_untested
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def load_model(
         UnsupportedModelError: files that cannot be read or do not fit each other; tensors that are
             missing, surplus or of another shape, with names; code that is not trusted.
     """
+    warn_if_untested()
     check_folder(folder, option)
     hub, dtype = load_config.hub, load_config.dtype
     is_mapped = load_config.device_map is not None

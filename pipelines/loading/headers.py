@@ -23,10 +23,13 @@ import torch
 
 from mmaccel.config_files import Range, check_ranges, check_regular, read_json, shorten
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.loading.implementations import check_implementations
 from mmaccel.pipelines.loading.refusal import CONFIGS, refusing
 
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model")
 _VOCABULARY_LIMIT = 64 * 2**20  # bytes; the largest published one has 33 MB
+_TEMPLATES = "additional_chat_templates"  # a folder of them
+_TEMPLATE_LIMIT = 2**20  # bytes of a chat template; the longest published ones have 30 000
 _INDEX_LIMIT = 64 * 2**20
 _HEADER_LIMIT = 32 * 2**20  # bytes; 100 000 tensors have 12 MB
 _FILES = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model")  # never folders
@@ -70,12 +73,14 @@ def check_folder(folder: Path, option: str = "model") -> None:
     """Refuse a folder with files that a library would wait for, or could not read.
 
     Args:
-        folder: of a checkpoint or of a part of it; subfolders are not looked at.
+        folder: of a checkpoint or of a part of it; of its subfolders, that of chat templates is
+            looked at.
         option: name of the option in messages.
 
     Raises:
-        UnsupportedModelError: a FIFO or device, a folder under a file's name, a vocabulary that is
-            too long, or a configuration that `read_json` refuses or with numbers out of `RANGES`.
+        UnsupportedModelError: a FIFO or device, a folder under a file's name, a vocabulary or a
+            chat template that is too long, a configuration that `read_json` refuses, or with
+            numbers out of `RANGES`, or a name that `check_implementations` refuses.
     """
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -95,23 +100,14 @@ def check_folder(folder: Path, option: str = "model") -> None:
         if entry.name in CONFIGS:
             content = read_json(file, option=option)
             check_ranges(content, RANGES, file, option)
-            _check_kernels(content, file, option)
-        elif entry.name in _VOCABULARIES and size > _VOCABULARY_LIMIT:
+            check_implementations(content, file, option)
+        if entry.name == _TEMPLATES and stat.S_ISDIR(mode):
+            check_folder(file, option)
+        most = _TEMPLATE_LIMIT if file.suffix == ".jinja" else _VOCABULARY_LIMIT
+        if (file.suffix == ".jinja" or entry.name in _VOCABULARIES) and size > most:
             raise UnsupportedModelError(
-                f"{option}: expected at most {_VOCABULARY_LIMIT} bytes in {file}, received {size}; "
-                "copy the folder again"
-            )
-
-
-def _check_kernels(content: Mapping[str, Any], file: Path, option: str) -> None:
-    """Refuse a configuration that makes transformers download compiled code from the hub."""
-    for name, value in content.items():
-        if isinstance(value, dict):
-            _check_kernels(value, file, option)
-        elif name.endswith("_implementation") and isinstance(value, str) and "/" in value:
-            raise UnsupportedModelError(
-                f"{option}: expected {name} that transformers has in {file}, received "
-                f"{shorten(value)}, code from the hub; delete that line"
+                f"{option}: expected at most {most} bytes in {file}, received {size}; copy the "
+                "folder again"
             )
 
 

@@ -38,12 +38,14 @@ class HubOptions:
         token: for private and gated repositories; None takes the one of `hf auth login`.
         variant: of the weights, such as "fp16"; None takes those without one.
         local_files_only: use the cache alone.
+        cache_dir: folder of the cache; None is `huggingface_hub`'s own.
     """
 
     revision: str | None = None
     token: str | None = None
     variant: str | None = None
     local_files_only: bool = False
+    cache_dir: str | Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("revision", "token", "variant"):
@@ -85,16 +87,19 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
     from huggingface_hub import errors as hub
     from huggingface_hub.constants import HF_HUB_CACHE
 
+    cache = Path(HF_HUB_CACHE if options.cache_dir is None else options.cache_dir)
+
     def fetch(**more: Any) -> Path:
-        return Path(snapshot_download(name, revision=options.revision, token=options.token, **more))
+        more |= {"revision": options.revision, "token": options.token, "cache_dir": cache}
+        return Path(snapshot_download(name, **more))
 
     begin = f"{option}: expected"
     if options.local_files_only:
-        copy = find_cached(name, options.revision)
+        copy = find_cached(name, options.revision, cache)
         if copy is not None:
             return copy
         raise OptionError(
-            f"{begin} {name} in the cache {HF_HUB_CACHE}, received local_files_only=True and no "
+            f"{begin} {name} in the cache {cache}, received local_files_only=True and no "
             "copy there; download it once without"
         )
     try:
@@ -108,7 +113,7 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
         if folder is not None:
             read = [folder / file for file in configs if "/" not in file]
             refuse_lookalike(name, {file.name: read_json(file) for file in read}, option)
-        check_room(name, sum(sizes[file] for file in files), Path(HF_HUB_CACHE), option)
+        check_room(name, sum(sizes[file] for file in files), cache, option)
         return fetch(allow_patterns=files)
     except hub.GatedRepoError as error:
         raise OptionError(
@@ -131,8 +136,8 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
         raise
     except Exception as error:  # of whatever library carries the request
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise _no_room(name, None, Path(HF_HUB_CACHE), option) from error
-        copy = find_cached(name, options.revision)
+            raise _no_room(name, None, cache, option) from error
+        copy = find_cached(name, options.revision, cache)
         if copy is not None:
             return copy
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
@@ -143,21 +148,24 @@ def download(name: str, options: HubOptions = USUAL, option: str = "model") -> P
         ) from error
 
 
-def find_cached(name: str, revision: str | None = None) -> Path | None:
+def find_cached(name: str, revision: str | None, cache: Path) -> Path | None:
     """The folder of a repository in the hub's cache, or None; a download may have been cut short.
 
     Args:
         name: an id of the hub.
         revision: branch, tag or commit; None is the main branch.
+        cache: folder of the cache.
     """
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     for file in ("config.json", "model_index.json"):
-        found = try_to_load_from_cache(name, file, revision=revision)
+        found = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
         if isinstance(found, str):
             return Path(found).parent
     try:  # a repository without either, such as LlamaGen's
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
+        return Path(
+            snapshot_download(name, revision=revision, cache_dir=cache, local_files_only=True)
+        )
     except (OSError, ValueError):
         return None
 

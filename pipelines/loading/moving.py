@@ -74,6 +74,14 @@ class MovablePipeline:
 
     _offloaded: dict[str, Any] | None = None  # hooks by name of the part
 
+    def _refuse_saving(self) -> None:
+        raise AttributeError(
+            f"save_pretrained: a {type(self).__name__} changes nothing that it loads; copy the "
+            "folder or file it was loaded from, pipe.source"
+        )
+
+    save_pretrained: Any = property(_refuse_saving)  # so that hasattr says no
+
     def _parts(self) -> Mapping[str, Part]:
         """All parts; "model" predicts the tokens."""
         raise NotImplementedError
@@ -101,6 +109,23 @@ class MovablePipeline:
     def dtype(self) -> torch.dtype:
         """Number format of the model's weights."""
         return _find_dtype(self._parts()["model"].module)
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """The parts by name, in the order in which they compute."""
+        return {name: part.module for name, part in self._parts().items()}
+
+    def set_progress_bar_config(self, **options: Any) -> None:
+        """Take `disable=True`, as diffusers' pipelines do: calls show no bar.
+
+        Raises:
+            OptionError: other options of a bar.
+        """
+        if not options.get("disable"):
+            raise OptionError(
+                f"set_progress_bar_config: expected disable=True, because calls show no bar, "
+                f"received {show(options)}; pass a function to the call that shows one, on_step="
+            )
 
     def to(self, *args: Any, device: Any = None, dtype: Any = None) -> Self:
         """Move the pipeline to a device, cast it to a dtype, or both.

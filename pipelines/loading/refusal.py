@@ -60,11 +60,11 @@ def refusing(
                 "trust_remote_code=True (--trust-remote-code) if you trust it"
             ) from error
         raise UnsupportedModelError(
-            f"{option}: expected {expected}, received {received} ({_reason(error)}); {remedy}"
+            f"{option}: expected {expected}, received {received} ({say_reason(error)}); {remedy}"
         ) from error
 
 
-def _reason(error: BaseException) -> str:
+def say_reason(error: BaseException) -> str:
     """What a library says, on one line, without escapes and without advice to run pickles."""
     text = re.sub(r"\x1b\[[\d;]*m", "", str(error))
     if (call := re.search(r"GLOBAL (\S+)", text)) is not None:

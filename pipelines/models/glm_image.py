@@ -31,6 +31,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
@@ -233,8 +234,8 @@ class GlmImageImages(ImageModel):
     def _prepare(self, text: str) -> Any:
         content = [{"type": "text", "text": text}]
         processor, (width, height) = self.pipe.processor, self.size
-        chat = processor.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
-        return processor(text=[chat], target_h=height, target_w=width, return_tensors="pt")
+        texts = render_chats(processor, [[{"role": "user", "content": content}]])
+        return processor(text=texts, target_h=height, target_w=width, return_tensors="pt")
 
 
 def _check_parts(folder: Path, load_config: LoadConfig) -> None:

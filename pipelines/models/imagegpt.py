@@ -40,7 +40,7 @@ class ImageGPT(CausalLM):
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """The model cuts its causal mask by the cache's length, which is fixed in a static one."""
-        if type(call.others.get("past_key_values")).__name__ == "StaticCache":
+        if type(call.cache).__name__ == "StaticCache":
             yield "a StaticCache, whose size ImageGPT takes for the number of its tokens"
 
 

@@ -33,6 +33,7 @@ from mmaccel.pipelines.attach.generate_call import (
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
     check_prompt,
@@ -44,6 +45,7 @@ from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
+from mmaccel.pipelines.transformers_release import CACHE, find_cache
 from mmaccel.pipelines.vision_language.family import PROMPT_INPUTS
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -74,8 +76,8 @@ class Janus(CausalLM):
         reasons += [*find_in_model(model), *seen.others]
         if not is_left_padded(seen.mask):
             reasons.append("an attention mask that does more than hide padding on the left")
-        if options.get("past_key_values") is not None:
-            reasons.append("past_key_values given by the caller")
+        if find_cache(options) is not None:
+            reasons.append("a cache given by the caller")
         if not processors or not is_own(processors[0], _GUIDANCE_PROCESSOR):
             reasons.append("guidance that does not come first")
         kinds = [(p, find_kind(p)) for p in processors[1:]]
@@ -182,9 +184,9 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
         return seen.processors
 
     def stop(  # the library reads these names to find the arguments that it may pass
-        input_ids: Tensor, attention_mask: Tensor, past_key_values: Any = None, **kwargs: Any
+        input_ids: Tensor, attention_mask: Tensor, **kwargs: Any
     ) -> Any:
-        given = {name for name, value in kwargs.items() if value is not None}
+        given = {name for name, value in kwargs.items() if value is not None} - {CACHE}
         seen.others = sorted(given - _PASSED)
         seen.tokens, seen.mask = input_ids, attention_mask.bool()
         raise _Prepared
@@ -195,7 +197,7 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
     model._get_logits_processor, model.prepare_inputs_for_generation = note_processors, stop
     try:
         # A given cache keeps the library from creating one, which transformers 5.17 cannot.
-        original(model, "generate")(*lists, **{**named, "past_key_values": DynamicCache()})
+        original(model, "generate")(*lists, **{**named, CACHE: DynamicCache()})
     except _Prepared:
         pass
     finally:
@@ -229,10 +231,9 @@ class JanusImages(ImageModel):
     def encode(self, text: str) -> list[int]:
         """Ids of the prompt as a user message, and of the token before an image."""
         content = [{"type": "text", "text": check_prompt(text, self.processor.tokenizer)}]
-        chat = self.processor.apply_chat_template(
-            [{"role": "user", "content": content}], add_generation_prompt=True
-        )
-        encoded = self.processor(text=[chat], generation_mode="image", return_tensors="pt")
+        chat = [{"role": "user", "content": content}]
+        texts = render_chats(self.processor, [chat], add_generation_prompt=True)
+        encoded = self.processor(text=texts, generation_mode="image", return_tensors="pt")
         ids: list[int] = encoded["input_ids"][0].tolist()
         return ids
 

@@ -175,8 +175,12 @@ def _check_compile(device: str) -> None:
 
 
 def is_capturable(policy: Policy) -> bool:
-    """Whether a policy declares that its passes never synchronise with the host."""
-    return bool(getattr(policy, "is_capturable", False))
+    """Whether a policy declares that its passes never synchronise with the host, and so does a
+    draft source of the user's own.
+    """
+    source = getattr(policy, "drafts", None)
+    declared = getattr(policy, "is_capturable", False) and getattr(source, "is_capturable", True)
+    return bool(declared)
 
 
 def find_obstacle(

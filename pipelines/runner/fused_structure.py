@@ -6,7 +6,7 @@ attention scale that depends on the length) means that the model keeps its own f
 found here is a claim; `mmaccel.pipelines.causal_lm.self_check` compares its logits with the model's
 own before it is used.
 
-Source: the decoders of transformers 5.17 to 5.23.
+Source: the decoders of transformers 5.17 to 5.24.
 """
 
 from __future__ import annotations
@@ -116,9 +116,10 @@ _DECODER = frozenset(
 )
 _HEAD = frozenset(
     "model last_hidden_state slice_logits_to_keep isinstance int slice lm_head loss_function "
-    "config text_config vocab_size past_key_values hidden_states attentions image_hidden_states "
-    "rope_deltas logit_scale logits_scaling final_logit_softcapping torch tanh decoder contiguous "
-    "cross_attentions output_projection".split()
+    "config text_config vocab_size past_key_values cache hidden_states attentions "
+    "image_hidden_states image_outputs rope_deltas logit_scale logits_scaling "
+    "final_logit_softcapping torch tanh decoder contiguous cross_attentions "
+    "output_projection".split()
 )
 _HEAD_OUTPUTS = ("OutputWithPast", "OutputWithCrossAttentions")  # how a head's output class ends
 _STACKS, _ATTENTIONS = ("layers", "h"), ("self_attn", "attn", "attention")

@@ -196,6 +196,6 @@ def _cost(side: ImageOutput) -> str:
     stats, count = side.stats, len(side.prompts)
     passes = stats.row_passes / count
     return (
-        f"{stats.tokens // count} tokens in {passes:.0f} forward passes, "
+        f"{stats.tokens // count} tokens in {passes:.0f} forward passes{stats.of_canvases}, "
         f"{stats.seconds / count:.2f} s per image"
     )

@@ -129,7 +129,7 @@ def add_stats(parts: Sequence[Stats]) -> Stats:
     runners = {p.runner for p in parts}
     total["runner"] = runners.pop() if len(runners) == 1 else "eager"
     total["runner_reason"] = "; ".join({p.runner_reason: None for p in parts if p.runner_reason})
-    for name in ("attention", "route", "route_reason", "reference", "drafts"):
+    for name in ("attention", "route", "route_reason", "reference", "drafts", "seed"):
         total[name] = getattr(parts[-1], name)
     total["fallbacks"] = list(dict.fromkeys(text for p in parts for text in p.fallbacks))
     notes = Counter(text for p in parts for text in p.notes)

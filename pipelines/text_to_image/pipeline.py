@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
+from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep, kind_of
 from mmaccel.checks import check_choice, check_int, show
 from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
@@ -36,6 +36,7 @@ from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.text_to_image.model import (
     Encoded,
     ImageModel,
@@ -57,7 +58,8 @@ from mmaccel.pipelines.text_to_image.outputs import (
 )
 from mmaccel.pipelines.text_to_image.registry import open_images
 from mmaccel.results import OnStep, Stats
-from mmaccel.samplers.noise import Noise, draw_seeds
+from mmaccel.samplers.canvas.masked_parallel import set_steps
+from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _WARM_UP_PASSES = 3
@@ -74,6 +76,8 @@ class TextToImage(MovablePipeline):
         source: path it was loaded from, if known.
         engine: how passes are carried out; None is `Engine()`.
     """
+
+    _interrupt = False  # of the running call; a callback may set it
 
     def __init__(
         self, image_model: ImageModel, source: Path | None = None, engine: Engine | None = None
@@ -100,6 +104,7 @@ class TextToImage(MovablePipeline):
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
         device_map: Any = None,
         offload_folder: str | Path | None = None,
     ) -> TextToImage:
@@ -119,7 +124,7 @@ class TextToImage(MovablePipeline):
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
             torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only: of a download, see
+            revision, variant, token, local_files_only, cache_dir: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
             device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
                 of modules of the model that predicts tokens; other parts are on the first device
@@ -137,7 +142,7 @@ class TextToImage(MovablePipeline):
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )
-        hub = HubOptions(revision, token, variant, local_files_only)
+        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
         engine.check(device)
         file = Path(decoder) if isinstance(decoder, str) else decoder
         load_config = LoadConfig(
@@ -182,7 +187,7 @@ class TextToImage(MovablePipeline):
         *,
         policy: AnyPolicy | None = None,
         negative_prompt: str | Sequence[str | None] | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = None,
         guidance_scale: float | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -196,7 +201,8 @@ class TextToImage(MovablePipeline):
         callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], Any] | None = None,
         height: int | None = None,
         width: int | None = None,
-        num_inference_steps: None = None,
+        num_inference_steps: int | None = None,
+        return_dict: bool = True,
     ) -> ImageOutput:
         """Make images.
 
@@ -208,7 +214,8 @@ class TextToImage(MovablePipeline):
             negative_prompt: prompt to guide away from, for models whose authors have one: one for
                 all or one per prompt; None and "" use the model's own unconditional prompt.
             seed: one for all (image b is item b of it), or one per image. With one per image an
-                image depends on its own seed and prompt alone.
+                image depends on its own seed and prompt alone. None draws one, see `generator`;
+                `stats.seed` says which.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
             temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value
                 that the model's authors recommend (`image_model.params`); top_k 0 and top_p 1 keep
@@ -217,23 +224,29 @@ class TextToImage(MovablePipeline):
             batch_size: images decoded together; None decodes all together.
             on_step: called after every pass with the state of the running batch.
             generator: draws the seeds in place of `seed`: one generator draws one seed for all
-                images, several draw one each. Each call advances them.
+                images, several draw one each. Each call advances them. None is torch's global
+                generator, which `torch.manual_seed` seeds.
             output_type: "pil", "pt" (`[B, 3, H, W]`), "np" (`[B, H, W, 3]`), both float32 in 0..1
                 in steps of 1/255, or "tokens", which decodes no pixels and leaves `images` empty.
             callback_on_step_end: called after every pass as diffusers' pipelines call it: with this
                 pipeline, the number of the pass from 0, the tokens that the slowest image has, and
-                `{"tokens": …, "lengths": …}`. What it returns is not used.
+                `{"tokens": …, "lengths": …}`, copies that it must not change. It may set
+                `pipe._interrupt = True`, which ends the call after this pass.
             height, width: of the images in pixels, for models with several sizes; None is the
                 pipeline's own. Each call with another size prepares anew; `resize` does it once.
-            num_inference_steps: None; there are none, and the message of a number says so.
+            num_inference_steps: the `steps` of `MaskedParallel`; None under other policies, where
+                the message of a number says so.
+            return_dict: False returns `(images,)`, as in diffusers.
 
         Returns:
-            Images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and `batch_size` change
-            the cost, not the images. Under other policies an image may differ between batch sizes
-            where an acceptance depends on the last bit of a probability.
+            An `ImageOutput`: images, tokens `[B, h*w]` int64 and stats. A bitwise `policy` and
+            `batch_size` change the cost, not the images. Under other policies an image may
+            differ between batch sizes where an acceptance depends on the last bit of a probability.
+            A call that was interrupted has the images of the batches before, and the tokens so far.
 
         Raises:
-            OptionError: a prompt or an argument outside its domain, before any pass.
+            OptionError: a prompt or an argument outside its domain, before any pass; or a callback
+                that changes a tensor.
             NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
@@ -250,15 +263,10 @@ class TextToImage(MovablePipeline):
         check_int("num_images_per_prompt", n, 1, hint="ask for 1 or more")
         check_choice("output_type", output_type, OUTPUT_TYPES)
         if num_inference_steps is not None:
-            raise OptionError(
-                f"num_inference_steps: expected none, received {show(num_inference_steps)}; the "
-                "model decides how many tokens an image has; leave it out, or choose passes with "
-                "policy=mmaccel.Jacobi(window=32)"
-            )
+            policy = self._set_steps(policy, num_inference_steps)
         wanted = (width or self.size[0], height or self.size[1])
         pipe = self if wanted == self.size else self.resize(wanted)
-        if generator is not None:
-            seed = draw_seeds(generator, seed)
+        seed = choose_seed(seed, generator)
         if callback_on_step_end is not None:
             on_step = _call_back(self, callback_on_step_end, on_step)
         negatives = spread_negatives(negative_prompt, len(prompts))
@@ -272,8 +280,17 @@ class TextToImage(MovablePipeline):
             on_step=on_step,
             has_pixels=output_type != "tokens",
         )
-        output = join(list(batches))
-        return replace(output, images=convert_images(output.images, output_type))
+        made = []
+        self._interrupt = False
+        for batch in batches:
+            made.append(batch)
+            if self._interrupt:
+                break
+        output = join(made)
+        images = convert_images(output.images, output_type)
+        if not return_dict:
+            return (images,)  # type: ignore[return-value]
+        return replace(output, images=images)
 
     def stream(
         self,
@@ -282,7 +299,7 @@ class TextToImage(MovablePipeline):
         *,
         policy: AnyPolicy | None = None,
         negatives: Sequence[str | None] | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = None,
         batch_size: int | None = None,
         on_step: OnStep | OnCanvasStep | None = None,
         has_pixels: bool = True,
@@ -294,7 +311,8 @@ class TextToImage(MovablePipeline):
             params: guidance, temperature and truncation.
             negatives: one negative prompt per image, None or "" where it has none; None for all.
             policy, seed, batch_size, on_step: as in `__call__`.
-            has_pixels: whether tokens are decoded to images.
+            has_pixels: whether tokens are decoded to images. They are not where `on_step` ended a
+                row of the batch early.
 
         Returns:
             Batches, in order. All arguments are checked at once, before the first batch is read.
@@ -307,6 +325,7 @@ class TextToImage(MovablePipeline):
         check_int("batch_size", step, 1, hint="ask for 1 or more")
         check_params(params)
         encoded = encode_prompts(self.image_model, prompts, negatives, params)
+        seed = choose_seed(seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
         chosen = pick_policy(policy, self.model)
 
@@ -320,9 +339,11 @@ class TextToImage(MovablePipeline):
                     made = chosen.sample(
                         self.model, prompt, self.length, params=params, noise=own, on_step=on_step
                     )
-                began = time.perf_counter()
+                made.stats.seed = seed
+                began, images = time.perf_counter(), []
                 seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                images = self._render(made.tokens, prompts[part], seeds) if has_pixels else []
+                if has_pixels and int(made.lengths.min()) == self.length:
+                    images = self._render(made.tokens, prompts[part], seeds)
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens, passes = made.tokens.cpu(), made.passes.cpu()
                 yield ImageOutput(images, tokens, passes, made.stats, prompts[part], first)
@@ -444,6 +465,20 @@ class TextToImage(MovablePipeline):
     def _lock(self) -> Any:
         return self.model
 
+    def _set_steps(self, policy: AnyPolicy | None, steps: Any) -> Any:
+        """The policy of a call with `num_inference_steps`.
+
+        Raises:
+            OptionError: a policy without such steps.
+        """
+        if kind_of(self.model) == "window":
+            raise OptionError(
+                f"num_inference_steps: expected none, received {show(steps)}; the model decides "
+                "how many tokens an image has; leave it out, or choose passes with "
+                "policy=mmaccel.Jacobi(window=32)"
+            )
+        return set_steps(pick_policy(policy, self.model), steps)
+
     def _render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
         """Images of a finished batch; offloaded parts wait on the CPU afterwards."""
         try:
@@ -460,12 +495,14 @@ class TextToImage(MovablePipeline):
 def _call_back(
     pipe: TextToImage, callback: Callable[..., Any], on_step: Any
 ) -> Callable[[Any], Any]:
-    """`on_step` that also calls a callback in diffusers' way."""
+    """`on_step` that also calls a callback in diffusers' way, and ends rows where it interrupts."""
 
     def step(progress: Any) -> Any:
         state = {"tokens": progress.tokens, "lengths": progress.lengths}
-        callback(pipe, progress.passes - 1, int(progress.lengths.min()), state)
-        return None if on_step is None else on_step(progress)
+        at = progress.passes - 1, int(progress.lengths.min())
+        call_back(callback, pipe, *at, state, remedy="which a policy and a layout decide")
+        limit = None if on_step is None else on_step(progress)
+        return progress.lengths if is_interrupted(pipe) else limit
 
     return step
 

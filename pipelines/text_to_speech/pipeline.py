@@ -34,6 +34,7 @@ from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_p
 from mmaccel.pipelines.text_to_speech.registry import open_speech
 from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, SpeechRequest, Utterance
 from mmaccel.results import OnStep, Stats
+from mmaccel.samplers.noise import choose_seed
 
 
 class TextToSpeech(MovablePipeline):
@@ -74,6 +75,7 @@ class TextToSpeech(MovablePipeline):
         variant: str | None = None,
         token: str | None = None,
         local_files_only: bool = False,
+        cache_dir: str | Path | None = None,
         device_map: Any = None,
         offload_folder: str | Path | None = None,
     ) -> TextToSpeech:
@@ -90,7 +92,7 @@ class TextToSpeech(MovablePipeline):
             trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
                 checkpoints that need it.
             torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only: of a download, see
+            revision, variant, token, local_files_only, cache_dir: of a download, see
                 `mmaccel.pipelines.loading.hub.HubOptions`.
             device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
                 of modules of the model that predicts tokens; other parts are on the first device
@@ -109,7 +111,7 @@ class TextToSpeech(MovablePipeline):
         device, dtype = choose_placement(
             device, dtype if torch_dtype is None else torch_dtype, device_map
         )
-        hub = HubOptions(revision, token, variant, local_files_only)
+        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
         engine.check(device)
         load_config = LoadConfig(
             device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
@@ -124,7 +126,7 @@ class TextToSpeech(MovablePipeline):
         *,
         policy: Policy | None = None,
         voice: str | None = None,
-        seed: int | Sequence[int] = 0,
+        seed: int | Sequence[int] | None = None,
         max_seconds: float | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -134,6 +136,7 @@ class TextToSpeech(MovablePipeline):
         batch_size: int | None = None,
         deliver: Callable[[Utterance], None] | None = None,
         on_step: OnStep | None = None,
+        return_dict: bool = True,
     ) -> Speech:
         """Speak texts.
 
@@ -142,7 +145,8 @@ class TextToSpeech(MovablePipeline):
             policy: how to decode; None is `Jacobi()`.
             voice: the speaker, for models with several voices; None is the model's default.
             seed: one for all (text b is item b of it), or one per text. With one per text an
-                utterance depends on its own seed and text alone, and on `max_seconds`.
+                utterance depends on its own seed and text alone, and on `max_seconds`. None draws
+                one from torch's global generator; `stats.seed` says which.
             max_seconds: after which an utterance is cut. None is 30, or less where the model has
                 no positions for 30 s after the longest text.
             temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`. None takes the value
@@ -155,6 +159,7 @@ class TextToSpeech(MovablePipeline):
             deliver: called with every utterance as soon as it is finished, in the order they end.
                 An exception from it ends the run and reaches the caller.
             on_step: called after every pass with the state of the running rows.
+            return_dict: False returns a tuple of the waveforms alone, as diffusers' pipelines do.
 
         Returns:
             Utterances in the order of the texts, and stats. A bitwise `policy` and `batch_size`
@@ -168,6 +173,7 @@ class TextToSpeech(MovablePipeline):
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
         texts = [text] if isinstance(text, str) else text
+        seed = choose_seed(seed)
         plan = make_plan(
             self.speech, texts, seed, voice=voice, max_seconds=max_seconds, batch_size=batch_size,
             repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
@@ -184,7 +190,11 @@ class TextToSpeech(MovablePipeline):
             stats = decode_rows(
                 model, self.engine, chosen, plan, finish=finish, deliver=collect, on_step=on_step
             )
-        return Speech([made[k] for k in range(len(plan.texts))], stats)
+        stats.seed = seed
+        speech = Speech([made[k] for k in range(len(plan.texts))], stats)
+        if not return_dict:
+            return ([one.waveform for one in speech.utterances],)  # type: ignore[return-value]
+        return speech
 
     def serve(
         self,

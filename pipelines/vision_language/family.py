@@ -8,7 +8,7 @@ over the keys and values. Text after an image goes on one position after the lar
 the prompt, the same in all coordinates, so that windows count it as they count other text.
 
 Source: the `forward`, `prepare_inputs_for_generation` and `get_rope_index` of these models in
-transformers 5.17 to 5.23.
+transformers 5.17 to 5.24.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layer_attention import (
     ChosenColumns,
     LayerAttention,
@@ -106,7 +107,7 @@ def _run_up_to(call: GenerateCall, layer: Any) -> Tensor:
         reached.append(args[0])
         raise _ReachedError
 
-    others = {**call.others, "past_key_values": None, "use_cache": False}
+    others = {**call.others, CACHE: None, "use_cache": False}
     others.pop("tokenizer", None)  # stopping criteria have it
     handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
     try:

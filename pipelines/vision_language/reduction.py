@@ -263,7 +263,7 @@ class VisualReduction:
         if not self.methods or not call.others.get("mm_encoder_outputs"):
             return
         if call.n_cached:
-            yield "visual_tokens with past_key_values given by the caller"
+            yield "visual_tokens with a cache given by the caller"
         if call.returns_cache:
             yield "visual_tokens with a cache that the caller sees"
         if call.guidance is not None:

@@ -39,6 +39,7 @@ class DivergenceBound:
     Attributes:
         nats: `[B]` float64, spent so far.
         positions: `[]` int64, entries that went through the model.
+        canvases: canvases that went through the model.
         passes: passes so far.
         row_passes: `[B]` int64, passes that every row has taken part in, up to the last `charge`.
     """
@@ -46,7 +47,7 @@ class DivergenceBound:
     def __init__(self, batch: int, device: torch.device) -> None:
         self.nats = torch.zeros(batch, dtype=torch.float64, device=device)
         self.positions = torch.zeros((), dtype=torch.int64, device=device)
-        self.passes = 0
+        self.passes = self.canvases = 0
         self.row_passes = torch.zeros(batch, dtype=torch.int64, device=device)
         self._gains: list[Tensor] = []  # [B] each
         self._extra = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -78,9 +79,10 @@ class DivergenceBound:
         gains = [n for n in own if n > 0]
         return gains, int(self.row_passes[batch_slot]), float(self.nats[batch_slot])
 
-    def count_pass(self, n_entries: int | Tensor) -> None:
-        """Count a pass over `n_entries` entries."""
+    def count_pass(self, n_entries: int | Tensor, n_canvases: int) -> None:
+        """Count a pass over `n_entries` entries of `n_canvases` canvases."""
         self.passes += 1
+        self.canvases += n_canvases
         self.positions += n_entries
 
     def charge(self, n_new: Tensor, nats: Tensor, was_open: Tensor) -> None:
@@ -107,6 +109,7 @@ class DivergenceBound:
         stats.tokens = int(lengths.sum())
         stats.nats = float(self.nats.sum() + self._left[1])
         stats.positions = int(self.positions)
+        stats.canvases = self.canvases
         if self._gains:
             gains = torch.stack(self._gains)
             stats.accepted = torch.bincount(gains[gains > 0] - 1).tolist()

@@ -7,7 +7,10 @@ entropies less the largest. Costs of steps add up (see `mmaccel.samplers.canvas.
 bound on their sum bounds the divergence of the whole sequence's distribution from stepwise decoding
 in the same order.
 
-Departures: ties go to the lowest slot. The paper bounds every step alone; here a budget in nats for
+Departures: ties go to the lowest slot. The paper's bound of 0.1 nats a pass is one for text, where
+many slots are sure. On the grid of an image no slot is, and it buys one slot a pass; there the
+default is relative to the model, `SHARE` times the mean entropy of the slots that are open at a
+row's first pass. The paper bounds every step alone; here a budget in nats for
 the whole sequence is possible instead, spent at an even pace: when k more slots of L are committed,
 at most the share (committed + k) / L of the budget may be spent. What one step does not spend is
 left for later ones.
@@ -28,6 +31,8 @@ from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import LogitsOnly, Selector, SelectorState, ranked
 
+SHARE = 4.0  # about 44 passes for the 256 slots of `scenes-masked`
+
 
 @dataclass(frozen=True)
 class EntropyBounded(SelectorPolicy):
@@ -37,7 +42,8 @@ class EntropyBounded(SelectorPolicy):
     or the whole row by `budget_nats`, relative to the model's own conditionals.
 
     Args:
-        gamma: nats a pass; 0.1 where neither is given.
+        gamma: nats a pass. None, where no budget is given either: 0.1 as in the paper, and on the
+            grid of an image 4 times the mean entropy of a row's open slots at its first pass.
         budget_nats: nats a row in all, spent at an even pace. One below what two slots cost commits
             one slot a pass, which costs 0 nats; `stats.notes` says so where nothing was spent.
         block, cache: as in `Stepwise`.
@@ -53,20 +59,18 @@ class EntropyBounded(SelectorPolicy):
                 f"gamma, budget_nats: expected one of both, received {self.gamma!r} and "
                 f"{self.budget_nats!r}; a bound per pass or a budget per row"
             )
-        if self.gamma is None and self.budget_nats is None:
-            object.__setattr__(self, "gamma", 0.1)
-        _ = self._rule  # checks the values
+        _ = self._given_rule  # checks the values
 
     @property
-    def _rule(self) -> EntropyBound | BudgetBound:
-        if self.gamma is not None:
-            return EntropyBound(self.gamma)
-        assert self.budget_nats is not None
-        return BudgetBound(self.budget_nats)
+    def _given_rule(self) -> EntropyBound | BudgetBound | None:
+        if self.budget_nats is not None:
+            return BudgetBound(self.budget_nats)
+        return None if self.gamma is None else EntropyBound(self.gamma)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
         """See `SelectorPolicy`."""
-        return self._rule
+        is_image = run.layout is not None and run.layout.columns > 0
+        return self._given_rule or (RelativeBound() if is_image else EntropyBound())
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
@@ -94,6 +98,30 @@ class EntropyBound(LogitsOnly):
         index, costs = prefix_costs(predictions)
         n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
         return predictions.is_open & (index < n)
+
+    def rank(self, predictions: SlotPredictions) -> Tensor:
+        """See `Selector`."""
+        return -predictions.entropy
+
+
+@dataclass(frozen=True)
+class RelativeBound(LogitsOnly):
+    """`EntropyBound` by `share` times the mean entropy of the slots that are open at a row's first
+    pass; with blocks, of its first block.
+    """
+
+    share: float = SHARE
+
+    def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+        """See `Selector`."""
+        is_open, is_first = predictions.is_open, state.run.bound.row_passes == 0
+        total = torch.where(is_open, predictions.entropy.double(), 0.0).sum(1)
+        mean = total / is_open.sum(1).clamp(min=1)  # [B]
+        bound = torch.where(is_first, self.share * mean, state.saved.get(self, mean))
+        state.saved[self] = bound
+        index, costs = prefix_costs(predictions)
+        n = (costs <= bound[:, None]).sum(1, keepdim=True)  # costs never fall
+        return is_open & (index < n)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
         """See `Selector`."""

@@ -14,10 +14,13 @@ and the choice of slots does not depend on what is drawn, so that the stepwise r
 of the canvas, and equality can be checked token by token. Every slot's noise is used once, when it
 is committed, so that the distribution is that of fresh noise. Where the order does not depend on
 logits, guesses of a rejected draft are reused for the next one ("carried"), as in Jacobi decoding.
+The number of drafts may be chosen by measured cost (`mmaccel.samplers.canvas.draft_count`): the
+tokens do not depend on it.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,16 +28,19 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.checks import check_choice
+from mmaccel.checks import check_choice, show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
+from mmaccel.samplers.canvas.draft_count import CANDIDATES, FixedDrafts, MeasuredDrafts
 from mmaccel.samplers.canvas.orders import ORDERS, Order
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.state import Canvas
+
+_STRETCH = 64  # columns within which passes are taken to cost the same
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,15 @@ class LosslessUnmask(RunPolicy):
     """The tokens of `Stepwise` with the same order, block, cache and seed, in fewer passes.
 
     Args:
-        drafts: canvases that a pass computes, 1..256; 1 is `Stepwise`.
+        drafts: canvases that a pass computes, 1..256, of which 1 is `Stepwise`; or "auto" to choose
+            1, 2, 4 or 8 by measured cost. `stats.drafts` says what was chosen.
         order: which slot is next, as in `Stepwise`, but not "sampled".
         block, cache: as in `Stepwise`.
         layout: canvases of a pass as "rows" of a batch, or as "entries" of one row, which share
             what is cached; None takes entries where a cache is kept and rows otherwise.
     """
 
-    drafts: int = 8
+    drafts: int | str = "auto"
     order: str = "auto"
     block: int | None = None
     cache: CachePlan | str = "none"
@@ -58,10 +65,11 @@ class LosslessUnmask(RunPolicy):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_integer = isinstance(self.drafts, int) and not isinstance(self.drafts, bool)
-        if not (is_integer and 1 <= self.drafts <= 256):
+        is_auto = isinstance(self.drafts, str) and self.drafts == "auto"
+        if not is_auto and not (is_integer and 1 <= int(self.drafts) <= 256):
             raise OptionError(
-                f"drafts: expected an integer in 1..256, received {self.drafts!r}; 4 to 16 suits "
-                "most"
+                f"drafts: expected an integer in 1..256, received {show(self.drafts)}; 4 to 16 "
+                "suits most, and 'auto' chooses by measured cost"
             )
         check_choice("order", self.order, ORDERS)
         if self.order == "sampled":
@@ -90,12 +98,22 @@ class LosslessUnmask(RunPolicy):
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""
         layout = self.layout or ("entries" if as_plan(self.cache).reuses else "rows")
-        return super().open(model, prompt, length, copies=self.drafts, layout=layout, **options)
+        most = CANDIDATES[-1] if self.drafts == "auto" else int(self.drafts)
+        return super().open(model, prompt, length, copies=most, layout=layout, **options)
+
+    def draft_counts(self, run: CanvasRun) -> FixedDrafts:
+        """How many canvases each pass of a run computes."""
+        if self.drafts != "auto":
+            return FixedDrafts(int(self.drafts))
+        model_pass = run.model_pass
+        columns = model_pass.columns
+        conditions = (self, model_pass.params, columns.branches, columns.n // _STRETCH)
+        return MeasuredDrafts(model_pass.model, conditions, run.canvas.length)
 
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         assert isinstance(run, DraftRun)
-        order = run.order(self.order)
+        order, counts = run.order(self.order), self.draft_counts(run)
         carried = None
         with run.interruptible():
             predictions = run.forward() if run.sync() else None
@@ -103,11 +121,21 @@ class LosslessUnmask(RunPolicy):
                 run.commit(predictions, order.first(predictions))
                 if not run.sync():
                     break
-                if self.drafts == 1 or run.needs_single_pass:
+                if run.needs_single_pass:
                     predictions, carried = run.forward(), None
                     continue
-                chain = DraftChain(run, order, predictions, carried, self.drafts)
-                predictions, carried = chain.verify()
+                number = counts.choose(run.model_pass.n_rows)
+                began = time.perf_counter()
+                n_right = torch.zeros_like(run.canvas.limit)
+                if number == 1:
+                    predictions, carried = run.forward(), None
+                else:
+                    chain = DraftChain(run, order, predictions, carried, number)
+                    predictions, carried, n_right = chain.verify()
+                if counts.is_measured:
+                    gains = run.mean_gains(number, n_right)  # waits for the pass
+                    counts.observe(number, gains, time.perf_counter() - began)
+        run.stats.drafts = counts.describe()
         return run.generation()
 
 
@@ -134,7 +162,7 @@ class DraftRun(CanvasRun):
             SlotPredictions `[B, Q]` of each.
         """
         predictions, n_entries = self.model_pass.forward(drafts, copies)
-        self.bound.count_pass(n_entries)
+        self.bound.count_pass(n_entries, copies * self.model_pass.n_rows)
         return predictions.split(copies)
 
     def accept(self, drafts: Canvas, index: Tensor) -> None:
@@ -145,6 +173,18 @@ class DraftRun(CanvasRun):
         before = self.canvas.is_committed.sum(1)
         self.canvas.take(drafts, index)
         self.bound.add_gain(self.canvas.is_committed.sum(1) - before)
+
+    def mean_gains(self, number: int, n_right: Tensor) -> list[float]:
+        """Slots that a row gains on average in the last pass and the commit after it, with 1, 2,
+        4, ... canvases up to `number`. Cost: one host synchronisation.
+
+        Args:
+            number: canvases of the pass.
+            n_right: `[B]` int64, drafts that were right.
+        """
+        right = [n_right.clamp(max=tried - 1).sum() for tried in CANDIDATES if tried <= number]
+        n_live, *totals = torch.stack([self.canvas.is_live.sum(), *right]).tolist()
+        return [1 + total / n_live for total in totals]
 
     def still_open(self, predictions: SlotPredictions) -> Tensor:
         """`[B, Q]` bool, slots of `predictions` that are still open in the same active block."""
@@ -182,11 +222,12 @@ class DraftChain:
         self._step = torch.where(is_open & (step < usable[:, None]), step, length)
         self._tokens = predictions.drawn if carried is None else carried
 
-    def verify(self) -> tuple[SlotPredictions, Tensor | None]:
+    def verify(self) -> tuple[SlotPredictions, Tensor | None, Tensor]:
         """One pass; the run goes on from the last draft that is right.
 
         Returns:
-            SlotPredictions of the canvas, and guesses `[B, Q]` for the next chain or None.
+            SlotPredictions of the canvas, guesses `[B, Q]` for the next chain or None, and `[B]`
+            int64, drafts that were right.
         """
         run, length = self._run, self._length
         drafts = run.canvas.copies(length)
@@ -198,7 +239,7 @@ class DraftChain:
         n_right = torch.stack([*right, torch.zeros_like(right[0])]).int().cumprod(0).sum(0)
         run.accept(drafts, n_right)
         predictions = SlotPredictions.pick(views, n_right)
-        return predictions, self._carry(views, predictions)
+        return predictions, self._carry(views, predictions), n_right
 
     def _is_right(self, view: SlotPredictions, k: int) -> Tensor:
         """`[B]` bool, whether draft k + 1 is what stepwise decoding makes of draft k."""

@@ -20,13 +20,14 @@ counted over the active block of every row; at least one slot is committed a pas
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import check_choice, check_int, check_number, show
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.cache_plan import as_plan
@@ -97,6 +98,22 @@ class MaskedParallel(SelectorPolicy):
             return by
         own = "arccos" if self.order == "halton" else "cosine"
         return Quota(self.schedule or own, self.steps, by)
+
+
+def set_steps(policy: Any, steps: Any) -> MaskedParallel:
+    """The policy with the `num_inference_steps` of a diffusers call as its `steps`.
+
+    Raises:
+        OptionError: a policy without such steps, or no positive integer.
+    """
+    if not isinstance(policy, MaskedParallel):
+        raise OptionError(
+            f"num_inference_steps: expected none under {type(policy).__name__}, which decides "
+            f"itself how many passes there are, received {show(steps)}; leave it out, or take "
+            "MaskedParallel()"
+        )
+    check_int("num_inference_steps", steps, 1, hint="8 to 32 is usual")
+    return replace(policy, steps=steps)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ keeps what the plan needs to know of each row: what was written last, and when.
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.contracts import Prompt
-from mmaccel.samplers.arithmetic import find_arithmetic
+from mmaccel.samplers.arithmetic import ProductFormats, find_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
@@ -34,6 +35,7 @@ class ModelPass:
         by_entry: whether passes are laid out as entries; see `mmaccel.samplers.canvas.layout`.
         live: `[n]` int64, rows that the next pass computes; None: all.
         arithmetic: number format of the last pass; empty before the first.
+        products: what the first pass computed products in, where no cache shows it.
         seconds: spent in the model.
     """
 
@@ -51,6 +53,7 @@ class ModelPass:
     ) -> None:
         self.model, self.params, self.cache = model, params, cache
         self._layout, self.seconds, self.arithmetic = prompt.layout, 0.0, ""
+        self.products = ProductFormats()
         self.live: Tensor | None = None
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
@@ -72,6 +75,12 @@ class ModelPass:
     def extra_cache_indices(self, width: int) -> int:
         """Cache indices before the last one for entries that are no columns."""
         return 0
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of a pass over one canvas of each row asked for, guidance branches included."""
+        batch = self._is_new_block.shape[0] if self.live is None else len(self.live)
+        return batch * self.columns.branches
 
     def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Forget the rows of `batch_slots`, `[n]` int64; `prompt` is that of all batch slots."""
@@ -131,12 +140,17 @@ class ModelPass:
         own = slots[: tokens.shape[1]]  # the active block is the same in all copies
         began = time.perf_counter()
         entries, n_entries = self.plan(canvas, tokens, own)
-        if self.by_entry:
-            logits = self.columns.logits_as_rows(self.model.forward(entries), copies)
-        else:
-            logits = forward_live(self.model, entries, self.live, tokens.shape[1])
+        with self.watched():
+            if self.by_entry:
+                logits = self.columns.logits_as_rows(self.model.forward(entries), copies)
+            else:
+                logits = forward_live(self.model, entries, self.live, tokens.shape[1])
         self.seconds += time.perf_counter() - began
         return self.predict(logits, canvas, slots, is_open, copies), n_entries
+
+    def watched(self) -> AbstractContextManager[object]:
+        """Around a call of the model: collects `products` in the first pass."""
+        return nullcontext() if self.arithmetic else self.products
 
     def model_tokens(self, canvas: Canvas) -> Tensor:
         """The canvas that the model receives, `[K * B, L]`. Open slots of a model of uniform
@@ -192,7 +206,7 @@ class ModelPass:
         self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
     ) -> SlotPredictions:
         """The predictions of a pass from its logits `[G * K * B, Q, V]`."""
-        self.arithmetic = find_arithmetic(self.model, logits)
+        self.arithmetic = find_arithmetic(self.model, logits, self.products.found)
         return read_logits(
             logits,
             self.columns.branches,

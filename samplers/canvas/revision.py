@@ -242,7 +242,8 @@ class ShadowPass(ModelPass):
         entries, n_entries = self.plan(canvas, self.model_tokens(canvas)[None], slots)
         assert canvas.mask_token is not None
         entries = with_shadows(entries, self.columns, checked, canvas.mask_token)
-        own, shadows = self.model.forward(entries).chunk(2, 1)
+        with self.watched():
+            own, shadows = self.model.forward(entries).chunk(2, 1)
         self.seconds += time.perf_counter() - began
         predictions = self.predict(own, canvas, slots, is_open, copies)
         logits = self.predict(shadows, canvas, slots, checked, copies).logits

@@ -206,7 +206,7 @@ class CanvasRun:
         """One pass over the canvas; predictions `[B, Q]` of the active block."""
         self.has_new_rows = False
         predictions, n_entries = self.model_pass.forward(self.canvas, 1)
-        self.bound.count_pass(n_entries)
+        self.bound.count_pass(n_entries, self.model_pass.n_rows)
         return predictions if self.draws is None else self.draws(predictions)
 
     def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:

@@ -49,7 +49,7 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.drafting.coarse_rows import NEXT, record_rows, redraft_rows
 from mmaccel.samplers.drafting.online import OnlineModel
-from mmaccel.samplers.window.proposers import SOURCES
+from mmaccel.samplers.window.proposers import SOURCES, DraftSource
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
@@ -281,7 +281,7 @@ class CoarseDrafts:
         prompts = run.held("coarse prompts")
         seen, ids, first = (run.held(f"coarse {name}") for name in ("neighbours", "ids", "first"))
         slots = run.buffer.slots[:, :-1]
-        if values is None or not slots.shape[1]:
+        if values is None or not slots.shape[1] or run.is_retry:
             return None
         assert states is not None and prompts is not None and first is not None
         assert seen is not None and ids is not None
@@ -340,7 +340,7 @@ class CoarseDrafts:
 
 def check_drafts(source: object, exactness: Exactness) -> None:
     """Raise OptionError unless `source` is a draft source of window policies so exact."""
-    if isinstance(source, Coarse):
+    if isinstance(source, Coarse | DraftSource):
         return
     is_bitwise = exactness == "bitwise"
     if source == "online" and not is_bitwise:
@@ -368,8 +368,10 @@ def parse_source(text: str) -> str | Coarse:
     return Coarse(text)
 
 
-def first_source(source: str | Coarse) -> str:
-    """The source, one of `SOURCES`, of drafts that no coarse model can make."""
+def first_source(source: str | Coarse | DraftSource) -> str | DraftSource:
+    """The source, one of `SOURCES` or a `DraftSource`, of drafts that no coarse model can make."""
+    if isinstance(source, DraftSource):
+        return source
     return source if isinstance(source, str) and source in SOURCES else "neighbour"
 
 
@@ -400,13 +402,17 @@ def use_folder(model: object, folder: Path) -> None:
 
 
 def open_coarse(
-    source: str | Coarse, model: object, layout: Layout | None, length: int, is_static: bool
+    source: str | Coarse | DraftSource,
+    model: object,
+    layout: Layout | None,
+    length: int,
+    is_static: bool,
 ) -> tuple[CoarseDrafts | None, str]:
     """The coarse drafts that a draft source names, and a remark where it asks for what is missing.
 
     Args:
         source: "auto" or "coarse" for those that ship with the model, "online" for those that are
-            learned from passes, or a `Coarse`.
+            learned from passes, or a `Coarse`. Others correct nothing.
         model: the token model.
         layout: of the run's tokens, or None.
         length: tokens of a row.

@@ -33,7 +33,8 @@ def redraft_rows(
     n_ids = coarse.config.vocab_size
     rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
     table, firsts = coarse.table(run).numpy(), run.buffer.n_generated.tolist()
-    if run.held("coarse scores") is not None and drafts.shape[1]:
+    has_seen = run.held("coarse scores") is not None and not run.is_retry
+    if has_seen and drafts.shape[1]:
         drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
     seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
     run.hold(NEXT, seen[0][None] if len(seen) == 1 else torch.stack(seen))

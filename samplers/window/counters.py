@@ -20,7 +20,7 @@ class RunCounters:
 
     Attributes:
         passes: `[B]` int64, passes counted since a row began.
-        is_bad: `[B]` bool, rows that accepted a token of NaN or infinite scores.
+        is_bad: `[B]` bool, rows that wanted a token of NaN or infinite scores.
         gains: `[capacity, B]` int64, tokens gained in each pass.
         spent: `[B]` float64, total variation.
     """

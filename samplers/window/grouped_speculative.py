@@ -31,6 +31,7 @@ from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
+from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
@@ -53,7 +54,7 @@ class GroupedSpeculative(WindowPolicy):
     group: int = 7
     max_gap: float = 0.15
     coupling: Coupling = "maximal"
-    drafts: str | Coarse = "neighbour"
+    drafts: str | Coarse | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "relaxed"
     is_capturable: ClassVar[bool] = True

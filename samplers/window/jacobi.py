@@ -23,6 +23,7 @@ from typing import ClassVar
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
+from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import choose_draws
 
@@ -35,12 +36,13 @@ class Jacobi(WindowPolicy):
         window: tokens processed per pass, or "adaptive" to choose by measured cost.
         drafts: where drafts come from: "auto" (the coarse model that ships with the model, where
             one does, else "neighbour"), "coarse" (the same, and says so where there is none),
-            "online" (a linear one that is learned from the passes), a `Coarse`, or one of
-            "neighbour", "left", "above", "previous-frame", "ngram" and "random".
+            "online" (a linear one that is learned from the passes), a `Coarse`, a `DraftSource` of
+            your own, or one of "neighbour", "left", "above", "previous-frame", "ngram" and
+            "random".
     """
 
     window: int | str = 32
-    drafts: str | Coarse = "auto"
+    drafts: str | Coarse | DraftSource = "auto"
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True

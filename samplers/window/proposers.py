@@ -16,14 +16,14 @@ the left instead of copying its token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import check_choice, show
 from mmaccel.contracts import Layout
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, ShapeError
 
 SOURCES = ("random", "left", "above", "previous-frame", "ngram", "neighbour")
 
@@ -72,8 +72,40 @@ class Frontier:
         return self.slots + self.origin
 
 
-def propose(source: str, frontier: Frontier) -> Proposal:
-    """The drafts that a source, one of `SOURCES`, proposes."""
+class DraftSource:
+    """Base of draft sources of your own; a child is a frozen dataclass that implements `propose`.
+
+    Attributes:
+        is_capturable: whether `propose` may be captured as a CUDA graph; then its results are not
+            checked.
+    """
+
+    is_capturable: ClassVar[bool] = False
+
+    def propose(self, frontier: Frontier) -> Proposal:
+        """Drafts of the window's slots.
+
+        Args:
+            frontier: what is known.
+
+        Returns:
+            Either tokens, which count as certain, or scores to draw from. Of both, only those of
+            slots that no pass has predicted are used.
+        """
+        raise NotImplementedError
+
+
+def propose(source: str | DraftSource, frontier: Frontier) -> Proposal:
+    """The drafts that a source proposes, one of `SOURCES` or a `DraftSource`.
+
+    Raises:
+        ShapeError: a `DraftSource` proposes something else than `Proposal` describes.
+    """
+    if isinstance(source, DraftSource):
+        found = source.propose(frontier)
+        if not source.is_capturable:
+            _check_proposal(source, found, frontier)
+        return found
     if source == "left":
         return Proposal(_at(frontier, frontier.filled[:, None] - 1), None)
     if source in ("above", "previous-frame"):
@@ -88,8 +120,50 @@ def propose(source: str, frontier: Frontier) -> Proposal:
     return Proposal(None, _uniform(frontier))
 
 
-def check_source(source: str, layout: Layout | None = None, *, final: bool = False) -> None:
+def _check_proposal(source: DraftSource, found: Proposal, frontier: Frontier) -> None:
+    """Cost: a host synchronisation, for the range of tokens."""
+    rows, drafts = frontier.slots.shape
+    size = frontier.vocab_size
+    name = f"drafts: expected {source!r} to propose"
+    given = [part for part in found if part is not None] if isinstance(found, Proposal) else []
+    if len(given) != 1 or not isinstance(given[0], Tensor):
+        raise ShapeError(
+            f"{name} Proposal(tokens, None) or Proposal(None, scores), received {show(found)}; "
+            "return one of them"
+        )
+    if found.scores is not None:
+        shapes = ([rows, 1, size], [rows, drafts, size])
+        if list(found.scores.shape) not in shapes or not found.scores.is_floating_point():
+            raise ShapeError(
+                f"{name} scores {shapes[0]} or {shapes[1]} of floating point, received "
+                f"{_describe(found.scores)}; score every token of the vocabulary"
+            )
+        return
+    tokens = found.tokens
+    assert tokens is not None
+    if list(tokens.shape) != [rows, drafts] or tokens.dtype != torch.int64:
+        raise ShapeError(
+            f"{name} tokens [{rows}, {drafts}] of torch.int64, received {_describe(tokens)}; "
+            "propose a token for every slot of frontier.slots"
+        )
+    if bool(((tokens < 0) | (tokens >= size)).any()):
+        low, high = int(tokens.min()), int(tokens.max())
+        raise ShapeError(
+            f"{name} tokens in 0..{size - 1}, received {low}..{high}; leave out padding, which is "
+            "-1 in frontier.token_buffer"
+        )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {tensor.dtype}"
+
+
+def check_source(
+    source: str | DraftSource, layout: Layout | None = None, *, final: bool = False
+) -> None:
     """Raise OptionError for an unknown source, and with `final` for one that lacks its layout."""
+    if isinstance(source, DraftSource):
+        return
     check_choice("drafts", source, SOURCES, hint="neighbour suits most models")
     if final and source in ("above", "previous-frame"):
         _period(source, layout)

@@ -34,7 +34,13 @@ from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coar
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
-from mmaccel.samplers.window.proposers import Frontier, Proposal, check_source, propose
+from mmaccel.samplers.window.proposers import (
+    DraftSource,
+    Frontier,
+    Proposal,
+    check_source,
+    propose,
+)
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rolling_noise import FreshAhead, RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
@@ -73,6 +79,7 @@ class WindowRun:
 
     Attributes:
         width: W of the next pass; 0 once every row has ended.
+        is_retry: whether the next pass repeats one that an invalid draft may have spoiled.
         buffer: the tokens of all rows and the window over them.
         prompt: of the B rows that are decoded now.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
@@ -94,6 +101,7 @@ class WindowRun:
     _rolling: RollingNoise | None = None  # of the rows as they stand; see `frozen_noise`
     _fresh: FreshAhead | None = None  # the same; see `fresh_noise`
     _inputs: WindowInputs | None = None  # of the next forward, where `write_drafts` made them
+    is_retry = False
 
     def __init__(
         self,
@@ -147,17 +155,13 @@ class WindowRun:
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
         )
         if "drafts" in vars(policy):  # a field, which the caller chose
-            self.stats.drafts = (
-                self._source
-                if self.coarse is None
-                else "online"
-                if source == "online"
-                else "coarse"
-            )
+            corrected = "online" if source == "online" else "coarse"
+            self.stats.drafts = str(self._source) if self.coarse is None else corrected
         if note:
             self.stats.notes.append(note)
         n_generated = self.buffer.n_generated
-        n_passes = self._capacity.slots + self.runner.sync_every
+        n_each = self.runner.sync_every
+        n_passes = (n_each + 1) * self._capacity.slots + n_each  # a retry for each, see `_retry`
         self.counters = RunCounters(prompt.batch, n_passes, n_generated.device)
         self._lengths, self._stops = prompt.lengths, prompt.stop_tokens
         self._limit = n_generated.new_full((), length)
@@ -218,6 +222,7 @@ class WindowRun:
         self.runner.reserve(self.model, tokens.shape[0], self._capacity.positions)
         began = time.perf_counter()
         n_processed = process_prompt(self.model)
+        self._has_own_prompt = n_processed is not None
         if n_processed is not None:
             self.stats.forward_seconds += time.perf_counter() - began
             self.stats.prefill_passes += 1
@@ -255,11 +260,13 @@ class WindowRun:
             step_fn: the step. Tensors of earlier steps are found in this object; see `hold`.
 
         Raises:
-            NumericsError: an accepted token was drawn from invalid logits.
+            NumericsError: the next token of a row has invalid logits, whatever the drafts.
         """
         has_begun = self.stats.passes > 0  # the first step has no earlier one to draft from
         n_passes = self.runner.sync_every if has_begun and self.on_step is None else 1
-        key = self.width if has_begun else Once("first pass", self.width)
+        key: Any = self.width if has_begun else Once("first pass", self.width)
+        if self.is_retry:
+            n_passes, key = 1, None
         self._held_names |= self._buffers.first_state  # where that step is replayed
 
         def step() -> None:
@@ -288,7 +295,7 @@ class WindowRun:
             self.held("last scores"), self.prompt.layout, self.vocab_size, self.impossible,
             None if self.scheduler is None else buffer.n_generated == 0,
         )  # fmt: skip
-        return propose(self._source, frontier)
+        return propose("left" if self.is_retry else self._source, frontier)
 
     def forced(self) -> Tensor | None:
         """What the layout demands at each draft slot, `[B, W-1]` int64, -1 where free; or None."""
@@ -407,7 +414,7 @@ class WindowRun:
     @property
     def reads_last_scores(self) -> bool:
         """Whether the next pass drafts from the scores of this one's last slot."""
-        return self._source == "neighbour"
+        return self._source == "neighbour" or isinstance(self._source, DraftSource)
 
     def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
         """Logits of a part of the window's slots to scores of their target distribution."""
@@ -475,11 +482,14 @@ class WindowRun:
                 continue
             written[row, first : first + width] = new[row]
             n_new = min(n_new, self.length - int(n_generated[row]))
-            for k, token in enumerate(new[row, :n_new].tolist() if stops else ()):
+            scores = peak[row, :n_new].tolist()
+            for k, token in enumerate(new[row, :n_new].tolist()):
+                if not isfinite(scores[k]):
+                    is_bad[row], n_new = True, k
+                    break
                 if token in stops:
                     ended[row], n_new = True, k + 1
                     break
-            is_bad[row] |= not all(map(isfinite, peak[row, :n_new].tolist()))
             gained[row] = n_new
             n_generated[row] += n_new
             ended[row] |= n_generated[row] >= self.length
@@ -517,7 +527,7 @@ class WindowRun:
             is_usual: False if a pass took longer than others like it will, as captures do.
 
         Raises:
-            NumericsError: an accepted token was drawn from invalid logits.
+            NumericsError: the next token of a row has invalid logits, whatever the drafts.
         """
         self.stats.passes += n_passes
         self.stats.tokens_processed += n_passes * self.width * len(self._lengths)
@@ -527,9 +537,9 @@ class WindowRun:
         remaining, n_open, n_tokens, is_bad = self._summary.tolist()  # the only synchronisation
         scheduler = self.scheduler
         if is_bad:
-            bad = [k for k, is_one in enumerate(self.counters.is_bad.tolist()) if is_one]
-            raise invalid_logits(tuple(k if scheduler is None else scheduler.rows[k] for k in bad))
-        if is_usual:
+            self._retry()
+            return
+        if is_usual and not self.is_retry:
             seconds = (time.perf_counter() - self._step_began) / n_passes
             gained = (n_tokens - self._n_tokens) / n_passes
             self.chooser.observe(gained, self._n_open, seconds)
@@ -538,7 +548,34 @@ class WindowRun:
                 remaining = self.length
             n_open, n_tokens = scheduler.n_open, int(self.buffer.n_generated.sum())
         self._n_open, self._n_tokens = n_open, n_tokens
+        self.is_retry = False
         self._begin_step(remaining)
+
+    def _retry(self) -> None:
+        """Verify other drafts after a pass in which a row wanted a token of invalid scores.
+
+        Attention multiplies the values that a mask hides by 0, which leaves NaN: keys and values of
+        a draft that is thrown away make the slots before it invalid. Copies of each row's last
+        token overwrite them. The row is really invalid if that changes nothing.
+
+        Raises:
+            NumericsError: the last pass had no drafts, or was such a pass already; or its first
+                token followed a prompt that the model itself processed.
+        """
+        buffer, is_bad = self.buffer, self.counters.is_bad & ~self._ended
+        is_final = self.is_retry or self.width == 1
+        if not is_final and self._has_own_prompt:
+            is_final = bool((is_bad & (buffer.n_generated == 0)).any())
+        if is_final:
+            rows = range(len(is_bad)) if self.scheduler is None else self.scheduler.rows
+            bad = zip(rows, is_bad.tolist())
+            raise invalid_logits(tuple(row for row, is_one in bad if is_one))
+        self.is_retry = True
+        self.counters.is_bad.zero_()
+        buffer.forget_drafts()
+        self._step_began = time.perf_counter()
+        if not self.runner.is_static:
+            buffer.move_window(self.width)
 
     def _begin_step(self, remaining: int) -> None:
         """Choose the next window; `remaining` slots are wanted by the row that wants most."""
@@ -558,7 +595,7 @@ class WindowRun:
         counters.count_on_host(self._n_new.tolist(), self.held("variation"))
         made = n_generated.tolist()
         left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
-        bad = any(counters.is_bad.tolist())
+        bad = any(n > 0 and is_one for n, is_one in zip(left, counters.is_bad.tolist()))
         self._summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad
 
     def _call_on_step(self, on_step: OnStep) -> None:

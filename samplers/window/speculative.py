@@ -69,16 +69,18 @@ class Speculative(WindowPolicy):
             _prefill(drafter, run)
         while run.width:
             run.buffer.forget_drafts()
-            if drafter is None:
+            if drafter is not None:
+                drafts, p_draft = _draft(drafter, run)
+            if drafter is None or run.is_retry:
                 found = run.propose().tokens
                 assert found is not None  # the n-gram source proposes tokens
                 drafts = run.write_drafts(found)
                 p_draft = one_hot(drafts, run.vocab_size)
-            else:
-                drafts, p_draft = _draft(drafter, run)
             p_target = run.forward().softmax(-1)  # [B, W, V]
             fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
             accepted = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
+            if drafter is not None and run.is_retry:  # which has not read these drafts
+                accepted, p_draft = torch.zeros_like(accepted), torch.zeros_like(p_draft)
             rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
             redrawn = draw(rest, fresh.redraws)  # [B, W]
             tokens = torch.where(accepted, drafts, redrawn[:, :-1])

@@ -50,6 +50,7 @@ from mmaccel.samplers.acceptance import (
 )
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.policy import WindowPolicy
+from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 
 _PART = 8  # drafts of a row that a relaxed rule looks at together
@@ -74,7 +75,7 @@ class SpeculativeJacobi(WindowPolicy):
 
     window: int = 32
     coupling: Coupling = "maximal"
-    drafts: str | Coarse = "neighbour"
+    drafts: str | Coarse | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.token_buffer import Capacity, measure
 
 
@@ -64,7 +65,7 @@ class GraphKey(NamedTuple):
     n_stops: int | None
     capacity: Capacity
     widest: int
-    drafts: str
+    drafts: str | DraftSource
     coarse: ref[Any] | None
     has_callback: bool
     is_refilled: bool
@@ -207,7 +208,7 @@ def runner_of(model: object) -> StepRunner:
 
 def make_graph_key(
     runner: StepRunner, policy: Policy, model: TokenModel, prompt: Prompt, length: int,
-    params: SamplingParams, *, widest: int, drafts: str, coarse: object | None,
+    params: SamplingParams, *, widest: int, drafts: str | DraftSource, coarse: object | None,
     has_callback: bool, is_refilled: bool,
 ) -> GraphKey | None:  # fmt: skip
     """The key of a run; None where its graphs cannot serve another one.

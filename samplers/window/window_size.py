@@ -19,7 +19,7 @@ held against that of earlier passes in the same stretch of a run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import NormalDist, median
 from typing import Any
@@ -140,8 +140,7 @@ class AdaptiveWidth:
     ) -> None:
         self.calibration = Calibration() if calibration is None else calibration
         self.widest = CANDIDATES[-1]
-        slowest = NormalDist().inv_cdf((rows - 0.375) / (rows + 0.25))
-        self._lag = _SPREAD * max(slowest, 0.0) / length**0.5
+        self._lag = lag_of_slowest(rows, length)
         self._length, self._stretch = length, 0
         self._current, self._stayed, self._is_cut = CANDIDATES[0], 0, False
 
@@ -265,6 +264,14 @@ class AdaptiveWidth:
         calibration.chosen = self._best(rates)
 
 
+def lag_of_slowest(rows: int, length: int) -> float:
+    """By how much the slowest of `rows` rows of `length` slots lags behind their mean, for one
+    token a pass; n tokens a pass lag sqrt(n) times as much.
+    """
+    slowest = NormalDist().inv_cdf((rows - 0.375) / (rows + 0.25))
+    return _SPREAD * max(slowest, 0.0) / length**0.5
+
+
 def make_chooser(
     window: int | str,
     exactness: str,
@@ -284,21 +291,24 @@ def make_chooser(
     return FixedWidth(int(window)) if exactness == "bitwise" else ConstantWidth(int(window))
 
 
-_CALIBRATIONS: WeakKeyDictionary[Any, dict[Hashable, Calibration]] = WeakKeyDictionary()
+_CALIBRATIONS: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
-def find_calibration(model: Any, conditions: Hashable) -> Calibration:
+def find_calibration(
+    model: Any, conditions: Hashable, make: Callable[[], Any] = Calibration
+) -> Any:
     """The calibration of a model under some conditions, kept as long as the model lives.
 
     Args:
         model: a token model. One that wraps another in its attribute `model` shares calibrations
             with every other wrapper of it. One that cannot be weakly referenced gets a new one.
         conditions: what else rates depend on, such as the number of rows.
+        make: a new one; what is kept under equal conditions was made by the same function.
     """
     try:
         known = _CALIBRATIONS.setdefault(getattr(model, "model", model), {})
     except TypeError:
-        return Calibration()
+        return make()
     if conditions not in known and len(known) >= _MAX_CALIBRATIONS:
         del known[next(iter(known))]
-    return known.setdefault(conditions, Calibration())
+    return known.setdefault(conditions, make())

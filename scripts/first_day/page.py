@@ -18,7 +18,7 @@ printed. `python -m scripts.first_day` builds a wheel, installs it in a new envi
 this there in empty folders, and writes this page. It fails where something else is printed, and
 where the remedy that a message names does not work. The only network is a hub on localhost, which
 has `own/…` and, under the names of other models, tiny stand-ins; the machine has no GPU. Outputs
-are abridged: `…` stands for lines, folders and seconds.
+are abridged: `…` stands for lines, folders, drawn seeds and seconds.
 """
 
 
@@ -31,10 +31,10 @@ def write_page(steps: Sequence[Step], done: Mapping[int, Sequence[Done]]) -> str
     """
     parts = [_HEAD, "| | what somebody does | what the message says |", "| --- | --- | --- |"]
     for number, step in enumerate(steps, 1):
-        parts.append(f"| {number} | [{step.title}](#step-{number}) | {_cell(step.remedy)} |")
+        parts.append(f"| {number} | [{step.title}](#{_slug(step.title)}) | {_cell(step.remedy)} |")
     parts.append("")
     for number, step in enumerate(steps, 1):
-        parts.append(f"### Step {number}\n\n**{step.title}**\n")
+        parts.append(f"### {step.title}\n")
         for file, text in step.files.items():
             shown = _shorten(text.strip("\n"))
             parts.append(f"`{file}`:\n\n```text\n{shown}\n```\n")
@@ -53,6 +53,11 @@ def _block(done: Done) -> str:
         return f"```python\n{_command(done.run.text)}\n```\n\n```text\n{printed}\n```\n"
     stopped = "\n^C" if done.run.stop_at else ""
     return f"```console\n$ {_command(done.run.text)}{stopped}\n{printed}\n```\n"
+
+
+def _slug(title: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\s-]", "", title).lower().replace(" ", "-")
 
 
 def _command(text: str) -> str:
@@ -76,6 +81,8 @@ def clean_output(output: str, run: Run) -> str:
     text = re.sub(r"(\d\.\d\d +)\d+\.\d\d( +)\d+\.\d\d( +\S+ +bitwise)", r"\1…   \2…   \3", text)
     text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+", "…", text)  # of a log
     text = re.sub(r"(http://127\.0\.0\.1:)(?!8000)\d+", r"\1…", text)
+    text = re.sub(r"\b\d+(, drawn.* --seed )\d+", r"…\1…", text)
+    text = re.sub(r"(?<![\d.])\d{5,10}(-[a-z][^\s/]*\.(png|wav|json))", r"…\1", text)
     return _shorten("\n".join(map(_wrap, text.splitlines())))
 
 

@@ -52,7 +52,7 @@ import mmaccel
 
 pipe = mmaccel.TextToImage.from_pretrained("scenes")
 """
-_MADE = r"1 image in out, and out/contact-\S+\.png: 256 tokens in \d+ forward passes"
+_MADE = r"seed: \d+, drawn; .* out/\d+-\S+\.png: 256 tokens in \d+ forward passes"
 
 STEPS = (
     # The command line
@@ -119,7 +119,7 @@ STEPS = (
         "I want two images of each of two prompts",
         shell(
             "mmaccel generate 'a red circle' 'a blue square' -n 2 -o pictures && ls pictures",
-            r"4 images in pictures.*0000-a-red-circle\S+ 0001-a-red-circle\S+ 0002-a-blue-square",
+            r"4 images in pictures.* \d+-a-red-circle\S+ \d+-a-red-circle\S+ \d+-a-blue-square",
         ),
     ),
     Step(
@@ -130,9 +130,16 @@ STEPS = (
         files={"notes.txt": "buy milk\n"},
     ),
     Step(
-        "I run the same command again",
-        shell("mmaccel generate 'a red circle'", _MADE),
-        then=shell("mmaccel generate 'a red circle' && ls out | wc -l", r"\b2$"),
+        "I run the same command again, with and without a seed",
+        shell(
+            "mmaccel generate 'a red circle' && mmaccel generate 'a red circle' && ls out | wc -l",
+            r"\b2$",
+        ),
+        then=shell(
+            "mmaccel generate 'a red circle' --seed 7 --out again && "
+            "mmaccel generate 'a red circle' --seed 7 --out again && ls again | wc -l",
+            r"\b1$",
+        ),
     ),
     Step(
         "I want to see what it saves",
@@ -156,7 +163,7 @@ STEPS = (
         files={"prompts.txt": "a red circle\na blue square\na green ring\n" * 2},
     ),
     Step(
-        "I start it again without --resume",
+        "I start it again and do not ask to resume",
         shell(
             "mmaccel generate --prompts prompts.txt --out run && "
             "mmaccel generate --prompts prompts.txt --out run",
@@ -201,7 +208,7 @@ STEPS = (
         "take the copy for transformers: deepseek-community/Janus-Pro-1B",
         shell(
             "mmaccel generate 'a red fox' --model deepseek-community/Janus-Pro-1B",
-            "1 image in out",
+            r"out/\d+-\S+\.png: ",
             net="hub",
         ),
     ),
@@ -278,7 +285,7 @@ STEPS = (
         "deepseek-community/Janus-Pro-1B",
         shell(
             "mmaccel generate 'a red fox' --model deepseek-community/Janus-Pro-1B",
-            "1 image in out",
+            r"out/\d+-\S+\.png: ",
             net="hub",
         ),
     ),

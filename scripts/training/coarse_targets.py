@@ -218,8 +218,7 @@ def _open_speech(args: argparse.Namespace) -> Target:
 
 
 def _open_video(args: argparse.Namespace) -> Target:
-    from PIL import Image
-
+    from mmaccel.pipelines.image_to_text.prompts import read_image
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.image_to_video.preprocessing import read_start
     from mmaccel.pipelines.text_to_image.model import choose_params
@@ -236,7 +235,7 @@ def _open_video(args: argparse.Namespace) -> Target:
         )
 
     def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
-        starts = [read_start(Image.open(file), video.size, video.starts) for file in chosen]
+        starts = [read_start(read_image(file), video.size, video.starts) for file in chosen]
         given = [video.encode(frames) for frames in starts]  # [f, h, w] each
         rows = torch.stack([tokens.flatten() for tokens in given]).to(video.window.device)
         lengths = torch.full((len(rows),), rows.shape[1], device=rows.device)

@@ -57,8 +57,12 @@ def test_every_mistake_has_a_remedy_that_is_carried_out() -> None:
 
 
 def test_the_page_has_the_steps() -> None:
-    titles = re.findall(r"^### Step \d+\n\n\*\*(.*)\*\*$", PAGE, re.MULTILINE)
+    titles = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
     assert titles == [step.title for step in STEPS]
+    anchors = re.findall(r"^\| \d+ \| \[.*?\]\(#(\S+)\)", PAGE, re.MULTILINE)
+    # of GitHub, and of mkdocs, which makes one hyphen of several
+    assert anchors == [re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles]
+    assert not any("--" in anchor for anchor in anchors)
     for step in STEPS:
         for run in filter(None, (step.run, step.then)):
             assert run.text.replace("{port}", "8000") in PAGE, step.title
@@ -82,3 +86,6 @@ def test_outputs_are_cleaned() -> None:
     printed = "made in 0.82 s, 7.76 tokens a pass\n/srv/env/lib/site-packages/x.py\n50%|# | 1/2\n"
     cleaned = clean_output(printed, shell("x", ""))
     assert cleaned == "made in … s, 7.76 tokens a pass\n…/x.py"
+    printed = "seed: 4017, drawn; take --seed 4017\nout/2166136261-a-fox-jacobi-12ab34cd.png: 256\n"
+    cleaned = clean_output(printed, shell("x", ""))
+    assert cleaned == "seed: …, drawn; take --seed …\nout/…-a-fox-jacobi-12ab34cd.png: 256"

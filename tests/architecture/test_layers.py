@@ -23,7 +23,10 @@ class Layer:
 
 
 LAYERS = (  # from the lowest to the highest
-    Layer("errors checks limits config_files results contracts canvas_contracts catalog", "torch"),
+    Layer(
+        "errors checks limits config_files results contracts canvas_contracts catalog own_code",
+        "torch",
+    ),
     Layer("kernels", "torch numpy"),
     Layer("tokenizers_vq", "torch einops safetensors"),
     Layer("samplers", "torch safetensors"),

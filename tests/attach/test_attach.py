@@ -177,6 +177,19 @@ def test_a_policy_can_be_named() -> None:
     assert repr(run) == f"Handle(LlamaForCausalLM, {mmaccel.Jacobi()!r}, 1 calls)"
 
 
+def test_the_seed_of_a_call_is_in_its_stats() -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, "jacobi") as run:
+        torch.manual_seed(4)
+        first, second = (_use(model) for _ in range(2))
+        model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)
+        seeds = [stats.seed for stats in run.history]
+    assert isinstance(seeds[0], int) and seeds[0] != seeds[1] and seeds[2] is None
+    for seed, made in zip(seeds, (first, second)):
+        with mmaccel.attach(model, "jacobi", seed=seed) as run:
+            assert torch.equal(_use(model), made) and run.stats.seed == seed
+
+
 def test_bad_arguments_are_refused_and_nothing_is_attached() -> None:
     model = build_lm("llama")
     for policy in ("warp", mmaccel.Jacobi, None, 32, nn.Linear(1, 1)):

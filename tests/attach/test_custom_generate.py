@@ -11,7 +11,8 @@ import torch
 
 import mmaccel
 from mmaccel import AttachError, OptionError, UnsupportedModelError
-from mmaccel.catalog import find_family, installed_families
+from mmaccel.catalog import find_family
+from mmaccel.own_code import installed
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.windows import build_model, prompts
 
@@ -129,10 +130,10 @@ def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
         find_family("llama") == find_family(None) == "mmaccel.pipelines.causal_lm.family:CausalLM"
     )
     found = [SimpleNamespace(name="llama", value="tests.fixtures.windows:build_model")]
-    monkeypatch.setattr("mmaccel.catalog.entry_points", lambda group: found)
-    installed_families.cache_clear()
+    monkeypatch.setattr("mmaccel.own_code.entry_points", lambda group: found)
+    installed.cache_clear()
     try:
         assert find_family("llama") == "tests.fixtures.windows:build_model"
         assert find_family("janus") == "mmaccel.pipelines.models.janus:Janus"
     finally:
-        installed_families.cache_clear()
+        installed.cache_clear()

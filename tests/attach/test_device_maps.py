@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.fake_device import DEVICE, FakeTensor, fake_device
 from tests.fixtures.their_weights import (
     LENGTH,
@@ -81,16 +82,14 @@ def test_two_devices(second: tuple[str, ...]) -> None:
         for name in (*_PARTS, "model.rotary_emb"):
             part, where = model.get_submodule(name), device if name in second else cpu
             part.to(where)
-            hook = AlignDevicesHook(skip_keys="past_key_values")
+            hook = AlignDevicesHook(skip_keys=CACHE)
             add_hook_to_module(part, hook)
             hook.execution_device = where  # told before, it looks for the device's driver
-        add_hook_to_module(
-            model, AlignDevicesHook(cpu, io_same_device=True, skip_keys="past_key_values")
-        )
+        add_hook_to_module(model, AlignDevicesHook(cpu, io_same_device=True, skip_keys=CACHE))
         model.hf_device_map = {n: str(DEVICE) if n in second else "cpu" for n in _PARTS}
 
         def note(module: Any, given: Any, options: dict[str, Any], out: Any) -> None:
-            for number, layer in enumerate(getattr(options.get("past_key_values"), "layers", ())):
+            for number, layer in enumerate(getattr(options.get(CACHE), "layers", ())):
                 if layer.keys is not None:
                     found.setdefault(number, set()).add(isinstance(layer.keys, FakeTensor))
 

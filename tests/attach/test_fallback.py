@@ -292,3 +292,25 @@ def test_a_list_of_seeds_is_copied() -> None:
         first = model.generate(**PROMPTS, max_new_tokens=8, do_sample=True)
         seeds[1] = 99
         assert torch.equal(model.generate(**PROMPTS, max_new_tokens=8, do_sample=True), first)
+
+
+@pytest.mark.parametrize("version", ["5.24.0", "9.1.0"])
+def test_a_function_that_a_new_release_changed_runs_the_original(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(*args: Any, **options: Any) -> Any:
+        raise TypeError("hand_over() got an unexpected keyword argument")
+
+    model = build_lm("llama")
+    plain = model.generate(**PROMPTS, **SHORT)
+    monkeypatch.setattr("mmaccel.pipelines.attach.generate.VERSION", version)
+    with mmaccel.attach(model, "jacobi") as run:
+        monkeypatch.setattr("mmaccel.pipelines.attach.generate.hand_over", changed)
+        if version == "5.24.0":  # a tested release: an error of ours
+            with pytest.raises(TypeError, match="hand_over"):
+                model.generate(**PROMPTS, **SHORT)
+            return
+        with pytest.warns(UserWarning, match="not tested with transformers 9.1.0"):
+            made = model.generate(**PROMPTS, **SHORT)
+    assert made.equal(plain) and run.stats is not None
+    assert "TypeError: hand_over() got an unexpected" in run.stats.fallbacks[0]

@@ -12,6 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
 from mmaccel.pipelines.attach.generate_call import GenerateCall, find_obstacles
+from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_lms import PassCounter
 from tests.fixtures.windows import (
     FAMILIES,
@@ -55,7 +56,7 @@ def own(name: str, model: Any, rows: Any = ROWS, **options: Any) -> Tensor:
     """New tokens of the library's own loop; Janus gets the cache that 5.17 cannot prepare."""
     from transformers import DynamicCache
 
-    given = {"past_key_values": DynamicCache()} if name == "janus" else {}
+    given = {CACHE: DynamicCache()} if name == "janus" else {}
     return call(name, model, rows, **given, **options)
 
 

@@ -226,7 +226,9 @@ def test_an_adapter_is_switched_off_merged_and_on_under_a_policy() -> None:
 
 
 def test_an_adapter_that_transformers_loads() -> None:
-    peft = pytest.importorskip("peft")
+    from transformers.integrations.peft import MIN_PEFT_VERSION
+
+    peft = pytest.importorskip("peft", minversion=MIN_PEFT_VERSION)
     model = build_lm("llama")
     model.add_adapter(peft.LoraConfig(target_modules=["q_proj"], r=4, init_lora_weights=False))
     check_own_tokens(model)

@@ -96,6 +96,51 @@ def test_an_image_depends_on_its_row_only(
     assert set(lines(tmp_path / "out")) <= set(lines(whole))
 
 
+def test_a_drawn_seed_is_noted_and_taken_up(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = command(tmp_path, ROWS, tiny_folder)
+    del free[free.index("--seed") : free.index("--seed") + 2]
+    assert main([*free, "--json"]) == 0
+    said, out = capsys.readouterr(), tmp_path / "out"
+    seed = json.loads(said.out)["data"]["seed"]
+    assert f"seed: {seed}, drawn and noted in the manifest; the same command with" in said.err
+    records = [json.loads(line) for line in lines(out)]
+    assert {record["job_seed"] for record in records} == {seed}
+    assert {r["seed"] for r in records if r["id"] == "one"} == {
+        seed_of(seed, "one", k) for k in range(3)
+    }
+    made = content(out)
+    for name in list(made)[:2]:
+        (out / name).unlink()
+    assert main([*free, "--resume", "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["data"] | {"seed": seed, "made": 2} == json.loads(said.out)["data"]
+    assert content(out) == made and "drawn and noted" not in said.err
+    assert main([*free[:-4], "--out", str(tmp_path / "b"), "--window", "5", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)["data"]["seed"]
+    assert main(command(tmp_path / "c", ROWS, tiny_folder, "--seed", str(seed))) == 0
+    assert other != seed and content(tmp_path / "c" / "out") == made
+
+
+def test_shards_and_manifests_without_a_seed_have_0(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = command(tmp_path, ROWS[:1], tiny_folder)
+    del free[free.index("--seed") : free.index("--seed") + 2]
+    assert main([*free, "--shard", "1/1"]) == 0
+    assert {json.loads(line)["job_seed"] for line in lines(tmp_path / "out")} == {0}
+    manifest = tmp_path / "out" / "manifest.1-of-1.jsonl"
+    notes = [json.loads(line) for line in manifest.read_bytes().splitlines()]
+    for note in notes:
+        del note["job_seed"]
+    manifest.write_text("".join(json.dumps(note) + "\n" for note in notes))
+    capsys.readouterr()
+    assert main([*free, "--resume", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["data"]
+    assert (facts["seed"], facts["made"], facts["made_before"]) == (0, 0, 3)
+
+
 def test_shards_merge_to_the_whole(whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
     for part in ("1/2", "2/2"):
         assert main(command(tmp_path, ROWS, tiny_folder, "--shard", part)) == 0

@@ -14,7 +14,7 @@ import pytest
 from mmaccel import Jacobi, SpeculativeJacobi
 from mmaccel.batch.prompts import Item, Row
 from mmaccel.batch.worker import Setup, describe, fingerprint
-from mmaccel.outputs.image_files import SAMPLING_FIELDS
+from mmaccel.catalog import SAMPLING_FIELDS
 from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.samplers.sampling_params import SamplingParams
 

@@ -163,6 +163,46 @@ def test_a_table_that_is_none(read) -> None:
     assert row.prompt == "two\nlines" and row.n == 1
 
 
+SPELLED = [
+    ("p.csv", "prompt;negative;n;params\na, b;c;2;{}\n"),
+    ("p.csv", 'Prompt,Negative_Prompt,NUM_IMAGES,params\n"a, b",c,2,{}\n'),
+    ("p.csv", '"prompt";"negative prompt";"num_images_per_prompt"\n"a, b";"c";"2"\n'),
+    ("p.csv", "\ufeffprompt\tnegative\tcount\r\na, b\tc\t2\r\n"),
+    ("p.tsv", "prompt\tnegative\tn\na, b\tc\t2\n"),
+    ("p.jsonl", '{"prompt": "a, b", "negative_prompt": "c", "num_images_per_prompt": 2}'),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), SPELLED, ids=range(len(SPELLED)))
+def test_separators_and_names_of_other_programs(read, name: str, text: str) -> None:
+    (row,) = read(name, text)
+    assert (row.prompt, row.negative, row.n, row.params) == ("a, b", "c", 2, {})
+    assert row.id == read("q.jsonl", '{"prompt": "a, b", "negative": "c", "n": 2}')[0].id
+
+
+def test_sampling_parameters_are_columns_too(read) -> None:
+    (row,) = read("p.csv", 'prompt;Guidance_Scale;top_k;params\nx;2.5;7;{"window": 8}\ny;;;\n')[:1]
+    assert row.params == {"window": 8, "guidance_scale": 2.5, "top_k": 7}
+    assert read("p.csv", "prompt,guidance\nx,\n")[0].params == {}
+    same = read("p.jsonl", '{"prompt": "x", "params": {"temperature": 0.5}}')
+    assert read("q.jsonl", '{"prompt": "x", "temperature": 0.5}') == same
+    for text, message in (
+        ('{"prompt": "x", "temperature": 1, "params": {"temperature": 1}}', "in params too"),
+        ('{"prompt": "x", "n": 1, "num_images": 2}', "'num_images': expected n once"),
+        (
+            '{"prompt": "x", "guidance_scale": "high"}',
+            "guidance_scale: expected a number, received",
+        ),
+        ('{"prompt": "x", "top_k": true}', "top_k: expected a number"),
+        ('{"prompt": "x", "guidance_scale": 2, "params": 3}', "params: expected names and values"),
+        ('{"prompt": "x", "steps": 3}', "'steps': expected fields out of id, .*min_p; leave"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            read("p.jsonl", text)
+    with pytest.raises(OptionError, match="received 3; quote text that holds ';'"):
+        read("p.csv", "prompt;n\nx;1;2\n")
+
+
 def test_files_that_cannot_be_read(read, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="expected UTF-8, received the byte 0xff in line 2"):
         read("p.txt", b"fine\n\xff\xfe\n")

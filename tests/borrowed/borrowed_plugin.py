@@ -35,7 +35,7 @@ from mmaccel.pipelines.attach.patching import is_injected
 
 POLICY = mmaccel.Jacobi(window=8)
 # Arguments that a call changes; the reference gets a copy of their state before the call.
-_CHANGED = ("past_key_values", "logits_processor", "stopping_criteria")
+_CHANGED = ("cache", "past_key_values", "logits_processor", "stopping_criteria")
 _MULTIMODAL = ("pixel", "image", "video", "audio", "input_features", "mm_")
 _ASSISTED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 # Tests of torch.compile take up to a minute each; tests/attach has its own. Tests of training

@@ -1,4 +1,6 @@
-"""The defaults of canvas policies are the published ones; changing one has to be deliberate."""
+"""The defaults of canvas policies are the published ones, or follow the model; changing one has to
+be deliberate.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ RUN = {"block": None, "cache": CachePlan("none", margin=16, refresh=None, far=No
 SHARED = {**RUN, "end_threshold": None, "drop_suffix": False, "settled": None}
 FIELDS: dict[str, dict[str, Any]] = {
     "stepwise": {**RUN, "order": "auto"},
-    "lossless-unmask": {**RUN, "drafts": 8, "order": "auto", "layout": None},
-    "entropy-bounded": {**SHARED, "gamma": 0.1, "budget_nats": None},  # arXiv 2505.24857
+    "lossless-unmask": {**RUN, "drafts": "auto", "order": "auto", "layout": None},
+    "entropy-bounded": {**SHARED, "gamma": None, "budget_nats": None},  # by the layout
     "confident-parallel": {
         **SHARED, "threshold": 0.9, "rule": "threshold", "factor": 1.0,
     },  # 2505.22618

@@ -4,6 +4,7 @@ they carry from pass to pass.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
-from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound
+from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound, RelativeBound
 from mmaccel.samplers.canvas.kl_stable import Stable
 from mmaccel.samplers.canvas.local_leap import Local
 from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
@@ -143,6 +144,32 @@ def test_a_budget_takes_the_largest_prefix_that_keeps_the_pace(spent: float, wan
     state = SelectorState.of(open_run())
     state.run.bound.nats += spent
     assert len(taken(BudgetBound(0.6), seen, state)[0]) == wanted
+
+
+def test_a_relative_bound_is_that_of_each_rows_first_pass() -> None:
+    """One slot of each row is closed. Slots of 1 nat and of 0.1 nats: bounds of 4 and of 0.4."""
+    run = open_run(2)
+    state, seen = SelectorState.of(run), predictions_of([[0.9] * LENGTH, [0.9] * LENGTH], closed=5)
+    seen.entropy.copy_(torch.tensor([[1.0] * 5 + [9.0], [0.1] * 5 + [9.0]]))
+    assert taken(RelativeBound(), seen, state) == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert taken(RelativeBound(2.5), seen, state) == [[0, 1, 2], [0, 1, 2]]
+    run.bound.row_passes += 1
+    seen.entropy.copy_(torch.tensor([[0.5] * 5 + [9.0], [0.2] * 5 + [9.0]]))
+    assert taken(RelativeBound(2.5), seen, state) == [[0, 1, 2, 3, 4], [0, 1]]
+    run.bound.row_passes[1] = 0  # another row begins in this batch slot
+    assert taken(RelativeBound(2.5), seen, state)[1] == [0, 1, 2]
+
+
+def test_an_entropy_bound_follows_the_model_on_a_grid_only() -> None:
+    """Independent slots of log 3 nats: 4 times that pays for 5 of them, and 0.1 nats for one."""
+    model = ReferenceDenoiser(independent(*[[1 / 3] * 3] * LENGTH))
+    grid = Grid(2, 3, 3)
+    one_by_one = [[slot] for slot in range(LENGTH)]
+    assert commits(mmaccel.EntropyBounded(), model, LENGTH) == one_by_one
+    assert commits(mmaccel.EntropyBounded(), model, LENGTH, layout=grid) == [[0, 1, 2, 3, 4], [5]]
+    assert commits(mmaccel.EntropyBounded(0.1), model, LENGTH, layout=grid) == one_by_one
+    made = decode(mmaccel.EntropyBounded(), model, LENGTH, layout=grid)
+    assert made.stats.nats == pytest.approx(4 * math.log(3), rel=1e-5)
 
 
 @pytest.mark.parametrize(

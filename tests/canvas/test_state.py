@@ -137,14 +137,15 @@ def test_nats_are_the_sum_of_entropies_less_the_largest() -> None:
 def test_the_divergence_bound_adds_up() -> None:
     bound = DivergenceBound(2, torch.device("cpu"))
     both, one = torch.tensor([True, True]), torch.tensor([True, False])
-    bound.count_pass(10)
+    bound.count_pass(10, 4)
     bound.add_gain(torch.tensor([2, 0]))
     bound.charge(torch.tensor([1, 4]), torch.tensor([0.5, 0.25]), both)
-    bound.count_pass(6)
+    bound.count_pass(6, 2)
     bound.charge(torch.tensor([1, 0]), torch.tensor([0.125, 0.0]), one)
     stats = Stats()
     assert bound.report(stats, torch.tensor([4, 4])).tolist() == [2, 1]
     assert (stats.passes, stats.row_passes, stats.tokens, stats.positions) == (2, 3, 8, 16)
+    assert stats.canvases == 6
     assert math.isclose(stats.nats, 0.875)
     assert stats.accepted == [1, 0, 1, 1]  # 3 and 4 in the first pass, 1 in the second
 

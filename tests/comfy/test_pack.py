@@ -123,7 +123,10 @@ def test_the_command_writes_the_pack(home: Path, capsys: pytest.CaptureFixture[s
     assert written == wanted and set(listed) == set(wanted)
     assert "example_workflows/mmaccel_compare.json" in written
     said = capsys.readouterr()
-    assert str(folder) in said.out and "pip install mmaccel" in said.err
+    assert (
+        str(folder) in said.out
+        and "in a clone of the repository, python -m pip install . (" in said.err
+    )
     assert "NODE_CLASS_MAPPINGS" in vars(load_as_comfyui_does(folder))
 
 

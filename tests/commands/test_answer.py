@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,20 @@ def test_policies_and_seeds_reach_the_pipeline(model: Path, files: list[str]) ->
     assert tokens("--window", 5)[1] == "Jacobi(window=5, drafts='auto')"
     drawn = {tokens("--temperature", 3, "--seed", seed)[0] for seed in range(3)}
     assert len(drawn) > 1
+
+
+def test_a_seed_is_drawn_and_said_where_answers_are(
+    model: Path, files: list[str], capsys: Any
+) -> None:
+    report = Path("a.json")
+    ask = partial(run, model, files[0], QUESTION, "--json", report, "--temperature", 3)
+    assert ask() == 0
+    seed = int(re.match(r"seed: (\d+), drawn; ", capsys.readouterr().out)[1])  # type: ignore[index]
+    first = json.loads(report.read_text(encoding="utf-8"))["runs"][0]
+    assert ask("--seed", seed) == 0 and ", drawn" not in capsys.readouterr().out
+    again = json.loads(report.read_text(encoding="utf-8"))["runs"][0]
+    assert again["text"] == first["text"] and first["stats"]["seed"] == seed
+    assert run(model, files[0], QUESTION) == 0 and ", drawn" not in capsys.readouterr().out
 
 
 @reduces

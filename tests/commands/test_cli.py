@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +70,15 @@ def test_a_wrong_option_names_what_helps(arguments: list[str], said: str, capsys
 
 @pytest.mark.parametrize(
     "command",
-    ["generate x", "models", "doctor", "gallery out", "bench", "serve --model y", "speak x --model y"],
+    [
+        "generate x",
+        "models",
+        "doctor",
+        "gallery out",
+        "bench",
+        "serve --model y",
+        "speak x --model y",
+    ],
 )
 def test_a_working_folder_that_was_removed(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
@@ -88,6 +98,24 @@ def test_typers_own_exit_code_for_ctrl_c_is_reported(monkeypatch, capsys) -> Non
     monkeypatch.setattr(cli, "_command", lambda: lambda **_: 130)
     assert main(["models"]) == 130
     assert capsys.readouterr().err == "mmaccel: stopped\n"
+
+
+def test_imports_warn_of_nothing_and_errors_remain(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("torchao", "torch.utils._pytree")
+    monkeypatch.setattr([logging.getLogger(name) for name in names][1], "propagate", True)
+
+    def work(**_: Any) -> None:
+        for name in names:
+            logging.getLogger(name).warning("Failed to load a library")
+            logging.getLogger(name).error("a real error of %s", name)
+
+    monkeypatch.setattr(cli, "_command", lambda: work)
+    assert main(["doctor"]) == 0
+    assert caplog.messages == [f"a real error of {name}" for name in names]
+    logging.getLogger("torchao").warning("after the command")
+    assert caplog.messages[-1] == "after the command"
 
 
 def test_narrow_terminals_break_cells_and_cut_none() -> None:

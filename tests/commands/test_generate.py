@@ -36,6 +36,7 @@ def generate(tiny_folder: Path, tmp_path: Path):
     def run(*arguments: str) -> tuple[int, Path]:
         out = tmp_path / "out"
         fixed = ["--model", str(tiny_folder), "--out", str(out)]
+        fixed += [] if "--seed" in arguments else ["--seed", "0"]
         return main(["generate", *arguments, *fixed]), out
 
     return run
@@ -84,9 +85,41 @@ def test_images_do_not_depend_on_the_batch_size(generate) -> None:
 def test_only_the_same_image_is_overwritten(generate) -> None:
     runs = ([], [], ["--temperature", "0.5"], ["--window", "3"], ["--top-k", "5"])
     found = [{f.name for f in generate(CAPTIONS[1], "--count", "1", *r)[1].iterdir()} for r in runs]
-    assert [len(names) for names in found] == [2, 2, 4, 6, 8]
+    assert [len(names) for names in found] == [1, 1, 2, 3, 4]
     _, out = generate(CAPTIONS[2], "--count", "1")
-    assert len(list(out.iterdir())) == 10
+    assert len(list(out.iterdir())) == 5
+
+
+def test_a_single_image_has_no_sheet(generate, capsys) -> None:
+    _, out = generate(CAPTIONS[1])
+    (file,) = out.iterdir()
+    assert capsys.readouterr().out.startswith(f"{file}: {N_TOKENS} tokens in ")
+    _, out = generate(CAPTIONS[1], "--compare")
+    assert {name.name[:5] for name in out.iterdir()} == {"0000-", "compa"}
+
+
+def test_a_drawn_seed_is_said_and_makes_the_same_images(
+    tiny_folder: Path, tmp_path: Path, capsys
+) -> None:
+    command = ["generate", CAPTIONS[1], "--count", "2", "--model", str(tiny_folder), "--out"]
+    drawn = []
+    for name in ("a", "b"):
+        assert main([*command, str(tmp_path / name)]) == 0
+        said = capsys.readouterr().out
+        drawn.append(int(re.search(r"^seed: (\d+), drawn; the same command with", said)[1]))
+        assert f" --seed {drawn[-1]} makes the same again\n" in said
+    assert drawn[0] != drawn[1]
+    made = {file.name: file for file in (tmp_path / "a").iterdir()}
+    assert main([*command, str(tmp_path / "c"), "--seed", str(drawn[0])]) == 0
+    assert ", drawn" not in capsys.readouterr().out
+    again = {file.name: file for file in (tmp_path / "c").iterdir()}
+    assert again.keys() == made.keys() and len(made) == 3
+    for k in range(2):
+        (name,) = (name for name in made if name.startswith(f"{drawn[0] + k:04d}-"))
+        with Image.open(made[name]) as first, Image.open(again[name]) as second:
+            assert first.tobytes() == second.tobytes()
+            assert json.loads(first.text["mmaccel"])["seed"] == drawn[0] + k
+            assert f", Seed: {drawn[0] + k}, " in first.text["parameters"]
 
 
 def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
@@ -168,7 +201,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 def test_the_dtype_is_used_and_recorded(
     tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
 ) -> None:
-    options = ["--count", "1", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
+    options = ["--seed", "0", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
     assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
     assert set(used) == {torch.bfloat16}
     (file,) = tmp_path.glob("0000-*.png")
@@ -220,7 +253,7 @@ def test_other_tools_names_of_options(generate, tiny_folder: Path) -> None:
     for out, *options in (ours, theirs):
         where = tiny_folder.parent / f"names{len(found)}"
         assert main(["generate", *CAPTIONS[:2], "--model", str(tiny_folder), out, str(where),
-                     *options]) == 0  # fmt: skip
+                     "--seed", "0", *options]) == 0  # fmt: skip
         found.append(sorted(file.name for file in where.iterdir()))
     assert found[0] == found[1] and len(found[0]) == 5  # two images of each prompt, and the sheet
     names = [name[:-13] for name in found[0][:4]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import wave
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Command:
         _, self.suffix, self.unit = COMMANDS[name]
         self.start = folder / "red fox.png"
         image().save(self.start)
+        self.seed: list[object] = ["--seed", 0]  # an argument replaces it
 
     def run(self, n: int, *arguments: object, parts: Parts | None = None) -> int:
         """Generate n payloads."""
@@ -49,8 +51,8 @@ class Command:
     def raw(self, *arguments: object, parts: Parts | None = None) -> int:
         """The command with these arguments, model, codec and folder."""
         model, codec = parts or self.parts
-        fixed = ("--model", model, "--codec", codec, "--out", self.out)
-        return main([str(each) for each in (self.name, *arguments, *fixed)])
+        fixed = ["--model", model, "--codec", codec, "--out", self.out]
+        return main([str(each) for each in (self.name, *self.seed, *arguments, *fixed)])
 
     def files(self) -> list[Path]:
         """The files without the JSON files."""
@@ -135,6 +137,20 @@ def test_video_files_hold_the_pipelines_frames(animate: Command, capsys: Any) ->
         assert (facts["frames"], facts["fps"], facts["tokens"]) == (17, 25.0, 18)
         assert (facts["passes"], facts["total_variation"]) == (clip.passes, 0.0)
         assert facts["top_p"] == 1.0
+
+
+def test_a_drawn_seed_is_said_and_makes_the_same_files(command: Command, capsys: Any) -> None:
+    command.seed = []
+    assert command.run(2) == 0
+    found = re.match(r"seed: (\d+), drawn; .* --seed \1 makes the same", capsys.readouterr().out)
+    assert found is not None
+    made = {file.name: file.read_bytes() for file in command.files()}
+    shutil.rmtree(command.out)
+    assert command.run(2, "--seed", found[1]) == 0
+    assert {file.name: file.read_bytes() for file in command.files()} == made and len(made) == 2
+    seeds = [facts["seed"] for facts in facts_of(command.files())]
+    assert sorted(seeds) == [int(found[1]), int(found[1]) + 1]
+    assert ", drawn" not in capsys.readouterr().out
 
 
 def test_batch_and_policy_change_the_cost_alone(command: Command) -> None:

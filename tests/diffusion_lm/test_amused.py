@@ -108,7 +108,7 @@ def test_arguments_of_the_call_stay() -> None:
             own = torch.Generator().manual_seed(seed)
             made.append(pipe("abc", generator=own, **LATENT).images)
         assert made[0].equal(made[1]) and not made[0].equal(made[2])
-        pipe("abc", callback=watch, callback_steps=5, num_inference_steps=3, **LATENT)
+        pipe("abc", callback=watch, callback_steps=5, **LATENT)
         assert calls == [(0, 15), (5, 10), (10, 5), (15, 0)]
         out = pipe("abc", output_type="np", return_dict=False, num_images_per_prompt=2)
         assert out[0].shape == (2, SIDE, SIDE, 3) and handle.stats.tokens == 2 * N
@@ -119,6 +119,44 @@ def test_arguments_of_the_call_stay() -> None:
         with pytest.raises(TypeError):
             pipe("abc", word=1)
     assert len(handle.history) == 7
+
+
+def test_steps_of_a_call_are_those_of_the_policy() -> None:
+    pipe = build_pipe()
+    with mmaccel.attach(pipe, mmaccel.MaskedParallel(steps=7), strict=True) as handle:
+        for given, passes in (({}, 7), ({"num_inference_steps": 3}, 3), ({}, 7)):
+            pipe("abc", **given, **LATENT)
+            assert handle.stats.passes == passes and f"steps={passes}" in handle.stats.policy
+        pipe("abc", None, None, 2, **LATENT)  # by position
+        assert handle.stats.passes == 2
+    pipe.seen.clear()
+    with mmaccel.attach(pipe, "stepwise"):
+        with pytest.raises(OptionError, match="none under Stepwise.* 12; .*MaskedParallel"):
+            pipe("abc", num_inference_steps=12)
+    assert not pipe.seen
+
+
+def test_the_seed_of_a_call_is_in_its_stats() -> None:
+    pipe = build_pipe()
+    with mmaccel.attach(pipe, mmaccel.MaskedParallel()) as handle:
+        torch.manual_seed(5)
+        made = [pipe("abc", **LATENT).images for _ in range(2)]
+        seeds = [stats.seed for stats in handle.history]
+    assert seeds[0] != seeds[1]
+    with mmaccel.attach(pipe, mmaccel.MaskedParallel(), seed=seeds[1]) as handle:
+        assert pipe("abc", **LATENT).images.equal(made[1]) and handle.stats.seed == seeds[1]
+
+
+def test_a_callback_that_changes_latents_is_refused() -> None:
+    pipe = build_pipe()
+
+    def change(step: int, left: Tensor, latents: Tensor) -> None:
+        latents[latents == MASK] = 3  # in the pipeline's own loop these would stay
+
+    with mmaccel.attach(pipe, "stepwise"):
+        with pytest.raises(OptionError, match="expected latents as it was given.*latents="):
+            pipe("abc", callback=change, **LATENT)
+        assert pipe("abc", callback=lambda *given: None, **LATENT).images.shape == (1, SIDE, SIDE)
 
 
 def test_given_tokens_stay() -> None:

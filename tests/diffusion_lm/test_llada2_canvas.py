@@ -155,6 +155,19 @@ def test_callbacks_see_the_canvas_and_cannot_write_to_it() -> None:
                 **OPTIONS, prompt="hello",
                 callback_on_step_end=lambda *given: {"block_x": given[3]["block_x"] + 1},
             )  # fmt: skip
+
+        def write(pipe: Any, step: int, inner: int, tensors: dict[str, Any]) -> dict[str, Any]:
+            tensors["block_x"][:, -1] = 7
+            return {}
+
+        def interrupt(pipe: Any, step: int, inner: int, tensors: Any) -> None:
+            pipe._interrupt = True
+
+        with pytest.raises(OptionError, match="block_x as it was given"):
+            pipe(**OPTIONS, prompt="hello", callback_on_step_end=write)
+        with pytest.raises(OptionError, match="_interrupt: expected False, .* does not read it"):
+            pipe(**OPTIONS, prompt="hello", callback_on_step_end=interrupt)
+        del pipe._interrupt
         names = ["block_x", "sampled_probs"]
         options: dict[str, Any] = {"callback_on_step_end_tensor_inputs": names}
         seen.clear()

@@ -34,7 +34,9 @@ from mmaccel import (
 from mmaccel.canvas_contracts import CanvasInterrupt, CanvasProgress
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.results import Generation
+from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures.canvas import masked, prompt_of
+from tests.fixtures.tiny_lms import VOCAB
 
 ROWS = [[5, 9, 7], [8], [11, 6, 4, 21, 30], [3, 3], [17, 2, 9, 9], [25], [1, 12, 6]]
 OTHERS = [[14, 2], [19, 22, 1, 3], [13], [2], [4, 4, 4], [9, 1], [30, 7, 7, 5]]
@@ -45,6 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "shifted": {"shift": 1},
     "uniform": {"mask_token": None},
     "blocks": {"shift": 1, "block": 4},
+    "grid": {},
 }
 DUAL = CachePlan("dual", refresh=3)
 CASES: dict[str, tuple[str, Any]] = {
@@ -55,6 +58,7 @@ CASES: dict[str, tuple[str, Any]] = {
     "stepwise blocks": ("blocks", Stepwise(cache="block")),
     "entropy": ("masked", EntropyBounded(1.5)),
     "entropy vicinity": ("masked", EntropyBounded(1.5, block=6, cache="vicinity")),
+    "entropy of a grid": ("grid", EntropyBounded()),
     "budget": ("shifted", EntropyBounded(None, budget_nats=6.0)),
     "threshold": ("uniform", ConfidentParallel(0.2)),
     "frechet blocks": ("blocks", ConfidentParallel(rule="frechet", factor=3.0, cache="block")),
@@ -72,6 +76,7 @@ CASES: dict[str, tuple[str, Any]] = {
 }
 LOSSLESS: dict[str, tuple[str, Any]] = {
     "confidence": ("masked", LosslessUnmask(4)),
+    "by measured cost": ("masked", LosslessUnmask()),
     "halton": ("shifted", LosslessUnmask(4, "halton", block=6)),
     "random": ("uniform", LosslessUnmask(5, "random")),
     "dual": ("masked", LosslessUnmask(3, block=6, cache=DUAL)),
@@ -88,7 +93,8 @@ def prompt(name: str, rows: list[int], guided: bool) -> Prompt:
     first = ALIKE if name == "blocks" else ROWS
     other = ALIKE if name == "blocks" else OTHERS
     tokens = [first[row] for row in rows] + [other[row] for row in rows] * guided
-    return replace(prompt_of(tokens, 1 + guided), stop_tokens=STOPS)
+    layout = Grid(3, 4, VOCAB) if name == "grid" else None
+    return replace(prompt_of(tokens, 1 + guided), stop_tokens=STOPS, layout=layout)
 
 
 def decode(
@@ -213,6 +219,7 @@ def test_drafts_of_rows_that_have_ended_are_left_out_too() -> None:
     for row in ALL:
         assert made.tokens[row].equal(decode(case, [row], True).tokens[0])
     passes = made.passes.tolist()
+    assert made.stats.canvases == sum(model.rows)
     assert model.rows == [
         (4 if k else 1) * 2 * sum(n > k for n in passes) for k in range(max(passes))
     ]

@@ -96,6 +96,57 @@ def test_speech_and_video_under_autocast(kind: str, tmp_path: Path) -> None:
         assert _badge(case.call().stats) == ROUNDED
 
 
+def _cast_inside(model: Any) -> None:
+    """Autocast within the forward, and float32 logits: what no code around the pass can see."""
+    own = type(model).forward
+
+    def forward(self: Any, *args: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = own(self, *args, **options)
+        if isinstance(out, tuple):
+            return tuple(part.float() for part in out)
+        out.logits = out.logits.float()
+        return out
+
+    model.forward = forward.__get__(model)
+
+
+def _prepare(model: Any) -> None:
+    """What a training script does to its model."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+
+
+CASTS = pytest.mark.parametrize("cast", [_cast_inside, _prepare])
+
+
+@CASTS
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_autocast_inside_a_models_forward(name: str, cast: Any) -> None:
+    """Switched on after the model passed its self-check, and off again."""
+    model = build_lm(name)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+        cast(model)
+        for prompt in (PROMPTS, {"input_ids": torch.tensor([[5]])}):  # no pass over a prompt
+            model.generate(**prompt, max_new_tokens=6, do_sample=False)
+        del model.forward
+        model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+    assert not any(stats.fallbacks for stats in run.history)
+    plain = ("bitwise", "float32")
+    assert [_badge(stats) for stats in run.history] == [plain, ROUNDED, ROUNDED, plain]
+
+
+@CASTS
+@pytest.mark.parametrize("name", ["sdar", "masked-lm"])
+def test_autocast_inside_a_denoisers_forward(name: str, cast: Any) -> None:
+    target = TARGETS[name]()
+    cast(getattr(target, "model", target).float())  # autocast leaves float64 alone
+    with mmaccel.attach(target, "stepwise", seed=7) as run:
+        target.generate(**PADDED, max_new_tokens=LENGTH)
+    assert _badge(run.stats) == ROUNDED
+
+
 def test_a_fallback_is_the_original_itself() -> None:
     model = build_lm("llama", dtype=torch.bfloat16)
     with mmaccel.attach(model, "jacobi") as run, pytest.warns(UserWarning, match="beam search"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,31 @@ def test_sampling_parameters_reach_the_model(pipe: ImageToText) -> None:
     for narrow in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}):
         made = pipe(scene(), QUESTION, max_new_tokens=N_NEW, temperature=1.0, **narrow)
         assert torch.equal(made[0].tokens, greedy[0].tokens)
-    free = pipe(scene(), QUESTION, max_new_tokens=N_NEW, temperature=3.0, top_k=0)
+    free = pipe(scene(), QUESTION, max_new_tokens=N_NEW, temperature=3.0, top_k=0, seed=0)
     assert not torch.equal(free[0].tokens, greedy[0].tokens)
+
+
+def test_without_a_seed_torchs_generator_draws_one(pipe: ImageToText) -> None:
+    ask: Any = partial(pipe, scene(), QUESTIONS, max_new_tokens=N_NEW, batch_size=2)
+    state = torch.get_rng_state()
+    assert ask().stats.seed is None and torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    first, second = (ask(temperature=3.0) for _ in range(2))
+    torch.manual_seed(2)
+    assert ask(temperature=3.0).stats.seed == first.stats.seed != second.stats.seed
+    again = ask(temperature=3.0, seed=second.stats.seed)
+    assert [a.tokens.tolist() for a in again.answers] == [a.tokens.tolist() for a in second.answers]
+    assert [a.tokens.tolist() for a in first.answers] != [a.tokens.tolist() for a in second.answers]
+
+
+def test_it_saves_model_and_processor(tmp_path: Path) -> None:
+    pipe = ImageToText(build_vqa(), make_processor(), fused=True)
+    made = pipe(scene(), QUESTION, max_new_tokens=N_NEW)  # its weights are packed now
+    assert made.stats.route == "fused"
+    pipe.save_pretrained(tmp_path / "saved")
+    again = ImageToText.from_pretrained(tmp_path / "saved", fused=False)
+    assert again(scene(), QUESTION, max_new_tokens=N_NEW)[0].tokens.equal(made[0].tokens)
+    assert again.components == {"model": again.model, "processor": again.processor}
 
 
 @reduces

@@ -49,6 +49,17 @@ def test_other_policies_stay_within_the_clip(pipe: ImageToVideo) -> None:
         assert int(clip.tokens.max()) < VOCAB and clip.passes <= 2 * FRAME
 
 
+def test_without_a_seed_torchs_generator_draws_one(pipe: ImageToVideo) -> None:
+    torch.manual_seed(2)
+    first, second = (pipe(image()) for _ in range(2))
+    assert first.stats.seed == first[0].seed != second.stats.seed
+    torch.manual_seed(2)
+    assert pipe(image()).stats.seed == first.stats.seed
+    ((frames,),) = pipe(image(), seed=second.stats.seed, return_dict=False)
+    assert torch.equal(frames, second[0].frames)
+    assert set(pipe.components) == {"model", "codec"}
+
+
 def test_frames_are_the_codecs(pipe: ImageToVideo, folders: tuple[Path, Path]) -> None:
     clip = pipe(image(), seed=4)[0]
     assert (clip.frames.shape, clip.frames.dtype) == ((17, 32, 48, 3), torch.uint8)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmaccel.errors import ShapeError
 from mmaccel.kernels.dispatch import decide, run
+from mmaccel.kernels.noise import uniforms
 from mmaccel.kernels.unmask import Unmasked, unmask
 from mmaccel.samplers.noise import Noise
 
@@ -108,6 +109,24 @@ def test_closed_positions_may_hold_anything() -> None:
     again = call(logits, masked, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(clean, again))
     assert clean.confidence.argmin().item() == clean.entropy.argmax().item() == 1
+
+
+def test_closed_positions_cost_no_noise_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And open ones are the same to the bit as among others that are open."""
+    drawn: list[int] = []
+
+    def count(*args: Tensor | int) -> Tensor:
+        noise: Tensor = uniforms(*args)  # type: ignore[arg-type]
+        drawn.append(noise.shape[0] * noise.shape[1])
+        return noise
+
+    monkeypatch.setattr("mmaccel.kernels.unmask.uniforms", count)
+    logits, masked = torch.randn(3, 40, 70), torch.rand(3, 40) < 0.3
+    some, whole = call(logits, masked, 0.8), call(logits, None, 0.8)
+    assert drawn == [int(masked.sum()), masked.numel()]
+    for part, other in zip(some, whole):
+        assert part[masked].equal(other[masked])
+    assert call(logits, torch.zeros_like(masked), 0.8).tokens.unique().tolist() == [-1]
 
 
 def test_a_batch_does_not_matter() -> None:

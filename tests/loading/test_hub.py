@@ -95,6 +95,19 @@ def test_a_download_and_every_refusal(repositories: dict[str, Path], tmp_path: P
     assert "local_files_only=True and no copy there" in none[1]
 
 
+def test_a_cache_of_the_callers_own(repositories: dict[str, Path], tmp_path: Path) -> None:
+    home, own = tmp_path / "home", {"cache_dir": str(tmp_path / "own cache")}
+    with serve_hub(repositories, {}) as (address, _):
+        (made,) = ask(address, home, ("own/tiny", own))
+    assert made == ("", ["config.json", "model.safetensors"])
+    assert (tmp_path / "own cache" / "models--own--tiny").is_dir()
+    there, elsewhere = ask(
+        "http://127.0.0.1:9", home,
+        ("own/tiny", own | {"local_files_only": True}), ("own/tiny", {"local_files_only": True}),
+    )  # fmt: skip
+    assert there == made and "no copy there" in elsewhere[1]
+
+
 @pytest.mark.parametrize(
     ("names", "variant", "kept"),
     [

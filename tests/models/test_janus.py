@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.windows import build_janus, janus_prompts
 
 ROWS = [[20, 21], [22, 23, 24, 25, 26], [27], [28, 29, 30]]
@@ -22,7 +23,7 @@ def own(model: Any, rows: Any = ROWS, **options: Any) -> Any:
     from transformers import DynamicCache
 
     inputs = janus_prompts(rows)
-    return model.generate(**inputs, **(IMAGE | options), past_key_values=DynamicCache())
+    return model.generate(**inputs, **(IMAGE | options), **{CACHE: DynamicCache()})
 
 
 def run(
@@ -83,7 +84,7 @@ def test_samples_follow_the_models_own_distribution(coupling: Any) -> None:
     [
         ({"no_repeat_ngram_size": 40}, "guidance that does not come first"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-        ({}, "past_key_values given by the caller"),
+        ({}, "a cache given by the caller"),
     ],
 )
 def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) -> None:
@@ -92,11 +93,11 @@ def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) 
     model = build_janus()
     plain = own(model, **options)
     with pytest.warns(UserWarning, match=reason):
-        ours, stats = run(model, "jacobi", strict=False, **options, past_key_values=DynamicCache())
+        ours, stats = run(model, "jacobi", strict=False, **options, **{CACHE: DynamicCache()})
     assert torch.equal(getattr(ours, "sequences", ours), getattr(plain, "sequences", plain))
     assert reason in "; ".join(stats.fallbacks)
     with pytest.raises(mmaccel.AttachError, match=reason):
-        run(model, "jacobi", **options, past_key_values=DynamicCache())
+        run(model, "jacobi", **options, **{CACHE: DynamicCache()})
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,9 @@ def test_odd_calls_run_the_original(options: dict[str, Any], reason: str) -> Non
 
     model, inputs = build_janus(), {"input_ids": torch.tensor([[1, 20, 21, 22, 23, 7]])}
     inputs |= {"attention_mask": torch.ones(1, 6).long()} | options
-    plain = model.generate(**inputs, **IMAGE, past_key_values=hf.DynamicCache())
+    plain = model.generate(**inputs, **IMAGE, **{CACHE: hf.DynamicCache()})
     with mmaccel.attach(model, "jacobi") as handle, pytest.warns(UserWarning, match=reason):
-        ours = model.generate(**inputs, **IMAGE, past_key_values=hf.DynamicCache())
+        ours = model.generate(**inputs, **IMAGE, **{CACHE: hf.DynamicCache()})
     assert torch.equal(ours, plain) and reason in "; ".join(handle.stats.fallbacks)
 
 
@@ -134,7 +135,7 @@ def test_processors_of_the_callers_run_the_original_once() -> None:
         for attached in (False, True):
             given = hf.LogitsProcessorList(own_list)
             options = IMAGE | {"guidance_scale": scale, "logits_processor": given}
-            options |= {"past_key_values": hf.DynamicCache()}
+            options |= {CACHE: hf.DynamicCache()}
             if not attached:
                 images.append(model.generate(**janus_prompts(ROWS), **options))
                 continue

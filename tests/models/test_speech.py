@@ -302,7 +302,7 @@ _ENDS_EARLY = "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        *((_template(text), "expected a tokenizer with a chat template") for text in (
+        *((_template(text), "chat template: expected one that renders a prompt") for text in (
             None, "", "{% for", "{{ raise_exception('no') }}", "hello", _ENDS_EARLY)),
         (_split_marker, "received a prompt that ends otherwise"),
         (_swap_codes, "received 24 and, 3 later, 29; give"),

@@ -86,7 +86,7 @@ def test_positions_are_taken_bit_for_bit() -> None:
 
 
 def test_bad_choices_are_refused() -> None:
-    with pytest.raises(ShapeError, match=r"expected a mask \[2, 6\] or indices \[2, k\]"):
+    with pytest.raises(ShapeError, match=r"expected a mask \[2, 6\] .* or indices \[2, k\]"):
         keep_tokens(torch.ones(2, 5, dtype=torch.bool), VALID)
     with pytest.raises(ShapeError, match="choose among the tokens"):
         keep_tokens(torch.zeros(3, 2, dtype=torch.int64), VALID)

@@ -12,7 +12,7 @@ import torch
 
 import mmaccel
 from mmaccel.errors import OptionError, UnsupportedModelError
-from tests.fixtures.tiny_model import CAPTIONS
+from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def pipe(tiny_folder: Path) -> mmaccel.TextToImage:
 @pytest.mark.parametrize("policy", ["jacobi", {"name": "jacobi", "window": 5}])
 def test_a_policy_by_name(policy: Any, pipe: mmaccel.TextToImage) -> None:
     own = mmaccel.Jacobi() if isinstance(policy, str) else mmaccel.Jacobi(window=5)
-    made, wanted = pipe(CAPTIONS[0], policy=policy), pipe(CAPTIONS[0], policy=own)
+    made, wanted = (pipe(CAPTIONS[0], policy=given, seed=0) for given in (policy, own))
     assert made.tokens.equal(wanted.tokens) and made.stats.passes == wanted.stats.passes
     assert made.stats.policy == wanted.stats.policy
 
@@ -64,7 +64,7 @@ def test_a_generator_seeds_the_run(pipe: mmaccel.TextToImage) -> None:
     [
         ({"generator": 3}, "expected a torch.Generator or a list"),
         ({"generator": []}, "expected a torch.Generator or a list"),
-        ({"generator": torch.Generator(), "seed": 1}, "expected it or a seed"),
+        ({"generator": torch.Generator(), "seed": 0}, "expected it or a seed"),
         ({"generator": [torch.Generator()] * 2}, "seed: expected"),
         ({"output_type": "latent"}, "output_type: expected one of pil, pt, np, tokens"),
         ({"num_inference_steps": 50}, "received 50; .* leave it out, or choose passes with policy"),
@@ -80,7 +80,8 @@ def test_bad_arguments_are_refused(
 
 
 def test_output_types_hold_the_same_pixels(pipe: mmaccel.TextToImage) -> None:
-    made = {kind: pipe(CAPTIONS[:2], output_type=kind) for kind in ("pil", "pt", "np", "tokens")}
+    kinds = ("pil", "pt", "np", "tokens")
+    made = {kind: pipe(CAPTIONS[:2], output_type=kind, seed=0) for kind in kinds}
     pixels = np.stack([np.asarray(image) for image in made["pil"].images])
     assert (made["np"].images * 255 == pixels).all() and made["np"].images.dtype == np.float32
     assert made["pt"].images.shape == (2, 3, *pixels.shape[1:3])
@@ -90,11 +91,11 @@ def test_output_types_hold_the_same_pixels(pipe: mmaccel.TextToImage) -> None:
 
 def test_the_size_of_a_call(built: Callable[[str], Path], pipe: mmaccel.TextToImage) -> None:
     width, height = pipe.size
-    own = pipe(CAPTIONS[0], width=width, height=height)
-    assert own.tokens.equal(pipe(CAPTIONS[0]).tokens)
+    own = pipe(CAPTIONS[0], width=width, height=height, seed=0)
+    assert own.tokens.equal(pipe(CAPTIONS[0], seed=0).tokens)
     sized = mmaccel.TextToImage.from_pretrained(built("emu3"), size=(32, 24))
-    made = sized(CAPTIONS[0], width=24)  # the other side is the pipeline's
-    wanted = sized.resize((24, 24))(CAPTIONS[0])
+    made = sized(CAPTIONS[0], width=24, seed=0)  # the other side is the pipeline's
+    wanted = sized.resize((24, 24))(CAPTIONS[0], seed=0)
     assert made.images[0].size == wanted.images[0].size != sized(CAPTIONS[0]).images[0].size
     assert made.tokens.equal(wanted.tokens)
 
@@ -110,6 +111,99 @@ def test_the_callback_is_called_after_every_pass(pipe: mmaccel.TextToImage) -> N
     made = pipe(CAPTIONS[0], callback_on_step_end=callback, on_step=lambda p: seen.append(p.passes))
     assert [step for step, _, _ in calls] == list(range(made.stats.passes))
     assert calls[-1][1:] == (pipe.length,) * 2 and seen == [step + 1 for step, _, _ in calls]
+
+
+def test_without_a_seed_torchs_generator_draws_one(pipe: mmaccel.TextToImage) -> None:
+    torch.manual_seed(3)
+    first, second = (pipe(CAPTIONS[0], output_type="tokens") for _ in range(2))
+    torch.manual_seed(3)
+    third = pipe(CAPTIONS[0], output_type="tokens")
+    assert first.tokens.equal(third.tokens) and first.stats.seed == third.stats.seed
+    assert first.stats.seed != second.stats.seed and not first.tokens.equal(second.tokens)
+    again = pipe(CAPTIONS[0], output_type="tokens", seed=second.stats.seed)
+    assert again.tokens.equal(second.tokens) and again.stats.seed == second.stats.seed
+    assert f"seed         {second.stats.seed}" in str(second.stats)
+    several = [torch.Generator().manual_seed(k) for k in (5, 3)]
+    both = pipe(CAPTIONS[:2], generator=several, batch_size=1)
+    repeated = pipe(CAPTIONS[:2], seed=both.stats.seed)
+    assert repeated.tokens.equal(both.tokens) and len(both.stats.to_dict()["seed"]) == 2
+
+
+def _return_more(state: dict[str, Any]) -> Any:
+    return {"tokens": state["tokens"] + 1}
+
+
+def _change_in_place(state: dict[str, Any]) -> Any:
+    state["tokens"] += 1
+
+
+def _return_a_list(state: dict[str, Any]) -> Any:
+    return {"lengths": state["lengths"].tolist()}
+
+
+def _return_others(state: dict[str, Any]) -> Any:
+    return {**state, "latents": state["tokens"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_return_more, "tokens as it was given"),
+        (_change_in_place, "tokens as it was given"),
+        (_return_a_list, "lengths as it was given"),
+        (_return_others, "expected tokens, lengths in return, received 'latents' too"),
+    ],
+)
+def test_a_callback_that_changes_tensors_is_refused(
+    change: Callable[[dict[str, Any]], Any], said: str, pipe: mmaccel.TextToImage
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        pipe(CAPTIONS[0], seed=0, callback_on_step_end=lambda *given: change(given[3]))
+    same = pipe(CAPTIONS[0], seed=0, callback_on_step_end=lambda *given: given[3])
+    assert same.tokens.equal(pipe(CAPTIONS[0], seed=0).tokens)
+
+
+def test_a_callback_interrupts_the_call(pipe: mmaccel.TextToImage) -> None:
+    whole = pipe(CAPTIONS[:3], seed=0, batch_size=1)
+    stop_at = int(whole.passes[0]) + 2  # in the middle of the second image
+    calls: list[int] = []
+
+    def stop(pipeline: Any, step: int, timestep: int, state: dict[str, Any]) -> dict[str, Any]:
+        calls.append(step)
+        pipeline._interrupt = len(calls) == stop_at
+        return state
+
+    cut = pipe(CAPTIONS[:3], seed=0, batch_size=1, callback_on_step_end=stop)
+    assert len(calls) == stop_at == cut.stats.passes and len(cut.prompts) == 2
+    assert [image.tobytes() for image in cut.images] == [whole.images[0].tobytes()]
+    n = cut.stats.tokens - pipe.length
+    assert 0 < n < pipe.length and cut.tokens[1, :n].equal(whole.tokens[1, :n])
+    assert len(pipe(CAPTIONS[0], seed=0).images) == 1  # the next call begins anew
+
+
+def test_what_else_diffusers_pipelines_have(pipe: mmaccel.TextToImage) -> None:
+    (images,) = pipe(CAPTIONS[0], seed=0, output_type="pt", return_dict=False)
+    assert images.equal(pipe(CAPTIONS[0], seed=0, output_type="pt").images)
+    assert pipe.components["model"] is pipe.model.model  # type: ignore[attr-defined]
+    assert set(pipe.components) == {"model", "tokenizer"}
+    pipe.set_progress_bar_config(disable=True)
+    with pytest.raises(OptionError, match="calls show no bar, received .*on_step="):
+        pipe.set_progress_bar_config(leave=False)
+    assert not hasattr(pipe, "save_pretrained")
+    with pytest.raises(AttributeError, match="copy the folder or file it was loaded from"):
+        pipe.save_pretrained("folder")
+
+
+def test_steps_are_those_of_the_policy_that_has_them(tmp_path: Path) -> None:
+    folder, _ = masked_beside_plain(tmp_path)
+    masked = mmaccel.TextToImage.from_pretrained(folder)
+    for steps in (3, 5):
+        made = masked(CAPTIONS[0], policy="masked-parallel", num_inference_steps=steps)
+        assert made.stats.passes == steps and f"steps={steps}" in made.stats.policy
+    with pytest.raises(OptionError, match=r"none under Stepwise.* 5; .*take MaskedParallel\(\)"):
+        masked(CAPTIONS[0], policy="stepwise", num_inference_steps=5)
+    with pytest.raises(OptionError, match="num_inference_steps: expected .* received 0"):
+        masked(CAPTIONS[0], policy="masked-parallel", num_inference_steps=0)
 
 
 def test_attach_to_a_pipeline_of_ours_says_where_the_policy_goes(pipe: mmaccel.TextToImage) -> None:

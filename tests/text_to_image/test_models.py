@@ -20,6 +20,7 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
 from tests.fixtures.tiny_lms import PassCounter
@@ -211,7 +212,7 @@ def test_janus_is_the_librarys_own(opened: Opener) -> None:
     )
     plain = source.model.generate(
         **inputs, generation_mode="image", do_sample=False, guidance_scale=5,
-        past_key_values=DynamicCache(),
+        **{CACHE: DynamicCache()},
     )  # fmt: skip
     made = pipe(captions("janus"), temperature=0.0)
     assert torch.equal(made.tokens, plain)

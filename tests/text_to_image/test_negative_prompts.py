@@ -221,7 +221,7 @@ def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
 
 def test_the_command_line_writes_it_into_the_image(tiny_folder: Path, tmp_path: Path) -> None:
     pipe = TextToImage.from_pretrained(tiny_folder)
-    options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "2"]
+    options = ["--model", str(tiny_folder), "--out", str(tmp_path), "--count", "2", "--seed", "0"]
     for negative in ([], ["--negative", " "], ["--negative", "red"], ["--negative", "blue square"]):
         assert main(["generate", CAPTIONS[0], *options, *negative]) == 0
     assert len(list(tmp_path.glob("contact-*.png"))) == 3  # a blank text is no negative prompt

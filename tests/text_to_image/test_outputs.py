@@ -52,8 +52,25 @@ def test_stats_report_accepted_slots_and_parts_of_the_time() -> None:
         "fell back    a reason",
         "fell back    another",
     ]
+    assert " of " not in stats.summary and "canvases" not in stats.summary
     assert Stats().acceptance_by_slot == [] and "0 forward passes" in str(Stats())
     total = add_stats([stats, stats])
     assert total.branches == 2 and total.pixel_seconds == 0.5
     wide = Stats("P", accepted=[1] * 40)
     assert str(wide).splitlines()[2].endswith(" % …") and len(wide.acceptance_by_slot) == 40
+
+
+def test_stats_show_canvases_beside_passes_that_are_wider_than_plain_ones() -> None:
+    """A pass of one canvas a row, guidance included, is a plain one."""
+    plain = Stats("P", tokens=256, passes=256, row_passes=256, branches=2, canvases=512)
+    wide = Stats("P", tokens=256, passes=46, row_passes=46, branches=2, canvases=354, positions=1)
+    assert "canvases" not in str(plain) + plain.summary
+    assert (
+        wide.summary
+        == "256 tokens in 46 forward passes of 3.8 canvases, 5.57 tokens a pass, 0.00 s"
+    )
+    assert str(wide).splitlines()[3] == (
+        "canvases     354 (3.8 a pass for each row; one slot a pass computes 1)"
+    )
+    assert wide.to_dict()["canvases"] == 354
+    assert add_stats([wide, plain]).canvases == 866

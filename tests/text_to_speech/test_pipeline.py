@@ -244,6 +244,17 @@ def test_seeds_are_reported_as_unsigned_numbers(pipe: TextToSpeech, family: str)
         assert torch.equal(alone[0].waveform, made[0].waveform) and len(alone[0].waveform)
 
 
+def test_without_a_seed_torchs_generator_draws_one(pipe: TextToSpeech, family: str) -> None:
+    options: dict[str, Any] = dict(max_seconds=SECONDS[family], temperature=9.0)
+    torch.manual_seed(2)
+    first, second = (pipe(TEXTS, **options) for _ in range(2))
+    torch.manual_seed(2)
+    assert pipe(TEXTS, **options).stats.seed == first.stats.seed != second.stats.seed
+    (waveforms,) = pipe(TEXTS, seed=second.stats.seed, **options, return_dict=False)
+    pairs = zip(waveforms, second.utterances, strict=True)
+    assert all(torch.equal(waveform, made.waveform) for waveform, made in pairs)
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(text=[]), "text: expected a text or a list of them, received"),
     (dict(text="  "), "prompt: expected text to say, received '  '"),

@@ -8,7 +8,6 @@ model behind it gets the reference's states from a tower that is a stub.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from mmaccel.reduction.visual_tokens.plan import Plan
 from tests.fixtures.tiny_vlms import (
     IMAGE,
     VIDEO,
+    EncoderOutput,
     build_vlm,
     draw_prompts,
     draw_videos,
@@ -193,10 +193,10 @@ class Stub(torch.nn.Module):
         for part in ("post_layernorm", "layernorm"):
             if name not in ("llava", "llava_next") and hasattr(tower, part):
                 last = getattr(tower, part)(last)
-        self.made = SimpleNamespace(last_hidden_state=last, hidden_states=tuple(hidden))
+        self.made = EncoderOutput(last_hidden_state=last, hidden_states=tuple(hidden))
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(**vars(self.made))
+        return EncoderOutput(**vars(self.made))
 
 
 def rows_of_tower(name: str, inputs: dict[str, Any]) -> list[tuple[Tensor, Any, int]]:

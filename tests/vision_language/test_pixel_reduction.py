@@ -7,7 +7,6 @@ cell from the language model.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +32,7 @@ from tests.fixtures.tiny_vlms import (
     CONFIGS,
     IMAGE,
     VIDEO,
+    EncoderOutput,
     build_vlm,
     draw_prompts,
     draw_videos,
@@ -117,7 +117,7 @@ def encode_smaller(
             found.append(tiles[:, cell].flatten(0, 1))
             masks.append(torch.tensor(middle).repeat(len(tiles)))
         pooled = torch.stack(found) if isinstance(out.pooler_output, Tensor) else found
-        return SimpleNamespace(pooler_output=pooled), masks
+        return EncoderOutput(pooler_output=pooled), masks
     tower = find_tower(model)
     part = "vision_tower" if hasattr(model.base_model, "vision_tower") else "vision_model"
     special = int(name in ("llava", "llava_next"))
@@ -152,7 +152,7 @@ def encode_smaller(
                 for j in best:
                     stays[j] = True
         masks.append(torch.tensor(stays))
-    return SimpleNamespace(pooler_output=out.pooler_output), masks
+    return EncoderOutput(pooler_output=out.pooler_output), masks
 
 
 def encode_packed(
@@ -191,7 +191,7 @@ def encode_packed(
     def places(features: Any) -> list[Tensor]:
         return [torch.cat(list(features))[index] for index in cells]
 
-    made = SimpleNamespace(pooler_output=places(out.pooler_output))
+    made = EncoderOutput(pooler_output=places(out.pooler_output))
     deep = getattr(out, "deepstack_features", None)
     if deep is not None:
         made.deepstack_features = [places(features) for features in deep]

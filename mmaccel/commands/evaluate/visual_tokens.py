@@ -9,9 +9,13 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+from mmaccel.own_code import TypedName
 
 _HELP_MODEL = "scenes-vqa, a folder with weights of it, or a vision-language model (with --data)"
-_HELP_METHODS = "with commas; by default all that the model takes. Controls are always measured"
+_HELP_METHODS = (
+    "with commas, also module:Name; by default all that the model takes. Controls are always "
+    "measured"
+)
 _HELP_DATA = 'a line {"image": …, "question": …, "answer": …, "kind": …} for each question'
 _HELP_JSON = "write figures here; a run that was stopped goes on from them"
 _KEEPS = "0.5,0.33,0.22,0.11"
@@ -59,7 +63,8 @@ def visual_tokens(
         shared.check_count("max-new-tokens", max_new_tokens, MAX_MEASURED)
     check_seed(seed)
     device, dtype = choose_names(device, dtype)
-    names = load(_MODULE + "methods:parse_methods")(shared.split_values("--methods", methods))
+    texts = [TypedName(text) for text in shared.split_values("--methods", methods)]
+    names = load(_MODULE + "methods:parse_methods")(texts)
     keeps = load(_MODULE + "methods:parse_keeps")(shared.split_values("--keep", keep))
     for option, file in (("--json", json_file), ("--plot", plot)):
         check_file(option, file)

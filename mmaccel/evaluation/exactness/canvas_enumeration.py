@@ -235,6 +235,7 @@ def measure_toys(policies: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "tokens": float(_LENGTH),
             "passes": passes,
             "tokens_per_pass": _LENGTH / passes,
+            "canvases": passes,
             "positions": _LENGTH * passes,
             "nats": nats,
             "same": None,

@@ -14,7 +14,6 @@ torchvision that the network has no use for.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -32,6 +31,7 @@ from mmaccel.checks import show
 from mmaccel.errors import MissingBackendError, OptionError, ShapeError
 from mmaccel.evaluation.quality.frechet import Array, check_features
 from mmaccel.limits import MAX_WIDTH
+from mmaccel.own_code import import_named, reason
 
 _PACKAGE, _MODULE = "torch_fidelity", "torch_fidelity.feature_extractor_inceptionv3"
 Extract = Callable[[Tensor], Tensor]
@@ -65,7 +65,7 @@ def open_extractor(name: str, weights: Path | None = None) -> Extract:
 
 
 def load_callable(name: str, option: str, wanted: str = "module:function") -> Callable[..., Any]:
-    """Import a callable of the user's; the folder in which the program runs counts as installed.
+    """Import a callable of the user's; see `mmaccel.own_code.import_named`.
 
     Returns:
         A function that calls it, and raises OptionError where it raises anything.
@@ -73,20 +73,7 @@ def load_callable(name: str, option: str, wanted: str = "module:function") -> Ca
     Raises:
         OptionError: no such module or name, no callable, or a module that raises when imported.
     """
-    module, _, attribute = name.partition(":")
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        is_name = module and attribute and not module.startswith(".")
-        found: Any = getattr(import_module(module), attribute) if is_name else None
-    except (Exception, SystemExit) as error:  # the module is the user's own code
-        raise OptionError(
-            f"{option}: expected {wanted}, received {show(name)} ({_reason(error)}); check the "
-            "spelling and the module"
-        ) from error
-    finally:
-        if here in sys.path:  # the module may have changed it
-            sys.path.remove(here)
+    found = import_named(name, option, wanted)
     if not callable(found):
         raise OptionError(f"{option}: expected {wanted}, received {show(name)}; name a callable")
 
@@ -96,19 +83,10 @@ def load_callable(name: str, option: str, wanted: str = "module:function") -> Ca
         except (Exception, SystemExit) as error:
             raise OptionError(
                 f"{option}: expected {show(name)} to return for {len(args[0])} images, received "
-                f"{_reason(error)}; call it with such images to find out why"
+                f"{reason(error)}; call it with such images to find out why"
             ) from error
 
     return call
-
-
-def _reason(error: BaseException) -> str:
-    """The class and the message of an exception of the user's code, on one line."""
-    try:
-        text = " ".join(str(error).split())[:100]
-    except Exception:  # its __str__ is the user's code too
-        text = "a message that cannot be read"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def extract_all(batches: Iterable[Tensor], extract: Extract) -> Array:
@@ -181,7 +159,7 @@ def open_inception(weights: Path) -> Callable[[Tensor], Tensor]:
     except Exception as error:  # of whatever a file holds
         raise OptionError(
             f"weights: expected the state dict of torch-fidelity's Inception, received "
-            f"{str(weights)!r} ({_reason(error)}); take "
+            f"{str(weights)!r} ({reason(error)}); take "
             "weights-inception-2015-12-05-6726825d.pth of its releases"
         ) from error
 

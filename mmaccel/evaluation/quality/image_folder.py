@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.limits import parse_json, read_lines
+from mmaccel.pipelines.loading.pictures import open_picture
 
 LIST = "prompts.jsonl"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -94,20 +95,9 @@ def open_image(file: Path) -> Any:
     Raises:
         OptionError: it cannot be; with the file's name.
     """
-    from PIL import Image
-
-    # what Pillow raises for broken files, and for those too large to be meant well
-    broken = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-    try:
-        image = Image.open(file)
+    with open_picture(file) as image:
         image.load()
-    except broken as error:
-        reason = " ".join(str(error).split())[:80]
-        raise OptionError(
-            f"image: expected a whole image, received {str(file)!r} ({reason}); make it again "
-            "or take it out of the folder"
-        ) from error
-    return image
+        return image
 
 
 def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]:

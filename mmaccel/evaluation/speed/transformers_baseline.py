@@ -2,10 +2,11 @@
 
 `transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` lets it
 compile the pass of one token as well (`torch.compile`), which is what its authors recommend for
-speed. Nothing of ours decodes, keeps a cache or runs the model; the draw alone is ours: the logits
-of every pass go through the sampling parameters and the frozen noise of the plain loop, in a logits
-processor that leaves one token, so that all sides make the same tokens and none is faster by
-drawing less.
+speed; `assisted` drafts by prompt lookup too, one sequence after another, since transformers'
+assisted decoding takes one. Nothing of ours decodes, keeps a cache or runs the model; the draw
+alone is ours: the logits of every pass go through the sampling parameters and the frozen noise of
+the plain loop, in a logits processor that leaves one token, so that all sides make the same tokens
+and none is faster by drawing less.
 
 Guidance runs as rows of the same pass, which is faster than the second call that transformers' own
 guidance makes. Prompts are padded to the longest of the report, so that shapes never change.
@@ -14,7 +15,7 @@ guidance makes. Prompts are padded to the longest of the report, so that shapes 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.attach.fallback import PassCounter
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.runner.run_lock import alone
@@ -31,7 +33,10 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
-BASELINES = ("transformers", "static", "compiled")
+BASELINES = ("transformers", "static", "compiled", "assisted")
+_COMPILED = ("compiled", "assisted")
+_ADDED = ("tokens", "passes", "row_passes", "seconds", "forward_seconds", "captures")
+_LOOKUP = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
 BACKEND = "inductor"  # of torch.compile
 
 
@@ -58,23 +63,29 @@ class BaselineDecoding:
         policy: None = None,
         seed: Sequence[int],
         batch_size: int,
-    ) -> list[ImageOutput]:
-        """One batch.
+    ) -> Iterator[ImageOutput]:
+        """Batch after batch, as they are finished.
 
         Args:
-            captions: B of them.
-            filters: without a processor.
+            captions: of all images.
+            params: without a processor.
             policy: none; `generate` is the policy.
             seed: one for each.
-            batch_size: B.
+            batch_size: images of a batch; the last one may have fewer.
         """
-        assert len(captions) == batch_size
-        tokens, stats = self.decode(captions, params, seed, self.pipe.length)
+        for first in range(0, len(captions), batch_size):
+            part = slice(first, first + batch_size)
+            yield self._make(captions[part], params, seed[part])
+
+    def _make(
+        self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int]
+    ) -> ImageOutput:
+        tokens, stats = self.decode(captions, params, seeds, self.pipe.length)
         began = time.perf_counter()
-        images = self.pipe.image_model.render(tokens, captions, list(seed))
+        images = self.pipe.image_model.render(tokens, captions, list(seeds))
         stats.pixel_seconds = time.perf_counter() - began
         passes = torch.full((len(captions),), stats.passes)
-        return [ImageOutput(images, tokens.cpu(), passes, stats, list(captions))]
+        return ImageOutput(images, tokens.cpu(), passes, stats, list(captions))
 
     @torch.no_grad()
     def decode(
@@ -87,7 +98,9 @@ class BaselineDecoding:
         """
         from transformers import GenerationConfig, LogitsProcessorList
 
-        if self.name == "compiled" and self._size != len(captions):
+        if self.name == "assisted" and len(captions) > 1:
+            return self._decode_in_turn(captions, params, seeds, length)
+        if self.name in _COMPILED and self._size != len(captions):
             self.close()  # every size has graphs of its own, as if it were the only one
             self._size = len(captions)
         images, before, began = self.pipe.image_model, _count_graphs(), time.perf_counter()
@@ -95,18 +108,19 @@ class BaselineDecoding:
         prompt = images.prompt(ids, params.guidance_scale != 1)
         rows, mask = self._align(prompt)
         noise = Noise.from_seed(seeds, len(captions), self.model.device)
-        draw = _Draw(prompt, params, noise, self.model.vocab_size)
+        longest = rows.shape[1]
+        draw = _Draw(prompt, params, noise, self.model.vocab_size, longest=longest)
         config = GenerationConfig(
             max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
         )
-        with alone(self.model):
+        with alone(self.model), PassCounter(self.model.model) as counter:
             found: Any = self.model.model.generate(
                 rows,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([draw]),
                 generation_config=config,
             )
-        if self.name == "compiled" and "_compiled_call" not in vars(self.model.model):
+        if self.name in _COMPILED and "_compiled_call" not in vars(self.model.model):
             raise UnsupportedModelError(
                 "compiled: expected transformers to compile its pass of one token, which it did "
                 "not; its version may not do so on this device"
@@ -114,17 +128,30 @@ class BaselineDecoding:
         tokens = found[: len(captions), rows.shape[1] :]
         seconds, made = time.perf_counter() - began, tokens.numel()
         return tokens, Stats(
-            policy=self.name, tokens=made, passes=draw.calls, row_passes=draw.calls * len(captions),
-            accepted=[draw.calls * len(captions)], seconds=seconds, branches=prompt.branches,
+            policy=self.name, tokens=made, passes=counter.passes,
+            row_passes=counter.passes * len(captions), seconds=seconds, branches=prompt.branches,
+            accepted=[made] if counter.passes == length else [],  # drafts: not counted by slot
             forward_seconds=seconds - draw.seconds, captures=_count_graphs() - before,
         )  # fmt: skip
+
+    def _decode_in_turn(
+        self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int], length: int
+    ) -> tuple[Tensor, Stats]:
+        """One sequence after another; passes and seconds are added."""
+        parts = [
+            self.decode([caption], params, [seed], length) for caption, seed in zip(captions, seeds)
+        ]
+        stats = parts[0][1]
+        for name in _ADDED:
+            setattr(stats, name, sum(getattr(part, name) for _, part in parts))
+        return torch.cat([tokens for tokens, _ in parts]), stats
 
     def close(self) -> None:
         """Forget what was compiled, and leave nothing on the model."""
         model = self.model.model
         for name in set(vars(model)) - self._before:
             delattr(model, name)
-        if self.name == "compiled":
+        if self.name in _COMPILED:
             torch._dynamo.reset()
 
     def _how(self) -> dict[str, Any]:
@@ -139,7 +166,8 @@ class BaselineDecoding:
             backend=BACKEND, dynamic=False, mode="default" if is_cpu else "reduce-overhead"
         )
         how._compile_all_devices = True  # type: ignore[assignment]  # a processor too
-        return {"cache_implementation": "static", "compile_config": how}
+        drafts = _LOOKUP if self.name == "assisted" else {}
+        return {"cache_implementation": "static", "compile_config": how, **drafts}
 
     def _align(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Prompts `[R, T]` int64 padded on the left, as `generate` wants them, and their mask."""
@@ -152,17 +180,28 @@ class BaselineDecoding:
 
 
 class _Draw:
-    """A logits processor that draws as the plain loop does, and leaves that token alone."""
+    """A logits processor that draws as the plain loop does, and leaves that token alone.
+
+    The slot is read from the length of the ids, since assisted decoding draws for several drafts of
+    a pass, and for a slot again where a draft was wrong.
+    """
 
     def __init__(
-        self, prompt: Prompt, params: SamplingParams, noise: Noise, vocab_size: int
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        noise: Noise,
+        vocab_size: int,
+        *,
+        longest: int,
     ) -> None:
         self.prompt, self.params, self.noise, self.vocab_size = prompt, params, noise, vocab_size
-        self.calls, self.seconds = 0, 0.0
+        self.longest, self.seconds = longest, 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         began, branches = time.perf_counter(), self.prompt.branches
-        slots = input_ids.new_full((len(scores) // branches, 1), self.calls)
+        slot = input_ids.shape[1] - self.longest
+        slots = input_ids.new_full((len(scores) // branches, 1), slot)
         target = self.params.apply(
             scores[:, None, : self.vocab_size], branches, slots[:, :0], slots, slots,
             self.prompt.layout,
@@ -170,7 +209,7 @@ class _Draw:
         noise = self.noise.frozen(slots, self.vocab_size, self.params.temperature)
         tokens = (target + noise)[:, 0].argmax(-1).repeat(branches)  # [R]
         alone_in_row = torch.full_like(scores, float("-inf")).scatter_(1, tokens[:, None], 0.0)
-        self.calls, self.seconds = self.calls + 1, self.seconds + time.perf_counter() - began
+        self.seconds += time.perf_counter() - began
         return alone_in_row
 
 
@@ -213,10 +252,15 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
         )
     if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
-    if name == "compiled":
+    if name in _COMPILED:
         reason = _try(lambda: _compile(pipe.model.device))
         if reason:
             return f"torch.compile does not work here ({reason}); on a processor it needs g++"
+    if name == "assisted" and params.guidance_scale != 1:
+        return (
+            "transformers' assisted decoding takes one sequence, and guidance is two; its own "
+            "guidance processor beside assisted decoding makes other tokens than without"
+        )
     decoding = BaselineDecoding(pipe, "static" if name == "compiled" else name, [caption])
     try:
         reason = _try(lambda: decoding.decode([caption], params, [0], _TRIED))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import mmaccel
-from mmaccel.catalog import REDUCERS
+from mmaccel.catalog import REDUCERS, load
 from mmaccel.checks import check_number, show, suggest
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.own_code import find_own
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 ALL_TOKENS = "all tokens"
@@ -47,7 +48,8 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
     """Names of methods, the controls first; none given: all.
 
     Args:
-        texts: of the catalog or of the classes, in any case, with or without `-` and `_`.
+        texts: of the catalog or of the classes, in any case, with or without `-` and `_`; of an
+            entry point, or a typed `module:Name`.
 
     Raises:
         OptionError: an unknown name.
@@ -56,6 +58,8 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
     found = []
     for text in texts:
         name = spelled.get(_plain(text))
+        if name is None and find_own("reducers", text) is not None:
+            name = text
         if name is None:
             raise OptionError(
                 f"--methods: expected some of {', '.join(REDUCERS)}, received {show(text)}; "
@@ -96,7 +100,7 @@ def list_sides(
 
     Args:
         model: a vision-language model of transformers.
-        names: out of `METHODS`.
+        names: out of `METHODS`, or as `mmaccel.own_code.find_own` takes them.
         keeps: the fractions.
 
     Returns:
@@ -109,7 +113,8 @@ def list_sides(
         pass
     sides, left_out = [Side()], {}
     for name in names:
-        method = getattr(mmaccel, name)
+        target = None if name in METHODS else find_own("reducers", name)
+        method = getattr(mmaccel, name) if target is None else load(target)
         try:
             with mmaccel.attach(model, "autoregressive", visual_tokens=method(keep=keeps[0])):
                 sides += [Side(name, keep, method(keep=keep)) for keep in keeps]

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice, check_int, check_number, show
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
-from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens
+from mmaccel.reduction.visual_tokens.plan import Plan, check_plan, keep_tokens
 from mmaccel.reduction.visual_tokens.selection import top
 from mmaccel.results import Exactness
 
@@ -135,15 +135,35 @@ class TokenReducer:
 
         Raises:
             UnsupportedModelError: the context lacks what the method needs.
+            ShapeError: `score` or `select` returns something else than it should.
 
-        Cost: two host synchronisations, and the method's own.
+        Cost: three host synchronisations, and the method's own.
         """
         self.check(context.has)
         budget = self.budget(context)
         if self.keep == 1 or bool((budget >= context.counts).all()):
             return keep_tokens(context.valid, context.valid, context.size)
         scores = self.score(context)
-        return self.select(scores, context, self.limit(scores, context, budget))
+        self._check_scores(scores, context)
+        try:
+            plan = self.select(scores, context, self.limit(scores, context, budget))
+            check_plan(plan, context.valid)
+        except ShapeError as error:
+            raise ShapeError(f"{self.name}.select: {error}") from error
+        return plan
+
+    def _check_scores(self, scores: Any, context: VisualContext) -> None:
+        expected = list(context.valid.shape)
+        if not isinstance(scores, Tensor):
+            received = f"a {type(scores).__name__}"
+        elif list(scores.shape) == expected and scores.is_floating_point():
+            return
+        else:
+            received = f"{list(scores.shape)} of {scores.dtype}"
+        raise ShapeError(
+            f"{self.name}.score: expected {expected} of floating point, a score for each visual "
+            f"token of each row, received {received}; see docs/extending.md"
+        )
 
 
 def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> tuple[int, ...]:

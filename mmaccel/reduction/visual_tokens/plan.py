@@ -58,9 +58,9 @@ def keep_tokens(chosen: Tensor, valid: Tensor, size: Tensor | None = None) -> Pl
         size: `[B, N]` float32, how many tokens each stands for already; None: 1.
 
     Raises:
-        ShapeError: a mask of another shape than `valid`, indices of another batch.
+        ShapeError: a mask of another shape than `valid`, indices of another batch or out of range.
 
-    Cost: one host synchronisation, for K.
+    Cost: one host synchronisation, for K; one more for indices.
     """
     mask = _to_mask(chosen, valid) & valid
     counts = mask.sum(1)
@@ -76,14 +76,61 @@ def keep_tokens(chosen: Tensor, valid: Tensor, size: Tensor | None = None) -> Pl
 def _to_mask(chosen: Tensor, valid: Tensor) -> Tensor:
     if chosen.dtype == torch.bool and chosen.shape == valid.shape:
         return chosen
-    if chosen.dtype == torch.bool or chosen.ndim != 2 or len(chosen) != len(valid):
+    rows, n = valid.shape
+    if chosen.dtype != torch.int64 or chosen.ndim != 2 or len(chosen) != rows:
         raise ShapeError(
-            f"plan: expected a mask {list(valid.shape)} or indices [{len(valid)}, k], received "
-            f"{chosen.dtype} {list(chosen.shape)}; choose among the tokens of the context"
+            f"plan: expected a mask {[rows, n]} of torch.bool or indices [{rows}, k] of "
+            f"torch.int64, received {list(chosen.shape)} of {chosen.dtype}; choose among the "
+            "tokens of the context"
         )
-    mask = valid.new_zeros(len(valid), valid.shape[1] + 1)  # the last column takes the -1
-    mask.scatter_(1, chosen.where(chosen >= 0, valid.shape[1]), True)
+    if chosen.numel() and int(chosen.max()) >= n:
+        raise ShapeError(
+            f"plan: expected indices below {n}, the number of tokens, received "
+            f"{int(chosen.max())}; choose among the tokens of the context"
+        )
+    mask = valid.new_zeros(rows, n + 1)  # the last column takes the -1
+    mask.scatter_(1, chosen.where(chosen >= 0, n), True)
     return mask[:, :-1]
+
+
+def check_plan(plan: Plan, valid: Tensor) -> None:
+    """Check what a method of somebody else may get wrong; `find_broken_laws` knows the rest.
+
+    Args:
+        plan: any.
+        valid: `[B, N]` bool, the tokens that exist.
+
+    Raises:
+        ShapeError: no `Plan`, a tensor of another shape or dtype, or an index out of range.
+
+    Cost: one host synchronisation.
+    """
+    if not isinstance(plan, Plan):
+        raise ShapeError(
+            f"plan: expected a Plan, received a {type(plan).__name__}; return keep_tokens(...) or "
+            "merge_tokens(...)"
+        )
+    rows, n = valid.shape
+    slots = plan.keep.shape[-1]
+    expected = {
+        "keep": ([rows, slots], torch.int64),
+        "assign": ([rows, n], torch.int64),
+        "weight": ([rows, n], torch.float32),
+        "size": ([rows, slots], torch.float32),
+    }
+    for name, (shape, dtype) in expected.items():
+        found = getattr(plan, name)
+        if list(found.shape) != shape or found.dtype != dtype:
+            raise ShapeError(
+                f"plan.{name}: expected {shape} of {dtype}, received {list(found.shape)} of "
+                f"{found.dtype}; keep_tokens and merge_tokens make all four"
+            )
+    if bool((plan.keep >= n).any() | (plan.assign >= slots).any()):
+        raise ShapeError(
+            f"plan: expected keep below {n} tokens and assign below {slots} slots, received "
+            f"{int(plan.keep.max())} and {int(plan.assign.max())}; choose among the tokens of the "
+            "context"
+        )
 
 
 def merge_tokens(

@@ -91,6 +91,7 @@ class GemmaRun:
         """
         seed = draw_seed(None) if self._seed is None else self._seed
         self._noise = Noise.from_seed(seed, batch, device)
+        self.stats.seed = seed
 
     def configure(self, config: Any, device: torch.device) -> None:
         """Read a call's generation configuration.
@@ -178,6 +179,7 @@ class GemmaRun:
         stats.row_passes += new.row_passes
         stats.nats += new.nats + rule.nats
         stats.positions += decoder.positions
+        stats.canvases += new.canvases
         stats.forward_seconds += new.forward_seconds
         so_far = new.notes if self._index == 0 else stats.notes
         stats.notes = [note for note in so_far if note in new.notes]  # what holds of all canvases

@@ -23,9 +23,9 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     Methods,
     callback_tensors,
     check_inputs,
-    check_unchanged,
     decode_texts,
 )
+from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
@@ -99,9 +99,10 @@ def _make_after_pass(pipe: Any, callback: Any, names: Sequence[str]) -> AfterPas
     total = count()
 
     def after_pass(step: int, canvas: Tensor, scores: Tensor) -> None:
-        tensors = {"canvas": canvas.clone(), "logits": scores}
-        returned = callback(pipe, next(total), step, {name: tensors[name] for name in names})
-        check_unchanged(returned, "canvas", canvas, "layout=")
+        tensors = {"canvas": canvas, "logits": scores}
+        wanted = {name: tensors[name] for name in names}
+        call_back(callback, pipe, next(total), step, wanted, remedy="use layout=")
+        refuse_interrupt(pipe)
 
     return after_pass
 

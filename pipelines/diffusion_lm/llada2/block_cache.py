@@ -128,7 +128,7 @@ class CachedCalls:
             out, computed = self._call(*args, **options), inputs.ids.numel()
         else:
             out, computed = self._run_cached(inputs, self._reading)
-            self.arithmetic = find_arithmetic(self._model, out.logits)
+            self.arithmetic = find_arithmetic(self._model, out.logits, self._model.product_dtypes)
         self.passes, self.positions = self.passes + 1, self.positions + computed
         is_real = inputs.visible.bool() | (inputs.ids == self._mask_token)  # all but padding
         if bool(out.logits[:, -self._block :][is_real[:, -self._block :]].isnan().any()):

@@ -18,12 +18,9 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
 from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
-from mmaccel.pipelines.diffusion_lm.pipeline_service import (
-    check_inputs,
-    check_unchanged,
-    decode_texts,
-)
+from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
 from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
+from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -119,17 +116,17 @@ def decode(
     stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
     params = read_params(given)
-    if seed is None:
-        seed = draw_seed(given["generator"]) if params.temperature > 0 else 0
+    if seed is None and params.temperature > 0:
+        seed = draw_seed(given["generator"])
     model = BlockDenoiser(cached, call.mask_token, call.block)
-    on_step = _make_on_step(pipe, given["callback_on_step_end"], ids, call.mask_token)
-    noise = Noise.from_seed(seed, prompt.batch, ids.device)
+    on_step = _make_on_step(pipe, given["callback_on_step_end"], ids, call)
+    noise = Noise.from_seed(0 if seed is None else seed, prompt.batch, ids.device)
     generation = policy.sample(
         model, prompt, call.length, params=params, noise=noise, on_step=on_step
     )
     slots = torch.arange(call.length, device=ids.device)
     sequences = torch.where(slots < generation.lengths[:, None], generation.tokens, call.mask_token)
-    generation.stats.reference = REFERENCE
+    generation.stats.reference, generation.stats.seed = REFERENCE, seed
     return _make_output(pipe, call, sequences), generation.stats
 
 
@@ -144,17 +141,17 @@ def read_params(given: Any) -> SamplingParams:
     )
 
 
-def _make_on_step(pipe: Any, callback: Any, prompt: Tensor, mask_token: int) -> OnCanvasStep | None:
+def _make_on_step(pipe: Any, callback: Any, prompt: Tensor, call: BlockCall) -> OnCanvasStep | None:
     """The pipeline's step callback, called after every pass."""
     if callback is None:
         return None
 
     def on_step(progress: CanvasProgress) -> None:
-        canvas = torch.where(progress.is_committed, progress.tokens, mask_token)
-        tokens = torch.cat([prompt, canvas], 1)
+        canvas = torch.where(progress.is_committed, progress.tokens, call.mask_token)
+        tokens = {"block_x": torch.cat([prompt, canvas], 1)}
         step = progress.passes - 1
-        returned = callback(pipe, step, step, {"block_x": tokens.clone()})
-        check_unchanged(returned, "block_x", tokens, "CachedBlocks() or layout=")
+        call_back(callback, pipe, step, step, tokens, remedy="use CachedBlocks() or layout=")
+        refuse_interrupt(pipe)
 
     return on_step
 

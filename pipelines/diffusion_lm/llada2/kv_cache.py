@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_form
+from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 
 
 class CachedModel:
@@ -51,6 +53,7 @@ class CachedModel:
         self.config: Any = config
         self._n_layers = n_layers
         self._call, self.form = call, form
+        self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
         weight = next(p for p in model.parameters() if p.dtype.is_floating_point)
         self.dtype, self.device = weight.dtype, weight.device
 
@@ -58,6 +61,11 @@ class CachedModel:
         """Start an empty cache of `cache_size` indices in each of `rows` rows."""
         self._layout = KVCacheLayout(rows, cache_size, reports_past_only=True)
         self._cache = make_cache(self._n_layers, self._layout)
+
+    @property
+    def product_dtypes(self) -> set[torch.dtype]:
+        """See `KVCacheLayout.product_dtypes`."""
+        return self._layout.product_dtypes
 
     def run(
         self, tokens: Tensor, positions: Tensor, cache_indices: Tensor, reads: Tensor
@@ -81,8 +89,8 @@ class CachedModel:
             tokens,
             attention_mask=make_form(reads, self.form, self.dtype),
             position_ids=positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._cache_argument: self._cache},
         )
         logits: Tensor = out.logits
         return logits

@@ -1,0 +1,181 @@
+"""Methods of other packages, by entry points, and of the user, by `module:Name`.
+
+A package is installed because somebody wants it: names of its entry points are taken everywhere.
+A `module:Name` is code that runs only where a person asked for it. Out of a prompt file, a request
+to the server, a workflow or a checkpoint it is a plain `str`, which is never imported; the options
+of the command line make a `TypedName` of what was typed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from mmaccel.checks import show, suggest
+from mmaccel.errors import OptionError
+
+ONLY_TYPED = (
+    "a module:Name is taken from the command line alone, where it is typed; in Python give an "
+    "instance"
+)
+_ABSENT = object()
+_CHILD = "a frozen dataclass that is a child of"
+_WANTED = {  # slot -> name of the option, base class if there is one, what is expected
+    "policies": (
+        "policy", None,
+        "a frozen dataclass with exactness and sample, such as a child of WindowPolicy or "
+        "SelectorPolicy",
+    ),
+    "reducers": (
+        "visual_tokens", "mmaccel.reduction.visual_tokens.contract:TokenReducer",
+        f"{_CHILD} TokenReducer",
+    ),
+    "drafts": (
+        "drafts", "mmaccel.samplers.window.proposers:DraftSource", f"{_CHILD} DraftSource",
+    ),
+}  # fmt: skip
+
+
+class TypedName(str):
+    """A name that was typed on the command line: a short name, or `module:Name`."""
+
+    __slots__ = ()
+
+
+@cache
+def installed(slot: str) -> dict[str, str]:
+    """What other packages bring, looked up once: name -> "module:Name".
+
+    Args:
+        slot: the group of entry points without "mmaccel.": "families", whose names are a
+            `model_type`; "policies", "reducers" or "drafts".
+    """
+    return {found.name: found.value for found in entry_points(group=f"mmaccel.{slot}")}
+
+
+def is_module_name(name: Any) -> bool:
+    """Whether a name is written as `module:Name`."""
+    return isinstance(name, str) and ":" in name
+
+
+def find_own(slot: str, name: str) -> str | None:
+    """The "module:Name" of a method that is not ours, loaded and checked.
+
+    Args:
+        slot: "policies", "reducers" or "drafts".
+        name: a short name, or a `module:Name`.
+
+    Returns:
+        None for a short name that no package brings, and for a `module:Name` that is no
+        `TypedName`.
+
+    Raises:
+        OptionError: code that cannot be loaded, or is no such method.
+    """
+    target = installed(slot).get(name)
+    if target is None and isinstance(name, TypedName) and is_module_name(name):
+        target = str(name)
+    if target is None:
+        return None
+    option, base, wanted = _WANTED[slot]
+    found = import_named(target, option)
+    fields = getattr(found, "__dataclass_params__", None)  # None: no dataclass
+    is_frozen = fields is not None and fields.frozen
+    if base is None:
+        is_method = hasattr(found, "exactness") and callable(getattr(found, "sample", None))
+    else:
+        is_method = isinstance(found, type) and issubclass(found, import_named(base, option))
+    if not (isinstance(found, type) and is_frozen and is_method):
+        raise OptionError(
+            f"{option}: expected {wanted}, received {show(target)}, {_describe(found)}; see "
+            "docs/extending.md"
+        )
+    return target
+
+
+def _describe(found: Any) -> str:
+    if not isinstance(found, type):
+        return f"a {type(found).__name__}"
+    parents = [parent.__name__ for parent in found.__bases__ if parent is not object]
+    child = f", a child of {', '.join(parents)}" if parents else ""
+    if not is_dataclass(found):
+        return f"a class that is no dataclass{child}"
+    is_frozen = found.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return f"{'a frozen dataclass' if is_frozen else 'a dataclass that is not frozen'}{child}"
+
+
+def import_named(name: str, option: str, wanted: str = "module:Name") -> Any:
+    """What a `module:Name` names.
+
+    The module is found as Python finds it, and also in the folder in which the program runs, which
+    counts as the last entry of `sys.path` during this look-up.
+
+    Args:
+        name: the text.
+        option: for messages.
+        wanted: how such a text is written, for messages.
+
+    Raises:
+        OptionError: another text, no such module or name, or a module that raises when imported.
+    """
+    given = f"{option}: expected {wanted}, received {show(name)}"
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise OptionError(f"{given}; write for example mine:MyOwn, of a file mine.py")
+    try:
+        with _working_folder_last():
+            loaded = import_module(module)
+    except (Exception, SystemExit) as error:  # the module is the user's own code
+        raise OptionError(f"{given} ({_why(error, module)})") from error
+    found = getattr(loaded, attribute, _ABSENT)
+    if found is _ABSENT:
+        public = [known for known in vars(loaded) if not known.startswith("_")]
+        remedy = suggest(attribute, public, "check the spelling")
+        raise OptionError(f"{given} ({_file_of(loaded)} has no {show(attribute)}); {remedy}")
+    return found
+
+
+@contextmanager
+def _working_folder_last() -> Iterator[None]:
+    """Python finds modules in the working folder too, after all others."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        here = ""
+    is_new = bool(here) and here not in sys.path
+    if is_new:
+        sys.path.append(here)
+    try:
+        yield
+    finally:
+        if is_new and here in sys.path:  # the module may have changed it
+            sys.path.remove(here)
+
+
+def _why(error: BaseException, module: str) -> str:
+    """Why a module cannot be imported, and what helps."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and f"{module}.".startswith(f"{missing}."):
+        return "no module of that name here or installed; go to its folder, or install it"
+    return f"importing it raises {reason(error)}; run it with python -m to see where"
+
+
+def reason(error: BaseException) -> str:
+    """The class and the message of an exception of the user's code, on one line."""
+    try:
+        text = " ".join(str(error).split())[:100]
+    except Exception:  # its __str__ is the user's code too
+        text = "a message that cannot be read"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _file_of(module: ModuleType) -> str:
+    return str(getattr(module, "__file__", None) or module.__name__)

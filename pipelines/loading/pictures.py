@@ -1,0 +1,85 @@
+"""Picture files of strangers: the one place of the project that opens them.
+
+Pillow reads some fifty formats, and hands one of them (PostScript) to a program that runs it. Here
+it may read those that pictures have. The size in the header is checked before pixels are decoded: a
+file of 20 KB may ask for gigabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from struct import error as struct_error
+from typing import Any
+from zlib import error as zlib_error
+
+from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.limits import MAX_PIXELS
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_EXPECTED = "PNG, JPEG, WebP, GIF, BMP or TIFF"
+_BROKEN = (  # what Pillow raises for broken files
+    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SyntaxError,
+    TypeError, ValueError, zlib_error, struct_error,
+)  # fmt: skip
+
+
+@contextmanager
+def open_picture(file: str | Path, option: str = "image") -> Iterator[Any]:
+    """Open a picture; what Pillow raises for a broken one inside the block becomes one error.
+
+    Args:
+        file: a regular file; its name says nothing about its format.
+        option: begins the message.
+
+    Yields:
+        A PIL image, which reads its pixels when they are asked for and is closed after the block.
+
+    Raises:
+        OptionError: no such file, another format, more than `MAX_PIXELS` pixels, or a broken file.
+    """
+    from PIL import Image
+
+    if not os.path.isfile(file):  # False for a name that is too long, unlike Path.is_file
+        raise OptionError(f"{option}: expected a file, received {str(file)!r}; check the path")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(file, formats=FORMATS)
+        with opened:
+            check_pixels(opened.size, str(file), option)
+            yield opened
+    except MMAccelError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise OptionError(
+            f"{option}: expected at most {MAX_PIXELS} pixels, received {str(file)!r} with more "
+            f"({' '.join(str(error).split())[:120]}); scale it down"
+        ) from error
+    except _BROKEN as error:
+        raise OptionError(
+            f"{option}: expected an image, received {str(file)!r}, which Pillow does not read as "
+            f"{_EXPECTED} ({' '.join(str(error).split())[:120]}); save it again as PNG"
+        ) from error
+
+
+def check_pixels(size: tuple[int, int], name: str, option: str) -> None:
+    """Refuse a picture that takes gigabytes to decode.
+
+    Args:
+        size: width and height, from the header.
+        name: of the file.
+        option: begins the message.
+
+    Raises:
+        OptionError: more than `MAX_PIXELS` pixels.
+    """
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise OptionError(
+            f"{option}: expected at most {MAX_PIXELS} pixels, received {name!r} with "
+            f"{width}x{height}; scale it down"
+        )

@@ -1,0 +1,112 @@
+"""What changes an attached model waits for its running calls, or is refused inside one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import BusyError
+from tests.fixtures.tiny_lms import build_lm
+
+IDS = torch.tensor([[5, 6, 7]])
+OPTIONS: dict[str, Any] = dict(
+    max_new_tokens=16, do_sample=False, eos_token_id=None, pad_token_id=0
+)
+CHANGES: dict[str, Callable[[Any, mmaccel.Handle], object]] = {
+    "detach the handle": lambda model, handle: handle.detach(),
+    "detach the model": lambda model, handle: mmaccel.detach(model),
+    "reset": lambda model, handle: handle.reset(),
+    "to": lambda model, handle: model.to(torch.float64),
+    "half": lambda model, handle: model.half(),
+}
+
+
+def _at_the_third_token(act: Callable[[], object]) -> Callable[..., Tensor]:
+    n_calls = 0
+
+    def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 3:
+            act()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    return criterion
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", CHANGES)
+def test_inside_a_call_a_change_is_refused(name: str, fused: bool) -> None:
+    model = build_lm("llama")
+    plain = model.generate(IDS, **OPTIONS)
+
+    def act() -> None:
+        with pytest.raises(BusyError, match="expected no running call"):
+            CHANGES[name](model, handle)
+
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=fused) as handle:
+        out = model.generate(IDS, stopping_criteria=[_at_the_third_token(act)], **OPTIONS)
+        assert out.equal(plain) and handle.stats is not None and not handle.stats.fallbacks
+        CHANGES[name](model, handle)  # the remedy: after the call
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_thread_waits(name: str) -> None:
+    model = build_lm("llama")
+    plain, events = model.generate(IDS, **OPTIONS), []
+    handle = mmaccel.attach(model, mmaccel.Jacobi(4), fused=True)
+
+    def change() -> None:
+        CHANGES[name](model, handle)
+        events.append("changed")
+
+    other = threading.Thread(target=change)
+
+    def act() -> None:
+        other.start()
+        other.join(0.05)
+        assert other.is_alive()  # it waits
+
+    out = model.generate(IDS, stopping_criteria=[_at_the_third_token(act)], **OPTIONS)
+    events.append("generated")
+    other.join(30)
+    assert out.equal(plain) and sorted(events) == ["changed", "generated"]
+    assert model.generate(IDS, **OPTIONS).shape == plain.shape
+    handle.detach()
+    assert len(handle.history) == 1 + (not name.startswith("detach"))
+
+
+def test_an_interrupted_wait_leaves_nothing_behind() -> None:
+    """A change that failed: the next calls and changes go on."""
+    model = build_lm("llama")
+    handle = mmaccel.attach(model, mmaccel.Jacobi(4))
+    with pytest.raises(ValueError, match="no such"):
+        model._apply(_fail)
+    assert model.generate(IDS, **OPTIONS).shape == (1, 19)
+    handle.detach()
+
+
+def _fail(tensor: Tensor) -> Tensor:
+    raise ValueError("no such move")
+
+
+def test_a_call_inside_a_call_does_not_wait_for_a_change() -> None:
+    """Another thread waits to detach; the running call may call the model once more."""
+    model = build_lm("llama")
+    handle = mmaccel.attach(model, mmaccel.Jacobi(4))
+    other = threading.Thread(target=handle.detach)
+
+    def act() -> None:
+        other.start()
+        other.join(0.05)
+        model.generate(IDS, max_new_tokens=2, pad_token_id=0)
+
+    model.generate(IDS, stopping_criteria=[_at_the_third_token(act)], **OPTIONS)
+    other.join(30)
+    assert not other.is_alive() and len(handle.history) == 2

@@ -1,0 +1,120 @@
+"""Picture files of strangers: the formats that are read, and sizes that are refused unread."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import EpsImagePlugin, Image, PngImagePlugin
+
+from mmaccel.batch import gallery
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.quality.image_folder import open_image, read_facts
+from mmaccel.outputs import video_files
+from mmaccel.outputs.video_files import read_frames
+from mmaccel.pipelines.image_to_text.prompts import read_image
+from mmaccel.pipelines.loading import pictures
+from mmaccel.pipelines.loading.pictures import open_picture
+
+DOORS: dict[str, Callable[[Path], Any]] = {
+    "answer": read_image,
+    "animate": lambda file: read_frames(file, 9),
+    "evaluate": open_image,
+    "export": read_facts,
+    "gallery": gallery._embedded_facts,
+}
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def write_header(file: Path, width: int, height: int) -> None:
+    """A PNG with a header and no pixels: whoever decodes it fails otherwise."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    end = b"\0\0\0\0IEND" + struct.pack(">I", zlib.crc32(b"IEND"))
+    file.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\0IDAT\x35\xaf\x06\x1e" + end)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_program_runs_what_a_picture_contains(
+    door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+
+    def run(*arguments: Any, **_: Any) -> Any:
+        ran.append(arguments)
+        return Image.new("RGB", (9, 9)).im
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", run)
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(POSTSCRIPT)
+    with pytest.raises(OptionError) as refused:
+        DOORS[door](file)
+    said = str(refused.value)
+    assert ran == [] and "expected an image" in said and "photo.jpg" in said and "\n" not in said
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("side", [9_460, 13_300, 60_000])  # above our limit, Pillow's two
+def test_pixels_are_counted_before_they_are_decoded(
+    door: str, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", load)
+    file = tmp_path / "large.png"
+    write_header(file, side, side)
+    with pytest.raises(OptionError, match="expected at most 89478485 pixels, received .*large.png"):
+        DOORS[door](file)
+
+
+def test_a_camera_of_61_megapixels_may_pass(tmp_path: Path) -> None:
+    write_header(tmp_path / "a.png", 9_504, 6_336)
+    with open_picture(tmp_path / "a.png") as opened:
+        assert opened.size == (9_504, 6_336)
+
+
+@pytest.mark.parametrize("kind", [*pictures.FORMATS, "MPO"])
+def test_formats_of_pictures_are_read(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "picture"  # without a suffix: the content decides
+    Image.new("RGB", (6, 4), "red").save(file, format=kind)
+    assert read_image(file).size == (6, 4) and open_image(file).size == (6, 4)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PCX", "TGA", "PPM", "ICO", "PDF", "SGI"])
+def test_other_formats_are_not(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    Image.new("RGB", (16, 16)).save(file, format=kind)
+    with pytest.raises(OptionError, match="read as PNG, JPEG, WebP, GIF, BMP or TIFF .*; save it"):
+        read_image(file)
+
+
+def test_frames_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [Image.new("RGB", (20, 10), (k, 0, 0)) for k in range(12)]
+    file = tmp_path / "a.gif"
+    pages[0].save(file, save_all=True, append_images=pages[1:])
+    monkeypatch.setattr(video_files, "MAX_KEPT", 5 * 200)
+    assert len(read_frames(file, 5)) == 5
+    with pytest.raises(OptionError, match="at most 1000 pixels in 6 frames, received .*20x10 in"):
+        read_frames(file, 6)
+    monkeypatch.setattr(video_files, "MAX_DECODED", 11 * 200)
+    with pytest.raises(OptionError, match="2200 pixels in all frames together, .* in 12 frames"):
+        read_frames(file, 5)
+
+
+def test_a_frame_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = [Image.new("P", (20, 10), k) for k in range(3)]
+    file = tmp_path / "a.gif"
+    pages[0].save(file, save_all=True, append_images=pages[1:])
+    data = bytearray(file.read_bytes())
+    last = data.rindex(b"\x2c")  # of the last frame's descriptor: left, top, width, height
+    struct.pack_into("<HH", data, last + 5, 2_000, 1_000)
+    file.write_bytes(data)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 1_000)
+    with pytest.raises(OptionError, match="expected at most 1000 pixels, received .*2000x1000"):
+        read_frames(file, 9)

@@ -1,0 +1,151 @@
+"""An invalid draft that is thrown away changes no token and does not end the call."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import (
+    Autoregressive,
+    GroupedSpeculative,
+    Jacobi,
+    Noise,
+    NumericsError,
+    SamplingParams,
+    Speculative,
+    SpeculativeJacobi,
+)
+from mmaccel.contracts import Policy
+from mmaccel.results import Generation, Progress
+from mmaccel.samplers.window.run import WindowRun
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+BAD, LENGTH, N_ROWS = 8, 18, 6
+POLICIES: list[Policy] = [
+    Jacobi(6, "random"),
+    SpeculativeJacobi(6, "independent", "random"),
+    SpeculativeJacobi(6, "maximal", "random"),
+    SpeculativeJacobi(6, "gumbel", "random"),
+    GroupedSpeculative(6, group=0, drafts="random"),
+    Speculative(4, ToyLanguage(9, seed=5, depth=2)),
+]
+
+
+class Contagious(ToyLanguage):
+    """A language in which token `BAD` is impossible, and invalid where it is drafted.
+
+    Its keys and values are NaN, so that every slot of a row is invalid while they are in the
+    memory, those before it included, as in attention under a mask.
+    """
+
+    n_spoiled = 0
+
+    def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
+        logits = super().logits_after(memory, last).clone()
+        logits[..., BAD] = -math.inf
+        is_bad = (memory[:, :-1] == BAD).any(1)
+        self.n_spoiled += int(is_bad.sum()) if not hasattr(self, "runner") else 0
+        return torch.where(is_bad[:, None, None], math.nan, logits)
+
+
+def _sample(policy: Policy, model: Any, **options: Any) -> Generation:
+    return policy.sample(
+        model,
+        make_prompt([[1, 2], [3], [4, 5, 6]] * (N_ROWS // 3)),
+        LENGTH,
+        params=options.pop("params", SamplingParams()),
+        noise=Noise.from_seed(0, N_ROWS),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
+def test_the_call_goes_on(policy: Policy, on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WindowRun, "is_on_host", on_host)
+    model = Contagious(9, depth=2)
+    made = _sample(policy, model)
+    assert model.n_spoiled > 0  # the drafts were invalid
+    assert made.lengths.tolist() == [LENGTH] * N_ROWS and not (made.tokens == BAD).any()
+    assert made.stats.tokens == sum(k * n for k, n in enumerate(made.stats.accepted, 1))
+    if isinstance(policy, Jacobi):
+        assert made.tokens.equal(_sample(Autoregressive(), Contagious(9, depth=2)).tokens)
+
+
+@pytest.mark.parametrize("sync_every", [1, 3])
+def test_captured_steps(sync_every: int) -> None:
+    """Every replay still reads nothing back; the pass that repeats one is not captured."""
+    model: Any = Contagious(9, depth=2)
+    model.forward = lambda tokens, start: _forward_without_checks(model, tokens, start)
+    model.runner = Replay(sync_every)
+    made = _sample(Jacobi(6, "random"), model)
+    assert made.tokens.equal(_sample(Autoregressive(), Contagious(9, depth=2)).tokens)
+    assert model.runner.replayed > 0 and model.runner.recorded == [6]
+
+
+def _forward_without_checks(model: Contagious, tokens: Tensor, start: Tensor) -> Tensor:
+    positions = start[:, None] + torch.arange(tokens.shape[1])
+    positions = positions.clamp(max=model.n_positions)
+    model.memory.scatter_(1, positions, tokens)
+    return model.logits_after(model.memory, positions)
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, Autoregressive()], ids=repr)
+@pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
+def test_a_row_that_is_really_invalid_ends_the_call(
+    policy: Policy, on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(ToyLanguage):
+        def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
+            logits = super().logits_after(memory, last)
+            row = torch.arange(len(memory))[:, None, None]
+            return torch.where((row == 4) & (last >= 9)[..., None], math.nan, logits)
+
+    monkeypatch.setattr(WindowRun, "is_on_host", on_host)
+    with pytest.raises(NumericsError) as error:
+        _sample(policy, Broken(9, depth=2))
+    assert error.value.rows == (4,)
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
+def test_invalid_slots_behind_a_rows_end(on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`on_step` ends rows after the pass: what the pass made behind their end is not wanted."""
+
+    class Finite(ToyLanguage):
+        def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
+            logits = torch.zeros(*last.shape, 9)
+            logits[..., 7] = 50.0  # the left draft is always right
+            return logits.masked_fill((last >= 8)[..., None], math.nan)
+
+    def on_step(progress: Progress) -> Tensor:
+        return torch.full_like(progress.lengths, 4)
+
+    monkeypatch.setattr(WindowRun, "is_on_host", on_host)
+    made = _sample(Jacobi(6, "left"), Finite(9, depth=2), on_step=on_step)
+    assert made.lengths.tolist() == [4] * N_ROWS and made.tokens[:, :4].eq(7).all()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("fused", ["auto", False])
+def test_a_model_whose_embedding_of_a_token_is_invalid(attention: str, fused: Any) -> None:
+    """Padding ids of published checkpoints may have such embeddings; greedy drafts meet them."""
+    model = build_lm("llama", tie_word_embeddings=False, attn_implementation=attention)
+    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    options: dict[str, Any] = dict(
+        max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    with torch.no_grad():
+        model.get_input_embeddings().weight[17] = math.nan
+        model.get_output_embeddings().weight[17] = 0
+    plain = model.generate(ids, **options)
+    assert not (plain == 17).any()
+    policy = SpeculativeJacobi(8, drafts="random")
+    with mmaccel.attach(model, policy, seed=3, fused=fused, strict=True):
+        assert model.generate(ids, **options).equal(plain)

@@ -1,0 +1,124 @@
+"""Draft sources of other people: the tokens stay, and what they propose is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, OptionError, SpeculativeJacobi
+from mmaccel.errors import ShapeError
+from mmaccel.pipelines.runner.engine import is_capturable
+from mmaccel.samplers.window.proposers import DraftSource, Frontier, Proposal
+from tests.fixtures.tiny_lms import build_lm
+
+N = 12
+
+
+@dataclass(frozen=True)
+class Told(DraftSource):
+    """Proposes the tokens it was told, which a run of the plain loop has made."""
+
+    answer: tuple[int, ...]
+
+    def propose(self, frontier: Frontier) -> Proposal:
+        slots = frontier.slots.clamp(max=len(self.answer) - 1)
+        return Proposal(torch.tensor(self.answer)[slots], None)
+
+
+@dataclass(frozen=True)
+class Last(DraftSource):
+    """Draws from the scores of the last slot of the last pass."""
+
+    def propose(self, frontier: Frontier) -> Proposal:
+        rows = len(frontier.token_buffer)
+        scores = frontier.last_scores
+        if scores is None:
+            scores = torch.zeros(rows, frontier.vocab_size)
+        return Proposal(None, scores[:, None])
+
+
+@dataclass(frozen=True)
+class Wrong(DraftSource):
+    """Returns what a test gives it."""
+
+    returned: ClassVar[Any] = None
+
+    def propose(self, frontier: Frontier) -> Any:
+        rows, drafts = frontier.slots.shape
+        return self.returned(rows, drafts, frontier.vocab_size)
+
+
+def generate(policy: Any, **options: Any) -> tuple[torch.Tensor, Any]:
+    model, prompt = build_lm("llama"), torch.tensor([[5, 6, 7], [9, 8, 3]])
+    given = {"do_sample": True, "max_new_tokens": N, "min_new_tokens": N} | options
+    with mmaccel.attach(model, policy, seed=3) as run:
+        made = model.generate(prompt, attention_mask=torch.ones_like(prompt), **given)
+    return made[:, prompt.shape[1] :], run.stats
+
+
+@pytest.mark.parametrize("source", [Told((1, 2, 3)), Last()], ids=repr)
+@pytest.mark.parametrize("options", [{}, {"do_sample": False}], ids=str)
+def test_drafts_change_no_token(source: DraftSource, options: dict[str, Any]) -> None:
+    plain, _ = generate(Autoregressive(), **options)
+    made, stats = generate(Jacobi(window=5, drafts=source), **options)
+    assert torch.equal(made, plain) and stats.drafts == repr(source)
+    assert stats.fallbacks == []
+
+
+def test_good_drafts_save_passes() -> None:
+    plain, _ = generate(Autoregressive(), do_sample=False)
+    told = Told(tuple(plain[0].tolist()))
+    _, stats = generate(Jacobi(window=4, drafts=told), do_sample=False)
+    _, other = generate(Jacobi(window=4, drafts=Told((0,))), do_sample=False)
+    assert stats.row_passes < other.row_passes and stats.accepted[3] >= 3  # of the first row
+
+
+def test_scores_are_those_of_neighbour_drafts() -> None:
+    """The same proposals as `neighbour`: the same passes."""
+    for policy in (Jacobi, SpeculativeJacobi, GroupedSpeculative):
+        made, stats = generate(policy(window=6, drafts=Last()))
+        wanted, other = generate(policy(window=6, drafts="neighbour"))
+        assert torch.equal(made, wanted) and stats.accepted == other.accepted
+
+
+TOKENS = torch.zeros((), dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda b, k, v: Proposal(None, None), r"Proposal\(tokens, None\) or Proposal\(None, scor"),
+        (lambda b, k, v: TOKENS.expand(b, k), r"Proposal\(tokens, None\) or Proposal\(None, scor"),
+        (lambda b, k, v: Proposal([[0] * k] * b, None), r"Proposal\(tokens, None\) or Proposal"),
+        (lambda b, k, v: Proposal(TOKENS.expand(b, 1), None), r"tokens \[2, 4\] of torch.int64, "
+         r"received \[2, 1\] of torch.int64"),
+        (lambda b, k, v: Proposal(TOKENS.int().expand(b, k), None), r"received \[2, 4\] .*int32"),
+        (lambda b, k, v: Proposal(TOKENS.expand(b, k) - 1, None), r"tokens in 0..\d+, received -1"),
+        (lambda b, k, v: Proposal(TOKENS.expand(b, k) + v, None), r"tokens in 0..(\d+), received"),
+        (lambda b, k, v: Proposal(None, torch.zeros(b, k, v - 1)), r"scores \[2, 1, \d+\] or "
+         r"\[2, 4, \d+\] of floating point, received \[2, 4, \d+\] of torch.float32"),
+        (lambda b, k, v: Proposal(None, TOKENS.expand(b, 1, v)), "received .* of torch.int64"),
+    ],
+)  # fmt: skip
+def test_a_wrong_proposal_is_named(returned: Any, said: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Wrong, "returned", staticmethod(returned))
+    with pytest.raises(ShapeError, match=rf"^drafts: expected Wrong\(\) to propose .*{said}"):
+        generate(Jacobi(window=5, drafts=Wrong()))
+
+
+def test_a_class_is_no_source() -> None:
+    with pytest.raises(OptionError, match="drafts: expected one of auto"):
+        Jacobi(drafts=Last)  # type: ignore[arg-type]
+
+
+def test_only_a_source_that_says_so_is_captured() -> None:
+    @dataclass(frozen=True)
+    class Captured(Last):
+        is_capturable: ClassVar[bool] = True
+
+    assert is_capturable(Jacobi()) and is_capturable(Jacobi(drafts=Captured()))
+    assert not is_capturable(Jacobi(drafts=Last()))
