@@ -45,7 +45,6 @@ def test_stats_report_accepted_slots_and_parts_of_the_time() -> None:
     assert stats.to_dict()["kept_by_slot"] == [1.0, 0.75, 0.75]
     assert str(stats).splitlines() == [
         "tokens       10 in 4 forward passes (2.50 a pass)",
-        "exactness    distribution",
         "guidance     2 rows of a pass per row",
         "kept by slot 100 75 75 %",
         "seconds      2.25 (model 1.50, sampler 0.50, rendering 0.25)",
