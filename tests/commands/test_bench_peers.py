@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ def bench(folder: Path, file: Path, *arguments: str) -> int:
     return main(["bench", CAPTIONS[0], *fixed, *arguments])
 
 
-def test_four_rows_at_two_scales(tiny_folder: Path, tmp_path: Path, capsys: Any) -> None:
+def test_four_rows_at_two_scales(
+    tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a.json"
+    monkeypatch.setattr(sys, "argv", ["mmaccel", "bench", "--seed", "5"])
     assert bench(tiny_folder, file, "--seed", "5") == 0
     report = json.loads(file.read_text(encoding="utf-8"))
     rows = report["first_screen"]
@@ -55,7 +59,7 @@ def test_four_rows_at_two_scales(tiny_folder: Path, tmp_path: Path, capsys: Any)
             assert row["passes"] * row["tokens_per_pass"] == pytest.approx(N_TOKENS)
             assert row["speed_up"] == pytest.approx(four[0]["seconds"] / row["seconds"])
     assert report["count"] == 2 and report["machine"]["versions"]["transformers"]
-    assert report["command"].startswith("mmaccel ")
+    assert report["command"] == "mmaccel bench --seed 5"
     said = capsys.readouterr()
     assert first in said.out and "2/2" in said.out and "guidance 2: transformers" in said.err
 
