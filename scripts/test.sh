@@ -21,7 +21,7 @@ tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@
 interpreted() { TRITON_INTERPRET=1 run_pytest -q tests/kernels/interpreted; }
 compiled() { MMACCEL_COMPILE=1 run_pytest -q tests/kernels/compiled; }
 # older releases of transformers, beside the newest one in the environment
-release() { PYTHONPATH=$(install_beside "$1") run_pytest -q -m "not slow" $RELEASE_TESTS; }
+release() { PYTHONPATH=$(install_beside "$1") run_pytest -q -m "not slow" $OLDER_TESTS; }
 transformers_5.17() { release transformers==5.17.0; }
 transformers_5.23() { release transformers==5.23.0; }
 

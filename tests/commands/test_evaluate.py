@@ -329,7 +329,11 @@ OWN = ("--features", "own_callables:means")
         (("--against", "five", *OWN, "--count", 9), 2, "--against scenes with it"),
         (("--against", "scenes", *OWN, "--count", 1), 2, "on both sides, received 5 and 1"),
         (("--against", "five", "--features", "not_python:means"), 2, "not_python"),
-        (("--against", "five", "--features", ".own_callables:means"), 2, "name a callable"),
+        (
+            ("--against", "five", "--features", ".own_callables:means"),
+            2,
+            "expected scenes, inception or module:function",
+        ),
         (("--against", "five", "--features", "own_callables:calls"), 2, "name a callable"),
         (OWN, 2, "--against with them"),
         (("--weights", "w.pth"), 2, "--against with them"),

@@ -96,7 +96,8 @@ class BaselineDecoding:
         Raises:
             UnsupportedModelError: transformers did not compile what it was asked to.
         """
-        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+        from transformers.generation import MaxLengthCriteria
 
         if self.name == "assisted" and len(captions) > 1:
             return self._decode_in_turn(captions, params, seeds, length)
@@ -110,14 +111,17 @@ class BaselineDecoding:
         noise = Noise.from_seed(seeds, len(captions), self.model.device)
         longest = rows.shape[1]
         draw = _Draw(prompt, params, noise, self.model.vocab_size, longest=longest)
+        # a static cache has no room for drafts behind the last token
+        room = _LOOKUP["prompt_lookup_num_tokens"] if self.name == "assisted" else 0
         config = GenerationConfig(
-            max_new_tokens=length, do_sample=False, pad_token_id=0, **self._how()
+            max_new_tokens=length + room, do_sample=False, pad_token_id=0, **self._how()
         )
         with alone(self.model), PassCounter(self.model.model) as counter:
             found: Any = self.model.model.generate(
                 rows,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([draw]),
+                stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(longest + length)]),
                 generation_config=config,
             )
         if self.name in _COMPILED and "_compiled_call" not in vars(self.model.model):
@@ -125,7 +129,7 @@ class BaselineDecoding:
                 "compiled: expected transformers to compile its pass of one token, which it did "
                 "not; its version may not do so on this device"
             )
-        tokens = found[: len(captions), rows.shape[1] :]
+        tokens = found[: len(captions), longest : longest + length]
         seconds, made = time.perf_counter() - began, tokens.numel()
         return tokens, Stats(
             policy=self.name, tokens=made, passes=counter.passes,
