@@ -30,6 +30,7 @@ _CHANGES = {  # audit event -> which arguments are paths that it changes
     "shutil.rmtree": (0,), "shutil.copyfile": (1,), "shutil.move": (0, 1),
 }  # fmt: skip
 _PROGRAMS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "pty.spawn")
+_ASKED = ("fc-list", "g++")  # matplotlib asks for its fonts, torch for its compiler's version
 _FORKS = "chat_templates.py"  # the one module that forks, and starts no program
 
 
@@ -71,7 +72,7 @@ class Watch:
         elif event == "os.fork":
             if not sys._getframe(1).f_code.co_filename.endswith(_FORKS):
                 self.found.append(event)
-        elif event in _PROGRAMS and arguments[0] != "fc-list":  # matplotlib asks for its fonts
+        elif event in _PROGRAMS and arguments[0] not in _ASKED:
             self.found.append(f"{event} {arguments!r:.200}")
 
     def _note(self, event: str, path: Any) -> None:

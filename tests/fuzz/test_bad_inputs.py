@@ -61,7 +61,7 @@ def test_no_input_does_harm(part: int, models: Path, watch: Watch, tmp_path: Pat
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "models").symlink_to(models)
     patch = pytest.MonkeyPatch()
-    for name in ("TMPDIR", "MPLCONFIGDIR"):
+    for name in ("TMPDIR", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"):
         patch.setenv(name, str(tmp_path / "run"))
     forget_peak()
     before = limit_memory(MEMORY)
