@@ -16,6 +16,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from mmaccel.pipelines.transformers_release import CACHE
 from tests.borrowed.borrowed_compare import Comparison
 from tests.borrowed.run import find_checkout, run_all, summarize
 
@@ -88,7 +89,7 @@ def test_the_comparison_finds_what_differs_and_nothing_else() -> None:
     hidden.past_key_values.layers[0].keys[0, :, 0] = 9
     shown.past_key_values.layers[0].keys[1, :, 0] = 9
     assert find(output(), hidden) is None
-    assert find(output(), shown) == "past_key_values.layers[0].keys: differs by up to 8.0e+00"
+    assert find(output(), shown) == f"{CACHE}.layers[0].keys: differs by up to 8.0e+00"
     first, second = output().scores
     assert "expected 2 entries" in str(find(output(), output(scores=(first,))))
     assert "scores[1]: differs" in str(find(output(), output(scores=(first, second + 2e-5))))

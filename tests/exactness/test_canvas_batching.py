@@ -158,13 +158,16 @@ def test_an_admitted_row_equals_the_row_alone(name: str, guided: bool) -> None:
 @pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_lossless_rows_equal_the_rows_alone(name: str, guided: bool) -> None:
-    """Their passes do not: a pass that is some row's first has no drafts."""
+    """Their passes do not: a pass that is some row's first has no drafts.
+
+    A number of drafts chosen by measured cost depends on the clock, alone too.
+    """
     wanted = [decode(LOSSLESS[name], [row], guided) for row in ALL]
     for n in (1, 3):
         given: list[FinishedRow] = []
         made = decode(LOSSLESS[name], ALL, guided, ContinuousBatching(n, given.append))
         assert_alone(made, wanted, given)
-        if n == 1:
+        if n == 1 and name != "by measured cost":
             assert [row.passes for row in given] == [own.stats.passes for own in wanted]
 
 

@@ -305,7 +305,7 @@ def test_other_models_and_folders_are_refused(tmp_path: Path, processor: Any) ->
     [
         (mmaccel.LazyLLM(keep=0.5), OptionError, r"expected Autoregressive\(\) with LazyLLM"),
         (mmaccel.VidCom2(keep=0.5), UnsupportedModelError, "received a LlavaNext"),
-        ("dart", OptionError, "visual_tokens: expected a method such as"),
+        ("dartt", OptionError, "did you mean dart"),
         (
             [mmaccel.HiRED(keep=0.5), mmaccel.DivPrune(keep=0.5)], OptionError,
             "expected one method a stage",
