@@ -200,7 +200,7 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
         names = list(POLICIES) if kind is None else policy_names(kind)
         because = "" if entry is None else f", which decodes a {entry.kind}, not a {kind}"
         raise OptionError(
-            f"policy: expected one of {', '.join(names)}, received {name!r}{because}; "
+            f"policy: expected one of {', '.join(names)}, received {show(name)}{because}; "
             f"{_remedy(name, names)}"
         )
     return entry
@@ -290,7 +290,7 @@ def _read_drafts(text: str) -> Any:
         return found()
     if is_module_name(text):
         raise OptionError(
-            f"drafts: expected a draft source or a folder, received {text!r}; {ONLY_TYPED}"
+            f"drafts: expected a draft source or a folder, received {show(text)}; {ONLY_TYPED}"
         )
     return source  # which the policy refuses, with the names it knows
 
@@ -336,7 +336,7 @@ def make_reducer(name: str, /, **options: Any) -> Any:
     target = REDUCERS[name].target if name in REDUCERS else find_own("reducers", name)
     if target is None:
         raise OptionError(
-            f"visual_tokens: expected one of {', '.join(REDUCERS)}, received {name!r}; "
+            f"visual_tokens: expected one of {', '.join(REDUCERS)}, received {show(name)}; "
             f"{_remedy(name, REDUCERS)}"
         )
     method = load(target)

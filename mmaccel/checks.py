@@ -7,6 +7,7 @@ received and `hint`, which says how to repair the call. A bool is never accepted
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,11 +19,18 @@ _MAX_SHOWN = 300  # characters of a value in a message
 
 
 def show(value: Any) -> str:
-    """`repr(value)` for a message, shortened; Python refuses to write integers of 4300 digits."""
+    """`repr(value)` for a message, on one line and shortened.
+
+    Python refuses to write integers of 4300 digits; arrays and tensors are named by their shape.
+    """
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
+        return f"a {type(value).__name__} {list(shape)} of {value.dtype}"
     try:
         text = repr(value)
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} that is too long to print"
+    text = " ".join(line.strip() for line in text.splitlines())
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."
 
 
@@ -84,10 +92,18 @@ def check_choice(
         raise OptionError(f"{name}: expected one of {known}, received {show(value)}; {hint}")
 
 
+def check_callable(name: str, value: Any) -> None:
+    """Raise OptionError unless `value` is None or can be called."""
+    if value is not None and not callable(value):
+        raise OptionError(
+            f"{name}: expected a function or None, received {show(value)}; leave it out"
+        )
+
+
 def check_path(
     name: str, path: str | Path, kind: Literal["file", "folder"], *, hint: str = "check the path"
 ) -> None:
     """Raise OptionError unless `path` names an existing file or folder, as `kind` asks."""
-    exists = Path(path).is_file() if kind == "file" else Path(path).is_dir()
+    exists = os.path.isfile(path) if kind == "file" else os.path.isdir(path)
     if not exists:
         raise OptionError(f"{name}: expected a {kind}, received {str(path)!r}; {hint}")

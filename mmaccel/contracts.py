@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, get_args, runtime_checka
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Exactness, Generation, OnStep
 
@@ -265,7 +265,7 @@ class Policy(Protocol):
 
 def check_window(window: Any, *, adaptive: bool) -> None:
     """Raise OptionError unless `window` is in 1..4096, or "adaptive" where that is allowed."""
-    if not (adaptive and window == "adaptive"):
+    if not (adaptive and isinstance(window, str) and window == "adaptive"):
         other = ', and "adaptive" chooses' if adaptive else ""
         check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
 
@@ -279,5 +279,5 @@ def check_policy(policy: Any, kind: str = "window") -> None:
     if not is_policy or own != kind:
         example = "Jacobi(window=32)" if kind == "window" else "LosslessUnmask()"
         remedy = f"it is for a {own}, take" if is_policy else "make an instance of"
-        what = f"expected a policy such as mmaccel.{example}, received {policy!r}; {remedy}"
+        what = f"expected a policy such as mmaccel.{example}, received {show(policy)}; {remedy}"
         raise OptionError(f"policy: {what} one of the classes that mmaccel offers for a {kind}")

@@ -6,9 +6,34 @@ message says on one line what was expected, what was received and how to repair 
 
 from __future__ import annotations
 
+import re
+
+_LONG_TEXT = re.compile(r"""(?<!\w)(?:'((?:[^'\\]|\\.){301,})'|"((?:[^"\\]|\\.){301,})")""")
+_MAX_TEXT = 300  # characters of a quoted value in a message
+_MAX_MESSAGE = 8_000  # characters: twenty wrong rows of a file, each with its reason
+
 
 class MMAccelError(Exception):
-    """Root of all errors raised on purpose by mmaccel."""
+    """Root of all errors raised on purpose by mmaccel.
+
+    Args:
+        message: what was expected and received, and what helps; long values in it are cut.
+        *more: as the built-in exception takes them.
+    """
+
+    def __init__(self, message: str = "", *more: object) -> None:
+        super().__init__(_shorten(message), *more)
+
+
+def _shorten(message: str) -> str:
+    """A message with quoted values of 300 characters, and of 8000 characters with its end."""
+    if len(message) <= _MAX_TEXT:
+        return message
+    message = _LONG_TEXT.sub(lambda found: f"{found[0][:_MAX_TEXT]}...{found[0][-1]}", message)
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    half = _MAX_MESSAGE // 2
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 class ShapeError(MMAccelError, ValueError):

@@ -80,7 +80,7 @@ def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
     """
     if text not in CUDA_GRAPHS:
         raise OptionError(
-            f"--cuda-graphs: expected one of {', '.join(CUDA_GRAPHS)}, received {text!r}; auto "
+            f"--cuda-graphs: expected one of {', '.join(CUDA_GRAPHS)}, received {show(text)}; auto "
             "uses them where they work"
         )
     return "auto" if text == "auto" else text == "on"

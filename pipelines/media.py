@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, show
 from mmaccel.contracts import Arrivals, ContinuousBatching, FinishedRow, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.runner.engine import Engine
@@ -73,7 +73,7 @@ def check_deliver(deliver: Any) -> None:
         OptionError: it cannot.
     """
     if not callable(deliver):
-        raise OptionError(f"deliver: expected a function, received {deliver!r}; give one")
+        raise OptionError(f"deliver: expected a function, received {show(deliver)}; give one")
 
 
 def collect_payloads(

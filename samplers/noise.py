@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch, noise_numpy
 from mmaccel.kernels.noise import (
@@ -29,6 +29,7 @@ from mmaccel.kernels.noise import (
     to_uniform,
     uniforms,
 )
+from mmaccel.limits import MAX_ITEMS, check_length
 
 _LOW = 0xFFFFFFFF
 
@@ -57,13 +58,15 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
     """
     given = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
     several = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
+    if several:
+        check_length("seed", given)
     try:
         if several and not given:
             raise TypeError
         values = tuple(map(_to_integer, given if several else [given]))
     except TypeError as error:
         raise OptionError(
-            f"seed: expected an integer or one per row, received {seed!r}; write 0"
+            f"seed: expected an integer or one per row, received {show(seed)}; write 0"
         ) from error
     for value in values:
         if not -(2**63) <= value < 2**64:
@@ -95,6 +98,8 @@ def choose_seed(seed: Any, generator: Any = None) -> int | list[int]:
 
 def _draw_seeds(generator: Any, seed: Any) -> int | list[int]:
     several = isinstance(generator, Sequence)
+    if several:
+        check_length("generator", generator)
     given = list(generator) if several else [generator]
     if not given or not all(isinstance(one, torch.Generator) for one in given):
         raise OptionError(
@@ -143,6 +148,7 @@ class Noise:
         Raises:
             OptionError: neither one seed nor one per row, or a seed of more than 64 bits.
         """
+        check_int("batch", batch, 0, MAX_ITEMS, hint="give the number of rows")
         checked = check_seed(seed)
         single = isinstance(checked, int)
         seeds = (checked,) * batch if isinstance(checked, int) else checked

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
 
 
@@ -43,15 +44,15 @@ class Frames:
 
     def __post_init__(self) -> None:
         pairs, ends, size = self.ranges, self.ends, self.vocab_size
-        if not _is_list(pairs) or not pairs or not all(_is_pair(pair) for pair in pairs):
+        if not _is_list(pairs) or not pairs or not all(is_pair(pair) for pair in pairs):
             raise OptionError(
                 "frames: expected one pair (lowest, highest + 1) of ids for each slot of a frame, "
-                f"received {pairs!r}; give at least one"
+                f"received {show(pairs)}; give at least one"
             )
         if not _is_list(ends) or not all(_is_int(end) for end in ends) or not _is_int(size):
             raise OptionError(
-                f"frames: expected a list of ids and a size, received ends {ends!r} and vocab_size "
-                f"{size!r}; write a single end token as (id,)"
+                f"frames: expected a list of ids and a size, received ends {show(ends)} and "
+                f"vocab_size {show(size)}; write a single end token as (id,)"
             )
         outside: list[Any] = [pair for pair in pairs if not 0 <= pair[0] < pair[1] <= size]
         outside += [end for end in ends if not 0 <= end < size]
@@ -143,5 +144,6 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _is_pair(value: Any) -> bool:
+def is_pair(value: Any) -> bool:
+    """Whether a value is a list of two integers."""
     return _is_list(value) and len(value) == 2 and all(_is_int(bound) for bound in value)

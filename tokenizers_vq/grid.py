@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError
+from mmaccel.tokenizers_vq.frames import is_pair
 
 
 @dataclass(frozen=True)
@@ -34,20 +36,22 @@ class Grid:
     image_end: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.width < 1:
+        check_int("Grid.rows", self.rows, 1, hint="give the token grid")
+        check_int("Grid.width", self.width, 1, hint="give the token grid")
+        check_int("Grid.vocab_size", self.vocab_size, 1, hint="give the model's")
+        hint = "check the model's vocabulary"
+        for name, end in (("row_end", self.row_end), ("image_end", self.image_end)):
+            if end is not None:
+                check_int(f"Grid.{name}", end, 0, self.vocab_size - 1, hint=hint)
+        if self.tokens is not None and not (is_pair(self.tokens) and self._has(*self.tokens)):
             raise OptionError(
-                f"grid: expected rows >= 1 and width >= 1, received {self.rows} x "
-                f"{self.width}; give the token grid"
+                f"Grid.tokens: expected (lowest, highest + 1) within 0..{self.vocab_size}, "
+                f"received {show(self.tokens)}; {hint}"
             )
-        low, high = self.tokens or (0, self.vocab_size)
-        special = [t for t in (self.row_end, self.image_end) if t is not None]
-        if not 0 <= low < high <= self.vocab_size or any(
-            not 0 <= t < self.vocab_size for t in special
-        ):
-            raise OptionError(
-                f"grid: expected ids within 0..{self.vocab_size - 1}, received range "
-                f"{low}..{high - 1} and special tokens {special}; check the model's vocabulary"
-            )
+
+    def _has(self, low: int, high: int) -> bool:
+        """Whether a range of ids is one of the vocabulary."""
+        return 0 <= low < high <= self.vocab_size
 
     @property
     def columns(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.logits.processor_support import is_own
@@ -88,8 +89,8 @@ def check_layout(layout: Any) -> None:
     """Raise OptionError for an object that is no layout; None passes."""
     if layout is not None and (isinstance(layout, type) or not isinstance(layout, Layout)):
         raise OptionError(
-            f"layout: expected one such as mmaccel.Frames or mmaccel.Grid, received {layout!r}; "
-            "leave it out where nothing is known about the slots"
+            f"layout: expected one such as mmaccel.Frames or mmaccel.Grid, received "
+            f"{show(layout)}; leave it out where nothing is known about the slots"
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from mmaccel.checks import show
 from mmaccel.contracts import Layout, check_policy
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.layout_processor import check_layout
@@ -105,8 +106,8 @@ def serve_pipeline(
 def _check_cached(policy: CachedBlocks, name: str | None, seed: Any, layout: Any) -> None:
     if name != "LLaDA2Pipeline":
         raise OptionError(
-            f"policy: expected one that fills a canvas for a {name}, received {policy!r}, which is "
-            "LLaDA2Pipeline's; try EntropyBounded()"
+            f"policy: expected one that fills a canvas for a {name}, received "
+            f"{show(policy)}, which is LLaDA2Pipeline's; try EntropyBounded()"
         )
     for option, value in (("seed", seed), ("layout", layout)):
         if value is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
@@ -96,4 +97,4 @@ def _find_component(pipe: Any, parts: dict[str, Any]) -> str:
 def check_switch(name: str, value: Any) -> None:
     """Raise OptionError unless an option is a bool; "no" would count as true."""
     if not isinstance(value, bool):
-        raise OptionError(f"{name}: expected True or False, received {value!r}; write True")
+        raise OptionError(f"{name}: expected True or False, received {show(value)}; write True")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import read_policy, read_reducers
-from mmaccel.checks import check_int
+from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import find_position_limit
@@ -198,6 +198,7 @@ class ImageToText(MovablePipeline):
         questions = check_questions(question)
         own_images = read_images(images, len(questions))
         check_int("max_new_tokens", max_new_tokens, 1, hint="64 suits short answers")
+        check_callable("on_token", on_token)
         params = choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         used = choose_seed(seed) if params.temperature or seed is not None else None
         seeds = _spread_seed(0 if used is None else used, len(questions))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_callable
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
@@ -227,13 +228,14 @@ class ImageToVideo(MovablePipeline):
                 f"guidance_scale: expected 1, as a clip has no unconditional start, received "
                 f"{params.guidance_scale}; leave it out"
             )
+        check_deliver(deliver)
+        check_callable("on_step", on_step)
         seed = choose_seed(seed)
         seeds = [seed] if isinstance(seed, int) else list(seed)
         max_num_seqs = pick_max_num_seqs(batch_size, len(seeds))
         noise = Noise.from_seed(seeds, len(seeds), model.device)
         chosen = pick_policy(policy, model)
         frames = read_start(start, video.size, video.starts)
-        check_deliver(deliver)
 
         def finish(row: FinishedRow) -> Clip:
             return finish_clip(video, given, len(frames), seeds[row.row], row)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.limits import check_length
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,6 +43,8 @@ def read_start(start: Any, size: tuple[int, int], starts: Sequence[int]) -> Tens
     elif isinstance(start, Tensor):
         images = _images(start)
     else:
+        if isinstance(start, Sequence):
+            check_length("start", start)
         images = list(start) if isinstance(start, Sequence) else []
     if not images or not all(isinstance(image, Image.Image) for image in images):
         raise OptionError(

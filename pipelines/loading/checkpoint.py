@@ -6,6 +6,7 @@ A checkpoint with missing, surplus or reshaped tensors is refused with their nam
 from __future__ import annotations
 
 import logging
+import os
 import re
 import zipfile
 from argparse import Namespace
@@ -67,10 +68,10 @@ class LoadConfig:
         is_pair = isinstance(size, tuple) and len(size) == 2
         if size is not None and not (is_pair and all(type(n) is int and n > 0 for n in size)):
             raise OptionError(
-                f"size: expected (width, height) in pixels, received {size!r}; "
+                f"size: expected (width, height) in pixels, received {show(size)}; "
                 "write for example (768, 768)"
             )
-        is_file = isinstance(self.decoder, Path) and self.decoder.is_file()
+        is_file = isinstance(self.decoder, Path) and os.path.isfile(self.decoder)
         if self.decoder is not None and not is_file:
             raise OptionError(
                 f"decoder: expected a file, received {str(self.decoder)!r}; check the path"
@@ -78,7 +79,7 @@ class LoadConfig:
         if not isinstance(self.trust_remote_code, bool):
             raise OptionError(
                 "trust_remote_code: expected True or False, received "
-                f"{self.trust_remote_code!r}; False runs no code of a checkpoint"
+                f"{show(self.trust_remote_code)}; False runs no code of a checkpoint"
             )
 
 
@@ -255,7 +256,7 @@ def check_prompt(text: Any, tokenizer: Any = None, what: str = "a prompt") -> st
         OptionError: no text, an empty one, an incomplete character, or a control token.
     """
     if not isinstance(text, str) or not text.strip():
-        raise OptionError(f"prompt: expected {what}, received {text!r}; write one")
+        raise OptionError(f"prompt: expected {what}, received {show(text)}; write one")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:  # surrogates: a shell's bytes that are not UTF-8

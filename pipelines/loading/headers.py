@@ -161,7 +161,7 @@ def _weight_files(
     for kind, own_stems in (("safetensors", stems), ("bin", ("pytorch_model", stems[1]))):
         for stem in own_stems:
             names += [f"{stem}{infix}.{kind}", f"{stem}.{kind}.index{infix}.json"]
-    found = [str(own)] if own else [name for name in names if (folder / name).exists()]
+    found = [str(own)] if own else [name for name in names if os.path.exists(folder / name)]
     if not found or not is_plain(found[0]):
         received = shorten(found[0]) if found else f"{sorted(os.listdir(folder))[:5]}"
         raise UnsupportedModelError(

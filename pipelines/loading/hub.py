@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mmaccel.checks import show
 from mmaccel.config_files import read_json
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
@@ -51,7 +52,7 @@ class HubOptions:
         for name in ("revision", "token", "variant"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value.strip()):
-                shown = "another value" if name == "token" else repr(value)
+                shown = "another value" if name == "token" else show(value)
                 raise OptionError(
                     f"{name}: expected a text or None, received {shown}; leave it out"
                 )

@@ -31,7 +31,7 @@ def choose_device(device: Any = AUTO) -> Any:
     Returns:
         A name for "auto"; anything else as it is.
     """
-    if device != AUTO:
+    if not isinstance(device, str) or device != AUTO:
         return device
     for name in ("cuda", "mps", "xpu"):
         backend = getattr(torch, name, None)
@@ -96,7 +96,8 @@ def choose_placement(
         check_accelerate("device_map")
         device = find_main_device(device_map)
     device = choose_device(device)
-    kind = choose_dtype(torch.float32 if dtype == AUTO else dtype)
+    is_auto = isinstance(dtype, str) and dtype == AUTO
+    kind = choose_dtype(torch.float32 if is_auto else dtype)
     try:
         float(torch.zeros(1, device=device, dtype=kind))
     except Exception as error:  # each backend has its own, and some are missing from a build

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
@@ -116,7 +117,7 @@ class ImageGPTImages(ImageModel):
         """
         if not isinstance(text, str) or text.strip():
             raise OptionError(
-                f"prompt: expected none, as ImageGPT takes no prompts, received {text!r}; "
+                f"prompt: expected none, as ImageGPT takes no prompts, received {show(text)}; "
                 "leave it out"
             )
         return [self._start]

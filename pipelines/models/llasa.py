@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.chat_templates import apply_chat_template
@@ -63,7 +64,7 @@ class LlasaSpeech:
         """See `SpeechModel.encode`."""
         if voice is not None:
             raise OptionError(
-                f"voice: expected none for Llasa, which chooses by itself, received {voice!r}; "
+                f"voice: expected none for Llasa, which chooses by itself, received {show(voice)}; "
                 "leave it out"
             )
         words = check_prompt(text, self.tokenizer, "text to say")

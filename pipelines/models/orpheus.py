@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
@@ -90,7 +91,7 @@ class OrpheusSpeech:
             or any(c in ":<>" or not c.isprintable() for c in who)
         ):
             raise OptionError(
-                f"voice: expected a name such as {', '.join(self.voices)}, received {who!r}; "
+                f"voice: expected a name such as {', '.join(self.voices)}, received {show(who)}; "
                 "leave it out"
             )
         words = check_prompt(text, self.tokenizer, "text to say")

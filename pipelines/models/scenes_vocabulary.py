@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, read_json, shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
 
@@ -135,7 +136,7 @@ class CaptionWords:
             OptionError: no text, no words, unknown words, or more than `max_words`.
         """
         if not isinstance(text, str):
-            raise OptionError(f"prompt: expected a prompt, received {text!r}; write one")
+            raise OptionError(f"prompt: expected a prompt, received {show(text)}; write one")
         words = split_words(text)
         unknown = list(dict.fromkeys(w for w in words if w not in self.words))
         if unknown:

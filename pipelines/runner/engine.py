@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from mmaccel.canvas_contracts import kind_of
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, show
 from mmaccel.contracts import Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
@@ -57,22 +57,17 @@ class Engine:
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
-            raise OptionError(
-                f"cuda_graphs: expected 'auto', True or False, received {self.cuda_graphs!r}; "
-                "auto uses them where that works"
-            )
+        for name, why in (
+            ("cuda_graphs", "auto uses them where that works"),
+            ("fused", "auto takes the fused decoder where it serves"),
+            ("compile", "auto compiles where long runs pay for it"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
+                raise OptionError(
+                    f"{name}: expected 'auto', True or False, received {show(value)}; {why}"
+                )
         check_int("sync_every", self.sync_every, 1, hint="try 4")
-        if not isinstance(self.fused, bool) and self.fused != "auto":
-            raise OptionError(
-                f"fused: expected 'auto', True or False, received {self.fused!r}; auto takes the "
-                "fused decoder where it serves"
-            )
-        if not isinstance(self.compile, bool) and self.compile != "auto":
-            raise OptionError(
-                f"compile: expected 'auto', True or False, received {self.compile!r}; auto "
-                "compiles where long runs pay for it"
-            )
         if self.compile is True and self.fused is False:
             raise OptionError(
                 "compile=True: expected the fused decoder, whose passes are compiled, received "

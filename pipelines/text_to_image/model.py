@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -18,8 +19,10 @@ from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser, kind_of
 from mmaccel.catalog import read_policy
+from mmaccel.checks import show
 from mmaccel.contracts import Layout, Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.limits import check_length
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
@@ -256,11 +259,13 @@ def spread_negatives(given: Any, count: int) -> list[str | None]:
         texts: list[Any] = [given] * count
     else:
         is_list = isinstance(given, Sequence) and not isinstance(given, bytes)
+        if is_list:
+            check_length("negative prompt", given)
         texts = list(given) if is_list else []
         if len(texts) != count or not all(isinstance(t, str | None) for t in texts):
             raise OptionError(
                 f"negative prompt: expected a text for all, or a list of {count} (one per prompt, "
-                f"None for none), received {given!r:.200}; write as many as there are prompts"
+                f"None for none), received {show(given)}; write as many as there are prompts"
             )
     return [text if text is not None and text.strip() else None for text in texts]
 
@@ -339,7 +344,8 @@ def choose_params(recommended: SamplingParams, **given: Any) -> SamplingParams:
         OptionError: a value outside its domain.
     """
     chosen = {name: value for name, value in given.items() if value is not None}
-    if chosen.get("top_k") == 0 and not isinstance(chosen["top_k"], bool):
+    top_k = chosen.get("top_k")
+    if isinstance(top_k, Integral) and not isinstance(top_k, bool) and top_k == 0:
         chosen["top_k"] = None
     return replace(recommended, **chosen)
 
@@ -351,7 +357,7 @@ def check_params(params: Any) -> None:
         OptionError: another type.
     """
     if not isinstance(params, SamplingParams):
-        raise OptionError(f"params: expected mmaccel.SamplingParams(...), received {params!r}")
+        raise OptionError(f"params: expected mmaccel.SamplingParams(...), received {show(params)}")
 
 
 def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:

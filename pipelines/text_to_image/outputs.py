@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
+from mmaccel.limits import check_length
 from mmaccel.results import Exactness, RunExactness, ShortRepr, Stats
 from mmaccel.samplers.noise import check_seed
 
@@ -167,8 +169,9 @@ def check_prompts(prompts: Any) -> list[str]:
     """
     if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts:
         raise OptionError(
-            f"prompt: expected a prompt or a list of them, received {prompts!r}; write one"
+            f"prompt: expected a prompt or a list of them, received {show(prompts)}; write one"
         )
+    check_length("prompt", prompts)
     return list(prompts)
 
 
@@ -179,14 +182,16 @@ def check_requests(requests: Any) -> list[Request]:
         OptionError: no list, an empty one, items of another type, or an invalid seed.
     """
     is_list = isinstance(requests, Sequence) and not isinstance(requests, str) and bool(requests)
+    if is_list:
+        check_length("requests", requests)
     if not is_list or not all(isinstance(request, Request) for request in requests):
         raise OptionError(
             f"requests: expected a list of mmaccel.Request(prompt, seed), received "
-            f"{requests!r:.200}; write one"
+            f"{show(requests)}; write one"
         )
     for request in requests:
         if not isinstance(check_seed(request.seed), int):
             raise OptionError(
-                f"seed: expected one integer, received {request.seed!r}; a request is one image"
+                f"seed: expected one integer, received {show(request.seed)}; a request is one image"
             )
     return list(requests)

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep, kind_of
-from mmaccel.checks import check_choice, check_int, show
+from mmaccel.checks import check_callable, check_choice, check_int, show
 from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import (
@@ -260,13 +261,18 @@ class TextToImage(MovablePipeline):
         )
         prompts = [prompt] if isinstance(prompt, str) else check_prompts(prompt)
         n = num_images_per_prompt
-        check_int("num_images_per_prompt", n, 1, hint="ask for 1 or more")
+        check_int("num_images_per_prompt", n, 1, MAX_IMAGES, hint="ask for 1 or more")
         check_choice("output_type", output_type, OUTPUT_TYPES)
         if num_inference_steps is not None:
             policy = self._set_steps(policy, num_inference_steps)
-        wanted = (width or self.size[0], height or self.size[1])
+        for name, side in (("height", height), ("width", width)):
+            if side is not None:
+                check_int(name, side, 1, MAX_SIDE, hint="None is the pipeline's own")
+        wanted = (int(width or self.size[0]), int(height or self.size[1]))
         pipe = self if wanted == self.size else self.resize(wanted)
         seed = choose_seed(seed, generator)
+        check_callable("callback_on_step_end", callback_on_step_end)
+        check_callable("on_step", on_step)
         if callback_on_step_end is not None:
             on_step = _call_back(self, callback_on_step_end, on_step)
         negatives = spread_negatives(negative_prompt, len(prompts))
@@ -324,6 +330,7 @@ class TextToImage(MovablePipeline):
         step = len(prompts) if batch_size is None else batch_size
         check_int("batch_size", step, 1, hint="ask for 1 or more")
         check_params(params)
+        check_callable("on_step", on_step)
         encoded = encode_prompts(self.image_model, prompts, negatives, params)
         seed = choose_seed(seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
@@ -395,6 +402,9 @@ class TextToImage(MovablePipeline):
         check_int("rows", rows, 1, hint="ask for 1 or more")
         check_params(params)
         check_deliver(deliver)
+        check_callable("on_step", on_step)
+        check_callable("arrivals", arrivals)
+        check_int("prompt_width", prompt_width, 0, hint="0 is the longest prompt's")
         texts, negatives = zip(*[(request.prompt, request.negative) for request in requests])
         encoded = encode_prompts(self.image_model, texts, negatives, params)
         seeds = [request.seed for request in requests]

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.checks import check_choice
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.hub import USUAL, HubOptions
@@ -53,10 +54,8 @@ def open_images(
         OptionError: no such model, device, dtype, size or family, or a missing file.
         UnsupportedModelError: an unknown family, with the files that were looked for.
     """
-    if family is not None and family not in IMAGE_MODELS:
-        raise OptionError(
-            f"family: expected one of {', '.join(IMAGE_MODELS)}, received {family!r}; leave it out"
-        )
+    if family is not None:
+        check_choice("family", family, IMAGE_MODELS, hint="leave it out")
     check_task(name, "generate")
     source = find_source(name, load_config.hub)
     check_task(source, "generate")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.checks import check_callable
 from mmaccel.contracts import Arrivals, FinishedRow, Policy, TokenModel
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
@@ -26,7 +27,7 @@ from mmaccel.pipelines.loading.moving import (
     find_parts,
 )
 from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.media import RowPlan, collect_payloads, decode_rows
+from mmaccel.pipelines.media import RowPlan, check_deliver, collect_payloads, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import pick_policy
@@ -182,6 +183,7 @@ class TextToSpeech(MovablePipeline):
         model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
         made: dict[int, Utterance] = {}
         collect = collect_payloads(made, deliver)
+        check_callable("on_step", on_step)
 
         def finish(row: FinishedRow) -> Utterance:
             return finish_utterance(self.speech, plan, row)
@@ -231,6 +233,9 @@ class TextToSpeech(MovablePipeline):
             UnsupportedModelError, NumericsError, BusyError: as in `__call__`.
         """
         model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
+        check_deliver(deliver)
+        check_callable("on_step", on_step)
+        check_callable("arrivals", arrivals)
 
         def plan(request: SpeechRequest) -> SpeechPlan:
             return make_plan(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from mmaccel.checks import show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import check_prompt
@@ -55,7 +56,9 @@ def make_plan(
     """
     chosen, layout, device = pick_params(speech, **params), speech.layout, speech.window.device
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
-        raise OptionError(f"text: expected a text or a list of them, received {texts!r}; write one")
+        raise OptionError(
+            f"text: expected a text or a list of them, received {show(texts)}; write one"
+        )
     rows = [speech.encode(each, voice) for each in texts]
     largest, size = max(map(max, rows)), speech.window.vocab_size
     if largest >= size:

@@ -7,7 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.checks import check_choice
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
@@ -45,10 +46,8 @@ def open_speech(
 
     from mmaccel.samplers.drafting.coarse import use_folder
 
-    if family is not None and family not in SPEECH:
-        raise OptionError(
-            f"family: expected one of {', '.join(SPEECH)}, received {family!r}; leave it out"
-        )
+    if family is not None:
+        check_choice("family", family, SPEECH, hint="leave it out")
     check_task(name, "speak")
     source = find_model(name, {}, hub=load_config.hub)
     check_task(source, "speak")

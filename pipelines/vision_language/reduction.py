@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mmaccel.checks import show
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
@@ -186,7 +187,7 @@ class VisualReduction:
             if method.revives and not isinstance(policy, Autoregressive):
                 raise OptionError(
                     f"visual_tokens: expected Autoregressive() with {method!r}, because every "
-                    f"token decides what is revived, and drafts would; received {policy!r}; "
+                    f"token decides what is revived, and drafts would; received {show(policy)}; "
                     f"{method.remedy}"
                 )
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import Denoiser
-from mmaccel.checks import check_number
+from mmaccel.checks import check_number, show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.results import Generation
@@ -56,7 +56,8 @@ class AdaptiveBlock(SelectorPolicy):
             isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in given
         ):
             raise OptionError(
-                f"delimiters: expected token ids, received {given!r}; give the newline's, as (198,)"
+                f"delimiters: expected token ids, received {show(given)}; "
+                "give the newline's, as (198,)"
             )
         object.__setattr__(self, "delimiters", tuple(given))
         check_number("tau", self.tau, 0, 1, "0.3 to 0.5 is usual")

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int
+from mmaccel.checks import check_choice, check_int, show
 from mmaccel.errors import OptionError
 
 KINDS = ("none", "prefix", "dual", "vicinity", "block")
@@ -121,7 +121,7 @@ def as_plan(cache: Any) -> CachePlan:
         return cache
     if not isinstance(cache, str):
         raise OptionError(
-            f"cache: expected a CachePlan or one of {', '.join(KINDS)}, received {cache!r}; "
+            f"cache: expected a CachePlan or one of {', '.join(KINDS)}, received {show(cache)}; "
             '"none" is always right'
         )
     return CachePlan(cache)

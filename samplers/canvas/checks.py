@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.canvas_contracts import CanvasPass, Denoiser
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -59,7 +59,7 @@ def check_run(
     if prompt.batching is not None and not takes_any_rows(model):
         raise OptionError(
             f"batching: expected None for a {type(model).__name__}, which keeps something for each "
-            f"row of the prompt, received {prompt.batching!r}; decode batch by batch"
+            f"row of the prompt, received {show(prompt.batching)}; decode batch by batch"
         )
     if params.processor is not None:
         raise OptionError(

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import check_number, show
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -56,7 +56,7 @@ class EntropyBounded(SelectorPolicy):
         super().__post_init__()
         if self.gamma is not None and self.budget_nats is not None:
             raise OptionError(
-                f"gamma, budget_nats: expected one of both, received {self.gamma!r} and "
+                f"gamma, budget_nats: expected one of both, received {show(self.gamma)} and "
                 f"{self.budget_nats!r}; a bound per pass or a budget per row"
             )
         _ = self._given_rule  # checks the values

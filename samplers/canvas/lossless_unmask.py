@@ -77,12 +77,13 @@ class LosslessUnmask(RunPolicy):
                 "order: expected one that does not depend on what was drawn, received 'sampled'; "
                 "choose 'confidence', or decode with Stepwise"
             )
-        if self.layout not in (None, "rows", "entries") or (
+        is_name = isinstance(self.layout, str) and self.layout in ("rows", "entries")
+        if not (self.layout is None or is_name) or (
             self.layout == "rows" and as_plan(self.cache).reuses
         ):
             raise OptionError(
                 "layout: expected 'entries', 'rows' (without a cache) or None, received "
-                f"{self.layout!r} with cache {as_plan(self.cache).kind!r}; None chooses"
+                f"{show(self.layout)} with cache {as_plan(self.cache).kind!r}; None chooses"
             )
 
     @property

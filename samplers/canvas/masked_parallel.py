@@ -75,7 +75,7 @@ class MaskedParallel(SelectorPolicy):
         check_number("choice", self.choice, 0, float("inf"), "4.5 is MaskGIT's, 0 turns it off")
         if self.steps is None and self.schedule is not None:
             raise OptionError(
-                f"schedule: expected None with one slot a pass, received {self.schedule!r}; "
+                f"schedule: expected None with one slot a pass, received {show(self.schedule)}; "
                 "give steps, or leave the schedule out"
             )
 

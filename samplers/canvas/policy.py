@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
-from mmaccel.checks import check_choice
+from mmaccel.checks import check_callable, check_choice
 from mmaccel.contracts import Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
@@ -59,6 +59,7 @@ class RunPolicy(CanvasPolicy):
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
         """Fill `length` slots a row; see `mmaccel.canvas_contracts.CanvasPolicy.sample`."""
+        check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         return self.decode(run)
 

@@ -343,7 +343,7 @@ def check_drafts(source: object, exactness: Exactness) -> None:
     if isinstance(source, Coarse | DraftSource):
         return
     is_bitwise = exactness == "bitwise"
-    if source == "online" and not is_bitwise:
+    if isinstance(source, str) and source == "online" and not is_bitwise:
         raise OptionError(
             "drafts='online': expected a bitwise policy (what is learned depends on the noise, so "
             "that no distribution of the drafts is known), received one whose exactness is "

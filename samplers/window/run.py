@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.checks import check_int
 from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
@@ -729,10 +730,7 @@ def _check_run(policy: Policy, model: object, prompt: Prompt, length: int, noise
             f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
             f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
         )
-    if length < 1:
-        raise OptionError(
-            f"length: expected at least 1 token, received {length}; ask for 1 or more"
-        )
+    check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
     if noise.seeds.shape[0] != prompt.batch:
         raise ShapeError(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "

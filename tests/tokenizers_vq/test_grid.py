@@ -54,5 +54,5 @@ def test_bare_grid_knows_nothing() -> None:
     ids=str,
 )
 def test_bad_grids(options: dict) -> None:
-    with pytest.raises(OptionError, match="grid: expected .*, received .*; "):
+    with pytest.raises(OptionError, match=r"Grid\.\w+: expected .*, received .*; "):
         Grid(**{"rows": 2, "width": 2, "vocab_size": 8, **options})

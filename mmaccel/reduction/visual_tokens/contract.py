@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_choice, check_int, check_number, show
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.limits import check_length
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
 from mmaccel.reduction.visual_tokens.plan import Plan, check_plan, keep_tokens
@@ -230,12 +231,14 @@ def check_reducers(value: Any) -> tuple[TokenReducer, ...]:
     Raises:
         OptionError: anything else.
     """
+    if isinstance(value, Sequence):
+        check_length("visual_tokens", value)
     methods = tuple(value) if isinstance(value, Sequence) else (value,)
     for method in methods:
         if not isinstance(method, TokenReducer):
             raise OptionError(
                 f"visual_tokens: expected a method such as mmaccel.DART(keep=0.22), received "
-                f"{method!r}; see docs/visual-tokens.md for the list"
+                f"{show(method)}; see docs/visual-tokens.md for the list"
             )
     stages = [method.stage for method in methods]
     if not methods or len(set(stages)) < len(stages):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
@@ -49,7 +49,7 @@ class ILRe(TokenReducer):
             check_layers("ILRe", (self.layer,))
         if not isinstance(self.kernels, list | tuple):
             raise OptionError(
-                f"ILRe.kernels: expected odd widths, received {self.kernels!r}; write (1, 3, 7)"
+                f"ILRe.kernels: expected odd widths, received {show(self.kernels)}; write (1, 3, 7)"
             )
         for kernel in self.kernels:
             check_int("ILRe.kernels", kernel, 1, hint="give odd widths such as (1, 3, 7)")

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import (
@@ -98,7 +99,7 @@ class ClassImages(LlamaGenImages):
         if not number.isdecimal() or int(number) >= n_classes:
             raise OptionError(
                 f"prompt: expected the number of a class, 0..{n_classes - 1} (ImageNet's order), "
-                f"received {text!r}; write for example 207"
+                f"received {show(text)}; write for example 207"
             )
         return int(number)
 

@@ -1,0 +1,218 @@
+"""Values that no argument of the Python API expects: taken, or refused on one line and at once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import mmaccel
+from mmaccel.catalog import POLICIES, REDUCERS, load
+from mmaccel.checks import check_path, show
+from mmaccel.errors import MMAccelError, OptionError
+from tests.fixtures.media import MEDIA, build_media, image, open_media
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_model import build_tiny
+from tests.fixtures.tiny_vqa import save_vqa
+
+PROMPT = "a red circle"
+MOST = 1_000  # characters of a message
+
+
+class Walked(Sequence[int]):
+    """A thousand million numbers, as `range(10**9)`, that may not be walked through."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, index: Any) -> Any:
+        if index > 1_000:
+            raise AssertionError("it was walked through")
+        return index
+
+
+VALUES: dict[str, Any] = {
+    "numpy integer": np.int64(2), "numpy float": np.float32(0.5), "numpy bool": np.bool_(True),
+    "array of none": np.array(2), "array": np.array([1, 2]), "tensor of none": torch.tensor(2),
+    "tensor of a float": torch.tensor(0.5), "tensor": torch.tensor([1, 2]),
+    "large tensor": torch.zeros(300, 300), "list": [], "dictionary": {}, "nested": [{}],
+    "long text": "x" * 30_000, "long list": ["x" * 100] * 300, "many": Walked(),
+    "range": range(10**400), "object": object(), "bytes": b"x",
+    "large": 10**400, "nan": float("nan"), "set": {1}, "negative": -1, "a type": str,
+}  # fmt: skip
+
+
+def attempt(call: Callable[[], Any]) -> str | None:
+    """Why a call breaks its promise; None where it does what was asked or refuses in words."""
+    try:
+        call()
+    except MMAccelError as error:
+        said = str(error)
+        return None if len(said) <= MOST and "\n" not in said else f"{len(said)}: {said[:90]!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:90]}"
+    return None
+
+
+def complaints(call: Callable[..., Any], names: Sequence[str], **fixed: Any) -> list[str]:
+    """What is wrong with the answers to all values of all arguments."""
+    wrong = []
+    for name in names:
+        for title, value in VALUES.items():
+            given = fixed | {name: value}
+            said = attempt(lambda given=given: call(**given))  # type: ignore[misc]
+            if said is not None:
+                wrong.append(f"{name}={title}: {said}")
+    return wrong
+
+
+def names_of(call: Callable[..., Any], *but: str) -> list[str]:
+    """The arguments of a function."""
+    return [name for name in inspect.signature(call).parameters if name not in but]
+
+
+@pytest.mark.parametrize("name", [*POLICIES, *REDUCERS])
+def test_fields_of_methods(name: str) -> None:
+    method = load((POLICIES | REDUCERS)[name].target)
+    assert complaints(method, [field.name for field in fields(method)]) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "fixed"),
+    [
+        (mmaccel.SamplingParams, {}),
+        (mmaccel.Grid, {"rows": 2, "width": 2, "vocab_size": 8}),
+        (mmaccel.Frames, {"ranges": ((0, 4),), "vocab_size": 8}),
+        (mmaccel.Noise.from_seed, {"seed": 0, "batch": 2}),
+    ],
+)
+def test_fields_of_what_calls_take(made: Any, fixed: dict[str, Any]) -> None:
+    assert complaints(made, names_of(made, "device"), **fixed) == []
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> mmaccel.TextToImage:
+    return mmaccel.TextToImage.from_pretrained(build_tiny(tmp_path_factory.mktemp("a") / "tiny"))
+
+
+def test_arguments_of_an_image_call(images: mmaccel.TextToImage) -> None:
+    names = names_of(images.__call__, "callback_on_step_end", "on_step", "return_dict")
+    assert complaints(images, names, prompt=PROMPT) == []
+
+
+def test_arguments_of_requests(images: mmaccel.TextToImage) -> None:
+    fixed = {"requests": [mmaccel.Request(PROMPT, 0)], "params": mmaccel.SamplingParams()}
+    names = ["requests", "params", "policy", "rows", "prompt_width"]
+    assert complaints(images.serve, names, deliver=lambda made: None, **fixed) == []
+
+    def serve(prompt: Any = PROMPT, seed: Any = 0) -> None:
+        request = mmaccel.Request(prompt, seed)
+        images.serve([request], mmaccel.SamplingParams(), deliver=lambda made: None)
+
+    assert complaints(serve, ["prompt", "seed"]) == []
+
+
+def test_arguments_of_attach() -> None:
+    model = build_lm("llama")
+
+    def attach(target: Any = model, policy: Any = "jacobi", **options: Any) -> None:
+        mmaccel.attach(target, policy, **options).detach()
+
+    assert complaints(attach, names_of(mmaccel.attach)) == []
+    assert complaints(mmaccel.supports, ["target"]) == []
+
+
+def opened(kind: str, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """A pipeline's class, and arguments of `from_pretrained` for tiny weights."""
+    if kind == "images":
+        return mmaccel.TextToImage, {"name": build_tiny(folder / "tiny")}
+    if kind == "answers":
+        return mmaccel.ImageToText, {"name": save_vqa(folder / "vqa")}
+    model, codec = build_media(kind, folder)
+    pipeline = mmaccel.ImageToVideo if kind == "cosmos" else mmaccel.TextToSpeech
+    return pipeline, {"name": model, "codec": codec}
+
+
+@pytest.mark.parametrize("kind", ["images", "answers", "llasa", "cosmos"])
+def test_arguments_of_loading(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from_pretrained` refuses them; no good value is among these, which would load a model."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pipeline, fixed = opened(kind, tmp_path)
+    names = names_of(pipeline.from_pretrained, "token", "revision", "local_files_only")
+    assert complaints(pipeline.from_pretrained, names, **fixed) == []
+
+
+@pytest.fixture(scope="module", params=[*MEDIA, "images", "answers"])
+def pipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param in MEDIA:
+        return open_media(request.param, build_media(request.param, folder))
+    pipeline, fixed = opened(request.param, folder)
+    return pipeline.from_pretrained(**fixed)
+
+
+def calls(pipe: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The arguments that are functions, each with a call that takes it."""
+    if isinstance(pipe, mmaccel.ImageToText):
+        yield "on_token", lambda **given: pipe(Image.new("RGB", (80, 80)), "what?", **given)
+        return
+    if isinstance(pipe, mmaccel.TextToImage):
+        params, requests = mmaccel.SamplingParams(), [mmaccel.Request(PROMPT, 0)]
+        for name in ("on_step", "callback_on_step_end"):
+            yield name, lambda **given: pipe(PROMPT, **given)
+        yield "on_step", lambda **given: pipe.stream([PROMPT], params, **given)
+        for name in ("on_step", "arrivals", "deliver"):
+            yield name, lambda **given: pipe.serve(requests, params, **{"deliver": id} | given)
+        return
+    start = image() if isinstance(pipe, mmaccel.ImageToVideo) else "the fox"
+    for name in ("on_step", "deliver"):
+        yield name, lambda **given: pipe(start, **given)
+
+
+def test_callbacks_are_refused_before_work(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(*_: Any, **__: Any) -> None:
+        raise AssertionError("work began")
+
+    own = pipe.image_model if isinstance(pipe, mmaccel.TextToImage) else pipe
+    module = pipe.model if isinstance(pipe.model, torch.nn.Module) else pipe.model.model
+    monkeypatch.setattr(type(module), "forward", work)
+    monkeypatch.setattr(type(own), "_at_work", work, raising=False)
+    for name, call in calls(pipe):
+        for value in (7, np.array([1]), "print", [print], torch.tensor(1)):
+            with pytest.raises(OptionError, match=f"^{name}: expected a function"):
+                call(**{name: value})
+
+
+def test_policies_refuse_callbacks_too() -> None:
+    model = mmaccel.CausalLMWindow(build_lm("llama"))
+    prompt = mmaccel.Prompt(torch.tensor([[1, 2, 3]]), torch.tensor([3]), 1)
+    fixed = {"params": mmaccel.SamplingParams(), "noise": mmaccel.Noise.from_seed(0, 1)}
+    sample = mmaccel.Jacobi().sample
+    with pytest.raises(OptionError, match="on_step: expected a function or None, received 7"):
+        sample(model, prompt, 4, on_step=7, **fixed)  # type: ignore[arg-type]
+    assert complaints(lambda length: sample(model, prompt, length, **fixed), ["length"]) == []
+
+
+def test_messages_show_what_fits_on_a_screen() -> None:
+    error = OptionError(f"a: expected one, received {'x' * 30_000!r}; write it")
+    assert str(error) == f"a: expected one, received '{'x' * 299}...'; write it"
+    kept = "the model's own (" + "words " * 200 + "), as transformers' loop"
+    assert str(OptionError(kept)) == kept  # apostrophes quote nothing
+    many = str(OptionError("first " + "[1, 2], " * 4_000 + "last"))
+    assert len(many) < 9_000 and many.startswith("first") and many.endswith("last")
+    assert show(np.zeros((30, 40))) == "a ndarray [30, 40] of float64"
+    assert show(torch.zeros(3)) == "a Tensor [3] of torch.float32"
+    assert show("a  b\n") == r"'a  b\n'"
+    assert show(10**5_000) == "a int that is too long to print"
+
+
+def test_a_long_path_is_no_file() -> None:
+    with pytest.raises(OptionError, match="a: expected a file, received 'xxx"):
+        check_path("a", "x" * 5_000, "file")
