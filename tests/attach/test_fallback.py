@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -318,19 +319,23 @@ def test_a_function_that_a_new_release_changed_runs_the_original(
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_continuous_batching_of_transformers_is_not_watched(strict: bool) -> None:
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = build_lm("llama")
     config = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=3, pad_token_id=0)
+    small = ContinuousBatchingConfig(num_blocks=4, max_batch_tokens=16)  # else most of the memory
+    batch: Any = partial(
+        model.generate_batch, generation_config=config, continuous_batching_config=small
+    )
     with mmaccel.attach(model, "jacobi", strict=strict) as run, warnings.catch_warnings():
         warnings.simplefilter("error")
         if strict:
             with pytest.raises(AttachError, match="continuous batching"):
-                model.generate_batch([[5, 6]], generation_config=config)
+                batch([[5, 6]])
             return
         with pytest.warns(UserWarning, match="continuous batching; generate takes a") as seen:
             for _ in range(2):
-                out = model.generate_batch([[5, 6], [7]], generation_config=config)
+                out = batch([[5, 6], [7]])
                 assert len(out) == 2
         assert len([w for w in seen if "without the policy" in str(w.message)]) == 1
         assert run.history == []
