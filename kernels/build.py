@@ -19,6 +19,7 @@ class Build:
         stages: num_stages.
         registers: most registers a thread may take on NVIDIA GPUs.
         divisible: names of the arguments that are multiples of 16 (pointers, as a rule).
+        fp_fusion: enable_fp_fusion; whether a product and a sum may be rounded once.
     """
 
     kernel: Any
@@ -28,3 +29,4 @@ class Build:
     stages: int = 2
     registers: int = 128
     divisible: tuple[str, ...] = ()
+    fp_fusion: bool = True

@@ -41,7 +41,7 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
     """
     best = tl.full([ROWS], float("-inf"), tl.float32)
     index = tl.zeros([ROWS], tl.int32)
-    for first in range(0, n_rows, ROWS):
+    for first in tl.range(0, n_rows, ROWS, disable_licm=True):
         row = first + tl.arange(0, ROWS)
         inside = row < n_rows
         entry = row.to(tl.int64)
@@ -86,7 +86,7 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
         column = tl.load(columns + at)
         draft = tl.load(work + column)
         changes = tl.zeros([LANES], tl.int32)
-        for first in range(0, n_neighbours, LANES):
+        for first in tl.range(0, n_neighbours, LANES, disable_licm=True):
             there = first + lane < n_neighbours
             where = tl.load(neighbours + around + first + lane, mask=there, other=0)
             now = tl.load(work + where, mask=there, other=0)

@@ -86,7 +86,7 @@ def _targets_kernel(  # type: ignore[no-untyped-def]
     peak, norm = _row_norm(highs, sums, entry, n_splits)
     rest_mass = tl.zeros([BLOCK], tl.float64)
     mass = tl.zeros([BLOCK], tl.float64)
-    has_draft = slot < width - 1
+    n_drafted = tl.where(slot < width - 1, n_values, 0)
     start = split * CHUNK
     for first in range(start, tl.minimum(start + CHUNK, n_values), BLOCK):
         index = first + tl.arange(0, BLOCK)
@@ -96,7 +96,7 @@ def _targets_kernel(  # type: ignore[no-untyped-def]
         p = tl.div_rn(tl.exp(s - peak), norm)
         tl.store(targets + entry.to(tl.int64) * n_values + index, p, mask=valid)
         at = drafted + row * draft_row_stride + slot * draft_slot_stride + index
-        q = tl.load(at, mask=valid & has_draft, other=0.0)
+        q = tl.load(at, mask=index < n_drafted, other=0.0)
         mass += tl.where(valid, p, 0.0).to(tl.float64)
         rest_mass += tl.where(valid & (p > q), p - q, 0.0).to(tl.float64)
     at = entry.to(tl.int64) * n_splits + split
@@ -137,6 +137,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         split += tl.sum(passed.to(tl.int32), 0)
         before += tl.sum(tl.where(passed, mass, 0.0), 0)
         reached += tl.sum(mass, 0)
+    n_drafted = tl.where(has_draft & (has_rest != 0), n_values, 0)
     start = tl.minimum(split, n_splits - 1) * CHUNK
     found, last = start, start
     own = targets + entry.to(tl.int64) * n_values
@@ -145,7 +146,7 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
         index = first + tl.arange(0, BLOCK)
         valid = index < n_values
         p = tl.load(own + index, mask=valid, other=0.0)
-        q = tl.load(other + index, mask=valid & has_draft & (has_rest != 0), other=0.0)
+        q = tl.load(other + index, mask=index < n_drafted, other=0.0)
         weight = tl.where(valid & (p > q), p - q, 0.0).to(tl.float64)
         passed = (before + tl.cumsum(weight, 0) <= target) & valid
         found += tl.sum(passed.to(tl.int32), 0)

@@ -140,16 +140,17 @@ def gather_kernel(  # type: ignore[no-untyped-def]
     tl.store(peaks + at, tl.where(bad, float("nan"), high))
     if has_lists != 0:
         key = to_key(s)
-        listed = (key >= tl.load(edges + entry * EDGES)).to(tl.int32)
-        place = tl.cumsum(listed, 0) - listed
-        write_list(lists, at, place, key, index, listed)
-        tl.store(counts + at, tl.sum(listed, 0))
         weight = tl.where(key >= LEAST, 1.0, 0.0)
         if is_share != 0:
             weight = tl.exp(s - tl.where(high == float("-inf"), 0.0, high))
         for way in range(0, EDGES):
             edge = tl.load(edges + entry * EDGES + way)
             tl.store(sums + at * EDGES + way, tl.sum(tl.where(key >= edge, weight, 0.0), 0))
+        # lists come last: beside their addresses, keys alone are held in registers
+        listed = (key >= tl.load(edges + entry * EDGES)).to(tl.int32)
+        place = tl.cumsum(listed, 0) - listed
+        write_list(lists, at, place, key, index, listed)
+        tl.store(counts + at, tl.sum(listed, 0))
 
 
 @triton.jit

@@ -140,7 +140,7 @@ def search_kernel(  # type: ignore[no-untyped-def]
         if most > ROOM:
             tl.store(bounds + entry, SEARCHED)
     if wanted:
-        lane, way = tl.arange(0, TILE), tl.arange(0, WAYS)
+        lane, way = tl.arange(0, TILE), tl.arange(0, WAYS).to(tl.uint32)
         base = entry.to(tl.int64) * n_splits
         peak = tl.load(tops + entry)
         peak = tl.where(peak == float("-inf"), 0.0, peak)
@@ -158,7 +158,6 @@ def search_kernel(  # type: ignore[no-untyped-def]
                 is_share = (question == 1) & (WHOLE | (top_k != 0))
                 while shift > 0:
                     shift = tl.maximum(shift - BITS, 0)
-                    edges = low + (way << shift)
                     total = nothing
                     for tile in range(0, n_tiles):
                         if WHOLE:
@@ -183,7 +182,9 @@ def search_kernel(  # type: ignore[no-untyped-def]
                         if question == 1:
                             weight = tl.where(counted, tl.exp(to_score(key) - peak), 0.0)
                         x = tl.where(question == 2, ~index, key)
-                        total += tl.where(x[:, None] >= edges[None, :], weight[:, None], 0.0)
+                        weight = tl.where(x >= low, weight, 0.0)
+                        step = (x - low).to(tl.uint32, bitcast=True) >> shift.to(tl.uint32)
+                        total += tl.where(step[:, None] >= way[None, :], weight[:, None], 0.0)
                     reached = tl.sum(total, 0)
                     if is_share & (shift == 32 - BITS):  # the first sum is of all that top-k keeps
                         goal = tl.maximum(tl.max(reached, 0) * top_p, 1e-30)

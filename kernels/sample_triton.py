@@ -105,9 +105,9 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
             mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
         )  # fmt: skip
         if last is not None:
-            is_last = entry % width == width - 1
+            n_copied = tl.where(entry % width == width - 1, n_values, 0)
             copied = last + row.to(tl.int64) * n_values + index
-            tl.store(copied, s, mask=(index < n_values) & is_last)
+            tl.store(copied, s, mask=index < n_copied)
         bad = tl.where(s != s, 1, bad)
         if STATE != 0:
             key = to_key(s)
@@ -273,13 +273,18 @@ _TYPES = {
 
 
 def _build(
-    kernel: Any, registers: int, dtype: str = "bf16", many: int = 1, **fixed: int | None
+    kernel: Any,
+    registers: int,
+    dtype: str = "bf16",
+    many: int = 1,
+    fp_fusion: bool = False,
+    **fixed: int | None,
 ) -> Build:
     types = {**dict.fromkeys(kernel.arg_names, "*fp32"), **_READ, **_TYPES, "logits": f"*{dtype}"}
     types |= dict.fromkeys(fixed, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-    return Build(kernel, signature, fixed, many * WARPS, 3, registers, pointers)
+    return Build(kernel, signature, fixed, many * WARPS, 3, registers, pointers, fp_fusion)
 
 
 def builds() -> list[Build]:
@@ -291,9 +296,9 @@ def builds() -> list[Build]:
         _build(_sample_kernel, 128, last=None, STATE=SEARCHED.value),
         *(_build(gather_kernel, 128, dtype, many=2) for dtype in ("bf16", "fp32")),
         _build(glance_kernel, 208, many=2),
-        _build(judge_kernel, 96),
+        _build(judge_kernel, 96, fp_fusion=True),
         _build(search_kernel, 192, many=2, WHOLE=False),
         _build(search_kernel, 128, many=4, WHOLE=True),
         _build(finish_kernel, 96),
-        _build(merge_kernel, 64),
+        _build(merge_kernel, 64, fp_fusion=True),
     ]

@@ -19,7 +19,13 @@ documentation() { .venv/bin/mkdocs build --strict --site-dir "$logs/site"; }
 tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@"; }
 # the two lanes below need a setting before Triton is imported, so a process of their own
 interpreted() { TRITON_INTERPRET=1 run_pytest -q tests/kernels/interpreted; }
-compiled() { MMACCEL_COMPILE=1 run_pytest -q tests/kernels/compiled; }
+compiled() { MMACCEL_COMPILE=all run_pytest -q tests/kernels/compiled; }
+# releases of Triton beside the environment's own, for the GPUs with the fewest registers to spare
+compiled_by() {
+    PYTHONPATH=$(install_beside "$1") MMACCEL_COMPILE=sm_80 run_pytest -q tests/kernels/compiled
+}
+triton_3.6() { compiled_by triton==3.6.0; }
+triton_3.9() { compiled_by triton==3.9.0; }
 # older releases of transformers, beside the newest one in the environment
 release() { PYTHONPATH=$(install_beside "$1") run_pytest -q -m "not slow" $OLDER_TESTS; }
 transformers_5.17() { release transformers==5.17.0; }
@@ -43,7 +49,7 @@ releases=""
 if [ "${1:-}" = --all ]; then
     shift
     foreground=(tests)
-    kernels="interpreted compiled"
+    kernels="interpreted compiled triton_3.6 triton_3.9"
     releases="transformers_5.17 transformers_5.23"
 fi
 if [ $# -gt 0 ]; then

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -18,7 +19,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "gfx942")
 
 
 class Compiled(NamedTuple):
-    """Registers a thread, what is spilled to memory, and whose GPU it is for."""
+    """Registers a thread, bytes it spills to memory, and whose GPU it is for."""
 
     registers: int
     spills: int
@@ -39,22 +40,26 @@ def compile_build(build: Build, architecture: str) -> Compiled:
         if nvidia
         else GPUTarget("hip", architecture, 64)
     )
-    options = {"num_warps": build.warps, "num_stages": build.stages}
+    options = {
+        "num_warps": build.warps,
+        "num_stages": build.stages,
+        "enable_fp_fusion": build.fp_fusion,
+    }
     made = triton.compile(source, target=target, options=options)
-    return _read_ptx(made.asm["ptx"], architecture) if nvidia else _read_amd(made.asm["amdgcn"])
+    return _read_cubin(made.asm["cubin"]) if nvidia else _read_amd(made.asm["amdgcn"])
 
 
-def _read_ptx(ptx: str, architecture: str) -> Compiled:
-    ptxas = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    suffix = "a" if architecture == "sm_90" else ""  # as triton itself compiles
+def _read_cubin(cubin: bytes) -> Compiled:
+    """What triton's own assembler made; which one that is differs between versions."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        command = [ptxas, "-v", f"--gpu-name={architecture}{suffix}", file, "-o", f"{file}.o"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
-    spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
-    return Compiled(registers, spilled, True)
+        file = Path(folder) / "kernel.cubin"
+        file.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = re.findall(r"(REG|STACK|LOCAL):(\d+)", said)
+    most = {name: max(int(n) for key, n in usage if key == name) for name, _ in usage}
+    # no kernel has arrays or calls of its own, so that a stack holds what was spilled
+    return Compiled(most["REG"], most["STACK"] + most["LOCAL"], True)
 
 
 def _read_amd(assembly: str) -> Compiled:
