@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -52,18 +53,18 @@ def test_the_network_is_closed() -> None:
         connection.connect(("127.0.0.1", 9))
 
 
-def test_the_callers_surroundings_have_no_effect(tmp_path: Path) -> None:
+def test_the_callers_surroundings_have_no_effect() -> None:
     """Tests of what a terminal shows, under a caller that has set everything they could read."""
-    folder = tmp_path / "with a blank"
-    folder.mkdir()
     given = {
         "COLUMNS": "20", "LINES": "3", "TERM": "dumb", "FORCE_COLOR": "1", "NO_COLOR": "1",
         "LANG": "C", "LC_ALL": "C", "HF_HUB_OFFLINE": "0", "HF_HOME": "/nowhere",
-        "MMACCEL_KERNELS": "none such", "TMPDIR": str(folder),
+        "MMACCEL_KERNELS": "none such",
     }  # fmt: skip
-    made = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "threads or bad_value",
-         "tests/commands/test_doctor.py"],
-        cwd=ROOT, env=os.environ | given, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    chosen = ["-k", "threads or bad_value", "tests/commands/test_doctor.py"]
+    with TemporaryDirectory(prefix="a b") as folder:
+        made = subprocess.run(
+            [*command, *chosen], cwd=ROOT, env=os.environ | given | {"TMPDIR": folder},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert made.returncode == 0, made.stdout[-3000:]
