@@ -120,13 +120,12 @@ DECODERS = {
     ids=repr,
 )  # fmt: skip
 @pytest.mark.parametrize("name", DECODERS)
-def test_samples_have_the_distribution_of_the_models_own_logits(
-    name: str, policy: Any, fused: bool
-) -> None:
+def test_samples_have_the_distribution_of_the_models_own_logits(name: str, policy: Any) -> None:
+    """By the fused route; tests/attach/test_distribution.py has the model's own."""
     setting = DECODERS[name]
-    window = CausalLMWindow(setting.model, fused=fused)
+    window = CausalLMWindow(setting.model, fused=True)
     assert_exact(policy, setting, model=window)
-    assert window.route == ("fused" if fused else "model")
+    assert window.route == "fused"
 
 
 def test_scenes_by_both_routes() -> None:

@@ -69,7 +69,7 @@ def test_a_generator_seeds_the_run(pipe: mmaccel.TextToImage) -> None:
         ({"output_type": "latent"}, "output_type: expected one of pil, pt, np, tokens"),
         ({"num_inference_steps": 50}, "received 50; .* leave it out, or choose passes with policy"),
         ({"height": 512, "width": 512}, "size: expected .* received 512x512"),
-        ({"height": 0.5}, "size: expected"),
+        ({"height": 0.5}, "height: expected an integer"),
     ],
 )
 def test_bad_arguments_are_refused(
