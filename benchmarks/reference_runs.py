@@ -943,12 +943,13 @@ def command_line() -> Runs:
     )
     yield (
         "generate, compared",
-        partial(images, prompts[0], "--compare", "--count", 1, "--top-k", 40),
+        partial(images, prompts[0], "--compare", "--count", 1, "--top-k", 40, "--seed", 0),
     )
 
     def canvas() -> Row:
         folder, _, texts = _tiny_images()
-        return images(texts[0], "--model", folder, "--count", 2, "--policy", "entropy-bounded")
+        fixed = ["--model", folder, "--count", 2, "--seed", 0]
+        return images(texts[0], *fixed, "--policy", "entropy-bounded")
 
     yield "generate, a canvas policy", canvas
 
