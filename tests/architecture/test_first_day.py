@@ -38,9 +38,9 @@ def test_a_quick_step(title: str, runner: Runner) -> None:
     do(next(step for step in STEPS if step.title == title), runner)
 
 
-# every fifth: all of them take minutes, and the script runs them where a release is made
+# every third: all of them take minutes, and the script runs them where a release is made
 @pytest.mark.slow
-@pytest.mark.parametrize("step", STEPS[2::5], ids=lambda step: step.title.replace(" ", "-"))
+@pytest.mark.parametrize("step", STEPS[2::3], ids=lambda step: step.title.replace(" ", "-"))
 def test_a_step(step: Step, runner: Runner) -> None:
     if step.then is not None and INSTALLS in step.then.text:
         pytest.skip("it installs a package")
