@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs no GPU: style, types, documentation, tests. Makes .venv where there is none.
 #   bash scripts/test.sh                without the tests marked slow: six minutes on two cores
-#   bash scripts/test.sh --all          every test, kernels compiled for GPUs, and two older releases of
-#                                       transformers: 25 minutes
+#   bash scripts/test.sh --all          every test, kernels compiled for GPUs by three releases of Triton,
+#                                       two older ones of transformers: half an hour on two cores
 #   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not
 #   TRANSFORMERS_TESTS=/path/to/transformers bash scripts/test.sh --all    transformers' own generation
 #                                       tests too, from a checkout of the installed version

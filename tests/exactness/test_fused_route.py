@@ -120,12 +120,13 @@ DECODERS = {
     ids=repr,
 )  # fmt: skip
 @pytest.mark.parametrize("name", DECODERS)
-def test_samples_have_the_distribution_of_the_models_own_logits(name: str, policy: Any) -> None:
-    """By the fused route; tests/attach/test_distribution.py has the model's own."""
+def test_samples_have_the_distribution_of_the_models_own_logits(
+    name: str, policy: Any, fused: bool
+) -> None:
     setting = DECODERS[name]
-    window = CausalLMWindow(setting.model, fused=True)
+    window = CausalLMWindow(setting.model, fused=fused)
     assert_exact(policy, setting, model=window)
-    assert window.route == "fused"
+    assert window.route == ("fused" if fused else "model")
 
 
 def test_scenes_by_both_routes() -> None:

@@ -129,13 +129,16 @@ def test_arguments_of_attach() -> None:
     assert complaints(mmaccel.supports, ["target"]) == []
 
 
-@pytest.mark.parametrize("kind", ["images", "clips"])
+@pytest.mark.parametrize("kind", ["images", "answers", "clips"])
 def test_arguments_of_loading(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`from_pretrained` refuses them; no good value is among these, which would load a model."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pipeline: Any = mmaccel.TextToImage
     if kind == "images":
         fixed = {"name": build_tiny(tmp_path / "tiny")}
+    elif kind == "answers":
+        pipeline = mmaccel.ImageToText
+        fixed = {"name": save_vqa(tmp_path / "vqa")}
     else:
         pipeline = mmaccel.ImageToVideo
         fixed = dict(zip(("name", "codec"), build_media("cosmos", tmp_path)))
