@@ -221,7 +221,7 @@ def main() -> None:
     versions = {}
     for pair in given.versions:
         name, _, python = pair.partition("=")
-        versions[name] = Version(python, given.options, given.threads)
+        versions[name] = Version(os.path.abspath(python), given.options, given.threads)
     cells = list_cells(given.ways, given.batch_sizes, given.guidance, given.windows)
     rows = measure(versions, cells, given.count)
     for row in rows:
