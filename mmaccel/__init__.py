@@ -53,6 +53,11 @@ _PUBLIC = {
     "VidCom2": "mmaccel.reduction.visual_tokens.vidcom2",
     "EVS": "mmaccel.reduction.visual_tokens.evs",
     "ToMe": "mmaccel.reduction.visual_tokens.tome",
+    "SnapKV": "mmaccel.reduction.kv_cache.snapkv",
+    "Quest": "mmaccel.reduction.sparse_attention.quest",
+    "CacheMethod": "mmaccel.reduction.kv_cache.contract",
+    "CachedLayer": "mmaccel.reduction.kv_cache.contract",
+    "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",
     "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",
@@ -133,6 +138,10 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
     from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
     from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
+    from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+    from mmaccel.reduction.kv_cache.snapkv import SnapKV
+    from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+    from mmaccel.reduction.sparse_attention.quest import Quest
     from mmaccel.reduction.visual_tokens.dart import DART
     from mmaccel.reduction.visual_tokens.divprune import DivPrune
     from mmaccel.reduction.visual_tokens.downsample import Downsample

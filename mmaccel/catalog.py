@@ -130,6 +130,20 @@ REDUCERS: dict[str, ReducerEntry] = {  # in the order of docs/visual-tokens.md
     "ilre": _reducer("ilre:ILRe", "what the text attends to in one layer, then from the start"),
 }
 
+METHODS: dict[str, dict[str, ReducerEntry]] = {  # by slot of `attach`, then by short name
+    "kv_cache": {
+        "snapkv": ReducerEntry(
+            "mmaccel.reduction.kv_cache.snapkv:SnapKV", "what the end of the prompt attends to"
+        ),
+    },
+    "attention": {
+        "quest": ReducerEntry(
+            "mmaccel.reduction.sparse_attention.quest:Quest",
+            "blocks whose keys can match a query",
+        ),
+    },
+}
+
 KEEP = 0.22
 """What a method keeps that is named alone: 128 of 576 tokens, as the methods' papers compare."""
 
@@ -341,6 +355,40 @@ def make_reducer(name: str, /, **options: Any) -> Any:
         )
     method = load(target)
     _check_fields(f"visual_tokens {name}", method, {}, options, "method")
+    return method(**options)
+
+
+def read_method(slot: str, given: Any) -> Any:
+    """The method of a slot that a user names; what is no name stays as it is.
+
+    Args:
+        slot: one of `METHODS`.
+        given: a method; a short name, such as "snapkv"; or a dictionary of a name and fields, such
+            as `{"name": "snapkv", "budget": 1024}`.
+
+    Raises:
+        OptionError: unknown name, a dictionary without one, or a bad field.
+    """
+    if not isinstance(given, str | Mapping):
+        return given
+    known = METHODS[slot]
+    named: Mapping[Any, Any] = {"name": given} if isinstance(given, str) else given
+    options = {str(option): value for option, value in named.items()}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        example = next(iter(known))
+        raise OptionError(
+            f"{slot}: expected a dictionary with a name, received {show(dict(named))}; write for "
+            f'example {{"name": "{example}"}}'
+        )
+    target = known[name].target if name in known else find_own(slot, name)
+    if target is None:
+        raise OptionError(
+            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; "
+            f"{_remedy(name, known)}"
+        )
+    method = load(target)
+    _check_fields(f"{slot} {name}", method, {}, options, "method")
     return method(**options)
 
 

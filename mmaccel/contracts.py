@@ -121,12 +121,14 @@ class TokenModel(Protocol):
             w]`.
         """
 
-    def prefill(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
         """Run one pass like `forward` whose logits are not needed, as over a prompt.
 
         Args:
             tokens: `[R, W]` int64, at positions `start[r] … start[r]+W-1`.
             start: `[R]` int64, as in `forward`; one number expanded if all rows begin alike.
+            lengths: `[R]` int64, how many of the tokens of each row are its own, where this ends
+                its prompt; those behind are padding. None: all W are, or nobody knows.
         """
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import find_family, load, policy_names, read_policy, read_reducers
+from mmaccel.catalog import find_family, load, policy_names, read_method, read_policy, read_reducers
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
+from mmaccel.pipelines.attach.layer_methods import check_combination, check_model
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
 from mmaccel.pipelines.attach.patching import Injection, as_function, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
@@ -22,10 +23,13 @@ from mmaccel.pipelines.attach.unwrap import (
 )
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
+from mmaccel.reduction.kv_cache.contract import CacheMethod, check_cache_method
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod, check_attention_method
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.coarse import first_source
@@ -154,6 +158,8 @@ def attach(
     compile: UseCompile = "auto",
     assume_stateless: bool = False,
     visual_tokens: UseReducers = None,
+    kv_cache: CacheMethod | str | Mapping[str, Any] | None = None,
+    attention: AttentionMethod | str | Mapping[str, Any] | None = None,
 ) -> Handle:
     """Let a policy decode what a model generates, until it is detached.
 
@@ -199,6 +205,13 @@ def attach(
             `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages; see
             `mmaccel.catalog.read_reducers`. The policy is then as exact as it says with
             respect to the model on these tokens. None keeps all.
+        kv_cache: which entries of a prompt stay in the layers' caches, such as
+            `mmaccel.SnapKV(budget=1024)`, its short name, or a dictionary of a name and fields.
+            The policy is then as exact as it says with respect to the model with this cache. None
+            keeps all.
+        attention: which cached keys a pass attends to, such as `mmaccel.Quest(budget=0.1)`, its
+            short name, or a dictionary of a name and fields. What a pass attends to depends on its
+            window, so that every policy is relaxed under it. None: all.
 
     Returns:
         The handle, with statistics and `detach`.
@@ -207,12 +220,13 @@ def attach(
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
             True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`,
             `fused` or `compile`, or one the policy cannot use; something that is no method for
-            visual tokens.
+            visual tokens, for caches or for attention.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device; `compile=True`,
             and it is not on a CPU or there is no compiler.
         UnsupportedModelError: the target does not generate with transformers; `fused=True` or
             `compile=True`, and a layer that is not recognised, the first of which is named;
-            a model without the visual tokens that a method needs; with `strict`, also a model that
+            a model without the visual tokens that a method needs, or whose layers cannot carry
+            the methods of caches and attention; with `strict`, also a model that
             only the original can serve.
         AttachError: the target has a policy already. With `strict`, `generate` raises it too.
     """
@@ -222,11 +236,21 @@ def attach(
     engine = Engine(cuda_graphs, sync_every, fused, compile)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
+    methods = LayerMethods(
+        None if kv_cache is None else check_cache_method(read_method("kv_cache", kv_cache)),
+        None if attention is None else check_attention_method(read_method("attention", attention)),
+    )
+    check_combination(methods, reducers)
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(
                 f"visual_tokens: expected a vision-language model of transformers, received a "
                 f"{type(target).__name__}; leave visual_tokens out"
+            )
+        if methods:
+            raise UnsupportedModelError(
+                f"{methods.slots}: expected a causal LM of transformers, received a "
+                f"{type(target).__name__}; leave {methods.slots} out"
             )
         return Handle(
             target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, read_policy)
@@ -241,9 +265,12 @@ def attach(
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
+    if methods and refusal is None:
+        check_model(methods, family.wrap(model))
     service = GenerateService(
-        chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction
-    )
+        chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction,
+        layer_methods=methods,
+    )  # fmt: skip
     injection = Injection()
     injection.add(model, service.methods())
     if is_diffusers_pipeline(target):

@@ -38,6 +38,13 @@ _WANTED = {  # slot -> name of the option, base class if there is one, what is e
         "visual_tokens", "mmaccel.reduction.visual_tokens.contract:TokenReducer",
         f"{_CHILD} TokenReducer",
     ),
+    "kv_cache": (
+        "kv_cache", "mmaccel.reduction.kv_cache.contract:CacheMethod", f"{_CHILD} CacheMethod",
+    ),
+    "attention": (
+        "attention", "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
+        f"{_CHILD} AttentionMethod",
+    ),
     "drafts": (
         "drafts", "mmaccel.samplers.window.proposers:DraftSource", f"{_CHILD} DraftSource",
     ),
@@ -56,7 +63,7 @@ def installed(slot: str) -> dict[str, str]:
 
     Args:
         slot: the group of entry points without "mmaccel.": "families", whose names are a
-            `model_type`; "policies", "reducers" or "drafts".
+            `model_type`; or a slot: "policies", "reducers", "kv_cache", "attention" or "drafts".
     """
     return {found.name: found.value for found in entry_points(group=f"mmaccel.{slot}")}
 
@@ -70,7 +77,7 @@ def find_own(slot: str, name: str) -> str | None:
     """The "module:Name" of a method that is not ours, loaded and checked.
 
     Args:
-        slot: "policies", "reducers" or "drafts".
+        slot: as in `installed`, but "families".
         name: a short name, or a `module:Name`.
 
     Returns:

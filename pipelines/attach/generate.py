@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach import layer_methods
 from mmaccel.pipelines.attach.fallback import Fallback
 from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop, find_obstacles, hand_over
 from mmaccel.pipelines.attach.patching import as_function, original
@@ -25,6 +26,7 @@ from mmaccel.pipelines.attach.step_outputs import PER_LAYER, Columns, StepOutput
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.transformers_release import VERSION, describe_untested
@@ -56,6 +58,7 @@ class GenerateService:
         engine: how passes are carried out.
         assume_stateless: as in `GenerateCall`.
         reduction: of the visual tokens of every call.
+        layer_methods: what is done to the layers' caches and attention in every call.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
@@ -74,6 +77,7 @@ class GenerateService:
     warned: set[str] = field(default_factory=set)
     coarse_drafts: dict[tuple[Any, ...], CoarseDrafts] = field(default_factory=dict)
     reduction: VisualReduction = field(default_factory=VisualReduction)
+    layer_methods: LayerMethods = field(default_factory=LayerMethods)
 
     def __post_init__(self) -> None:
         self._fallback = Fallback(
@@ -115,6 +119,7 @@ class GenerateService:
             reasons = find_obstacles(call, self.family.served, self.family.takes_own_prompt)
             reasons += self.family.obstacles(call)
             reasons += self.reduction.obstacles(call)
+            reasons += layer_methods.find_obstacles(self.layer_methods, call)
         if not reasons:
             try:
                 return self._decode(call)
@@ -222,9 +227,11 @@ class GenerateService:
         params = call.params({"processor": chain} | warpers)
         window = self.family.open(call)
         self._use_coarse_drafts(window, call.model)
+        if self.layer_methods:
+            window.use_methods(self.layer_methods, prompt.branches)
         layers = self.reduction.open_layers(call, _row_seeds(call, seed))
-        if layers is not None:
-            window.attention = "model"  # under masks of each layer's own
+        if layers is not None and layers.steps is not None:
+            window.attention = "model"  # under masks of each step's own
         outputs = _prepare(call, window, self.family, layers)
         streamer = None
         if call.needs_streamer:
@@ -247,7 +254,8 @@ class GenerateService:
             noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
             on_step=None if streamer is None and chain is None else on_step,
         )
-        reference = self.reduction.describe()
+        parts = [self.reduction.describe(), self.layer_methods.describe(*window.n_evicted)]
+        reference = "; ".join(part for part in parts if part)
         if reference:
             generation.stats.exactness = "relaxed"
             generation.stats.reference = reference
@@ -308,5 +316,5 @@ def _prepare(
     if not is_own and call.returns_cache and call.guidance is None and family.takes_own_prompt:
         is_own = not bool(call.mask.all())  # for the keys and values of padding
     if is_own:
-        window.own_prompt = open_prompt(call, outputs, layers)
+        window.own_prompt = open_prompt(call, outputs, layers, window.methods)
     return outputs

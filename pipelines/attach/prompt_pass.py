@@ -14,12 +14,19 @@ from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.causal_lm.compatibility import find_device, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
+from mmaccel.pipelines.layers.attention import observed_prompt
+from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layers import LayerReduction
+from mmaccel.reduction.kv_cache.contract import CacheMethod
 
 
 def open_prompt(
-    call: GenerateCall, outputs: StepOutputs | None, layers: LayerReduction | None = None
+    call: GenerateCall,
+    outputs: StepOutputs | None,
+    layers: LayerReduction | None = None,
+    methods: LayerMethods | None = None,
 ) -> OwnPrompt:
     """The prompt of a call, as a window takes it.
 
@@ -27,6 +34,7 @@ def open_prompt(
         call: the call.
         outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
         layers: drops visual tokens inside the language model; None where nobody asked.
+        methods: of the layers' caches; None where there are none.
     """
     device = find_device(call.model)
     mask = call.mask.to(device)
@@ -34,6 +42,9 @@ def open_prompt(
     if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
         last = call.positions[..., -1].to(device)
         next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
+
+    evicting = None if methods is None else methods.kv_cache
+    observer = None if evicting is None else _observe(mask, evicting)
 
     def process() -> PromptStates:
         others = dict(call.others)
@@ -45,15 +56,39 @@ def open_prompt(
             cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
         others |= {CACHE: cache, "use_cache": True}
         n_cached = call.n_cached
-        with nullcontext() if layers is None else layers.cutting(call.model):
+        with (
+            nullcontext() if layers is None else layers.cutting(call.model),
+            nullcontext() if observer is None else observed_prompt(call.model, observer),
+        ):
             output = call.model._prefill(call.ids, call.config, others)
         if outputs is not None:
             outputs.take_prompt(output, None if call.is_uncached else cache)
         n_processed = mask.shape[0] * (mask.shape[1] - n_cached)
         cuts, steps = ((), None) if layers is None else (layers.cuts, layers.steps)
-        return PromptStates(read_layers(cache), output.logits[:, -1], n_processed, cuts, steps)
+        return PromptStates(
+            read_layers(cache),
+            output.logits[:, -1],
+            n_processed,
+            cuts,
+            steps,
+            observer,
+        )
 
-    return OwnPrompt(mask, next_position, process, _inputs(call), layers is not None)
+    has_steps = layers is not None and layers.steps is not None
+    return OwnPrompt(
+        mask,
+        next_position,
+        process,
+        inputs=_inputs(call),
+        is_cut=layers is not None,
+        has_steps=has_steps,
+    )
+
+
+def _observe(mask: Tensor, method: CacheMethod) -> Observer:
+    """Of the last columns that each row of `mask` `[R, T]` attends to."""
+    order = mask.long().argsort(dim=1, stable=True)
+    return Observer(order[:, max(mask.shape[1] - method.observed, 0) :])
 
 
 def _inputs(call: GenerateCall) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import ShapeError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.compact import compact
 
 
 class KVCacheLayout:
@@ -44,6 +46,9 @@ class KVCacheLayout:
         reported_length: length that the cache reports to the model.
         selected_rows: `[R]` int64, rows of a pass inside `select`; None outside.
         write_index: `[R * W]` int64, flat indices that the current pass writes.
+        indices: `[R, W]` int64, the cache indices of the current pass.
+        dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
+            that passes write from then on; None: nothing was.
         product_dtypes: of the values that layers have cached: products inside a pass, whatever
             autocast the model's own forward switches on.
     """
@@ -55,7 +60,26 @@ class KVCacheLayout:
         self.allocated_length = 0
         self.selected_rows: Tensor | None = None
         self.write_index: Tensor | None = None
+        self.indices: Tensor | None = None
+        self.dropped: Tensor | None = None
         self.product_dtypes: set[torch.dtype] = set()
+
+    def to_index(self, positions: Tensor) -> Tensor:
+        """Cache indices `[R, ...]` of new entries that would stand at `positions` `[R, ...]` if
+        nothing had been evicted.
+        """
+        if self.dropped is None:
+            return positions
+        return positions - self.dropped.view(-1, *[1] * (positions.ndim - 1))
+
+    def shorten(self, dropped: Tensor) -> KVCacheLayout:
+        """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
+
+        Cost: a host synchronisation.
+        """
+        shorter = KVCacheLayout(self.max_rows, self.max_length - int(dropped.min()))
+        shorter.dropped = dropped
+        return shorter
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
         """Prepare a pass.
@@ -66,6 +90,7 @@ class KVCacheLayout:
             visible_length: cache indices per row that the pass reads.
         """
         self.pass_rows = cache_indices.shape[0]
+        self.indices = cache_indices
         self.visible_length = min(visible_length, self.max_length)
         n_own = cache_indices.shape[1] if self._reports_past_only else 0
         self.reported_length = self.visible_length - n_own
@@ -182,6 +207,20 @@ class WindowLayer:
                 by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])
                 setattr(self, name, by_row[rows.to(store.device)].flatten(0, 1))
 
+    def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
+        """Keep chosen entries, moved to the front, in memory of their own.
+
+        Args:
+            keep: `[R, K]` or `[R, H, K]` int64, cache indices in ascending order; shorter lists end
+                in -1.
+            layout: of the layer from now on; see `KVCacheLayout.shorten`.
+        """
+        assert self.keys is not None and self.values is not None
+        layout.allocated_length = layout.max_length + 1
+        self.keys = _move(self.layout, self.keys, keep, layout)
+        self.values = _move(self.layout, self.values, keep, layout)
+        self.layout = layout
+
     def clear(self) -> None:
         """Zero all keys and values, in the same memory."""
         for store in (self.keys, self.values):
@@ -242,6 +281,16 @@ def _grow(layout: KVCacheLayout, store: Tensor) -> Tensor:
     return new.flatten(0, 1)
 
 
+def _move(layout: KVCacheLayout, store: Tensor, keep: Tensor, shorter: KVCacheLayout) -> Tensor:
+    """A store of `shorter.allocated_length` entries per row that begins with chosen ones."""
+    old = store.view(layout.max_rows, -1, *store.shape[1:])
+    dispatch.run(compact, old, keep.to(store.device))
+    new = store.new_zeros(layout.max_rows, shorter.allocated_length, *store.shape[1:])
+    n_kept = min(keep.shape[-1], new.shape[1])
+    new[:, :n_kept] = old[:, :n_kept]
+    return new.flatten(0, 1)
+
+
 def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:
     """A view of what the current pass reads of a store."""
     by_row = store.view(layout.max_rows, layout.allocated_length, *store.shape[1:])
@@ -273,7 +322,7 @@ def make_masks(
     """
     kinds = set(windows)
     masks = {
-        "full_attention" if window is None else "sliding_attention": _make_mask(
+        "full_attention" if window is None else "sliding_attention": make_mask(
             positions, visible_length, window, dtype
         ).expand(rows, -1, -1, -1)
         for window in kinds
@@ -281,9 +330,10 @@ def make_masks(
     return masks if len(kinds) > 1 else next(iter(masks.values()))
 
 
-def _make_mask(
+def make_mask(
     positions: Tensor, visible_length: int, window: int | None, dtype: torch.dtype
 ) -> Tensor:
+    """`[R, 1, W, S]`: 0 where a query at a cache index sees a key, and -inf elsewhere."""
     keys = torch.arange(visible_length, device=positions.device)[None, None, None]
     own = positions[:, None, :, None]
     hidden = keys > own  # [R, 1, W, S]

@@ -19,12 +19,6 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from mmaccel.errors import ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.attention import (
-    Choices,
-    WindowPass,
-    find_configs,
-    window_attention_in,
-)
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
     check_causal_lm,
@@ -40,7 +34,15 @@ from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_reason
-from mmaccel.pipelines.causal_lm.short_layers import ShortLayers
+from mmaccel.pipelines.layers.attention import (
+    Choices,
+    WindowPass,
+    find_configs,
+    window_attention_in,
+)
+from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, Tables, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
@@ -84,6 +86,9 @@ class CausalLMWindow(StaticModelBuffers):
         pass_options: arguments of every forward call, such as `output_hidden_states`.
         keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
+        methods: what is done to the caches and the attention of its layers.
+        n_evicted: entries that the run's eviction dropped, and entries that there were, over all
+            rows of a layer; (0, 0) before.
 
     Raises:
         UnsupportedModelError: no causal LM, or one whose layers do not all use ordinary attention.
@@ -140,7 +145,11 @@ class CausalLMWindow(StaticModelBuffers):
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
-        self._short_layers: list[ShortLayers] = []
+        self.methods = LayerMethods()
+        self.n_evicted = (0, 0)
+        self._branches = 1
+        self._sparse: SparseBlocks | None = None
+        self._is_cut = False  # whether layers hold fewer entries than others
         self._layer_steps: LayerSteps | None = None
         self._prompt_logits: Tensor | None = None  # [R, V], until the first pass hands them over
 
@@ -182,11 +191,16 @@ class CausalLMWindow(StaticModelBuffers):
         self.attention_reason = find_reason(self)
         if not self.attention_reason:
             self.use_kernel(self.choices)
+        elif self.methods or (self.own_prompt is not None and self.own_prompt.is_cut):
+            self._configs = find_configs(self.model)
         self._positions = positions
         decoder = self._decoder
         self._angles = None if decoder is None else decoder.make_tables(max(positions, 1))
         self._kv_layout = KVCacheLayout(rows, positions + 1)
-        self._short_layers, self._layer_steps = [], None
+        self._is_cut, self.n_evicted = False, (0, 0)
+        self._layer_steps = None
+        sparse = self.methods.attention
+        self._sparse = None if sparse is None else SparseBlocks(sparse)
         self._cache = make_cache(len(self.windows), self._kv_layout)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,8 +244,10 @@ class CausalLMWindow(StaticModelBuffers):
             return "fused=False"
         if self.pass_options:
             return f"the call asks for {', '.join(self.pass_options)}"
-        if own is not None and (own.inputs or own.is_cut):
-            return "the prompt needs inputs or lengths of its own in every layer"
+        if own is not None and own.inputs:
+            return "the prompt needs inputs of its own in every layer"
+        if own is not None and own.has_steps:
+            return "visual tokens are revived in the model's own layers"
         kind = self.device.type
         is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         return "autocast is on" if is_cast else ""
@@ -275,24 +291,53 @@ class CausalLMWindow(StaticModelBuffers):
         return logits
 
     def _forward(self, tokens: Tensor, start: Tensor, skipped: int = 0) -> Tensor:
-        if self.attention_reason:
-            output = self._pass(tokens, start, **self.pass_options)
-        elif self._decoder is not None:
-            self._kernel_pass = WindowPass(start, self.windows, self.choices)
-            try:
-                output = self._pass(tokens, start, has_masks=False)
-            finally:  # a prompt after a pass that failed is processed under masks
-                self._kernel_pass = None
-        else:
-            this = WindowPass(start, self.windows, self.choices)
-            with window_attention_in(self._configs, this):
-                output = self._pass(tokens, start, has_masks=False, **self.pass_options)
+        output = self._pass(tokens, start, self._open_pass(start), **self.pass_options)
         for option in self.pass_options:
             assert self.recorder is not None
             name = option.removeprefix("output_")
             self.recorder.record(name, getattr(output, name), skipped)
         logits: Tensor = output.logits  # [R, W, V]
         return logits if logits.shape[-1] < self._n_ids else logits[..., : self.vocab_size]
+
+    def _open_pass(self, start: Tensor, observer: Observer | None = None) -> WindowPass | None:
+        """What the layers need to know of a pass; None where they attend by themselves, under
+        masks.
+        """
+        has_methods = self._is_cut or self._sparse is not None or observer is not None
+        if self._layer_steps is not None:
+            return None
+        if self.attention_reason and not has_methods:
+            return None
+        if self.attention_reason and not self._configs:
+            self._configs = find_configs(self.model)
+        return WindowPass(
+            start,
+            self.windows,
+            self._cache.layers,
+            by_kernel=not self.attention_reason,
+            choices=self.choices,
+            sparse=self._sparse,
+            observer=observer,
+        )
+
+    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
+        """From the next `reserve` on, the layers' caches and attention are reduced.
+
+        Args:
+            methods: how.
+            branches: G, guidance branches of the rows.
+        """
+        self.methods, self._branches = methods, branches
+
+    def _evict(self, lengths: Tensor, observer: Observer) -> None:
+        """Let every layer drop entries of the prompt, of which each row has `lengths` `[R]`."""
+        method = self.methods.kv_cache
+        assert method is not None
+        evict(method, self._cache.layers, lengths, observer, self._branches)
+        dropped = self._cache.layers[0].layout.dropped
+        if dropped is not None:
+            self._is_cut = True
+            self.n_evicted = int(dropped.sum()), int(lengths.sum())
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:
@@ -312,6 +357,8 @@ class CausalLMWindow(StaticModelBuffers):
             own_layout.prepare(index[:, index.shape[1] - keys.shape[2] :], own_layout.max_length)
             layer.update(keys, values)
         self._prompt_logits = states.logits
+        if states.observer is not None:
+            self._evict(own.lengths, states.observer)
         return states.n_processed
 
     def _shorten_cache(self, layout: KVCacheLayout, cuts: Sequence[Cut]) -> None:
@@ -319,17 +366,12 @@ class CausalLMWindow(StaticModelBuffers):
         assert self.own_prompt is not None
         lengths, n_layers = self.own_prompt.lengths, len(self._cache.layers)
         firsts = [*(cut.first for cut in cuts), n_layers]
-        self._short_layers = []
+        self._is_cut = bool(cuts)
         for cut, end in zip(cuts, firsts[1:]):
-            dropped = lengths - cut.mask.sum(1)
-            room = layout.max_length - int(dropped.min())
-            own = KVCacheLayout(layout.rows, room)
-            layers = make_cache(end - cut.first, own).layers
-            self._cache.layers[cut.first : end] = layers
-            decoder = self.model.get_decoder().layers[cut.first : end]
-            self._short_layers.append(ShortLayers(cut.first, list(decoder), own, dropped))
+            shorter = layout.shorten(lengths - cut.mask.sum(1))
+            self._cache.layers[cut.first : end] = make_cache(end - cut.first, shorter).layers
 
-    def prefill(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, without logits by the fused decoder, else with those of one position
@@ -340,9 +382,17 @@ class CausalLMWindow(StaticModelBuffers):
         Raises:
             ShapeError: as in `forward`.
         """
-        surplus = self.prompt_width(tokens.shape[1]) - tokens.shape[1]
+        method, width = self.methods.kv_cache, tokens.shape[1]
+        surplus = self.prompt_width(width) - width
         tokens = pad(tokens, (0, surplus)) if surplus else tokens
-        self._pass(tokens, start, **self._last_only)
+        if method is None:
+            self._pass(tokens, start, **self._last_only)
+            return
+        if lengths is None:
+            lengths = torch.full_like(start, width)
+        observer = Observer.of_last(lengths, method.observed)
+        self._pass(tokens, start, self._open_pass(start, observer), **self._last_only)
+        self._evict(lengths, observer)
 
     def prompt_width(self, width: int) -> int:
         """The width at which a prompt is processed: on an accelerator a multiple of 64, so that
@@ -353,7 +403,9 @@ class CausalLMWindow(StaticModelBuffers):
         return -(-width // self.prompt_step) * self.prompt_step
 
     @torch.no_grad()
-    def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True, **options: Any) -> Any:
+    def _pass(
+        self, tokens: Tensor, start: Tensor, this: WindowPass | None = None, **options: Any
+    ) -> Any:
         layout = self._kv_layout
         if layout is None or tokens.shape[0] != layout.rows:
             expected = (
@@ -365,9 +417,10 @@ class CausalLMWindow(StaticModelBuffers):
             )
         width = tokens.shape[1]
         positions = start[:, None] + torch.arange(width, device=start.device)  # [R, W]
-        layout.prepare(positions, self._visible_length(layout, start, width))
+        for own in self._layouts():
+            own.prepare(own.to_index(positions), self._visible_length(own, start, width))
         dtype = self.model.dtype
-        if has_masks:
+        if this is None:
             queries = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
             masks: Any = make_masks(
                 queries, layout.rows, layout.visible_length, self.windows, dtype
@@ -375,8 +428,8 @@ class CausalLMWindow(StaticModelBuffers):
         else:  # a mask of one zero: given none, some models synchronise to check for padding
             masks = start.new_zeros(layout.rows, 1, 1, 1, dtype=dtype)
         with self._watched_head(), _without_cudnn(tokens.device), ExitStack() as stack:
-            for short in self._short_layers:
-                stack.enter_context(short.masked(positions, dtype))
+            if this is not None:
+                stack.enter_context(self._attending(this))
             if self._layer_steps is not None:
                 stack.enter_context(self._layer_steps.passing(positions, layout))
             return self._run(
@@ -389,6 +442,25 @@ class CausalLMWindow(StaticModelBuffers):
                 **self._own_inputs(width),
                 **options,
             )
+
+    def _layouts(self) -> list[KVCacheLayout]:
+        """The layouts of all layers, each once."""
+        assert self._kv_layout is not None
+        found = {id(layer.layout): layer.layout for layer in self._cache.layers}
+        return list(found.values()) or [self._kv_layout]
+
+    @contextmanager
+    def _attending(self, this: WindowPass) -> Iterator[None]:
+        """Inside the block, the layers attend as a pass says."""
+        if self._decoder is None:
+            with window_attention_in(self._configs, this):
+                yield
+            return
+        self._kernel_pass = this
+        try:
+            yield
+        finally:  # a prompt after a pass that failed is processed under masks
+            self._kernel_pass = None
 
     def _own_inputs(self, width: int) -> dict[str, Tensor]:
         own = self.own_prompt
@@ -421,7 +493,7 @@ class CausalLMWindow(StaticModelBuffers):
             stride = _CPU_STRIDE if start.device.type == "cpu" else None
         if stride is None:
             return layout.max_length
-        end = int(start.max()) + width
+        end = int(layout.to_index(start).max()) + width
         return -(-end // stride) * stride
 
     @contextmanager

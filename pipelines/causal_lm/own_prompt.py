@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
+from mmaccel.pipelines.layers.eviction import Observer
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class PromptStates:
         n_processed: tokens that the pass processed, over all rows.
         cuts: by their layers, ascending.
         steps: what later passes do in their layers; None: nothing.
+        observer: what an eviction will look at; None where nothing is evicted.
     """
 
     layers: Sequence[tuple[Tensor, Tensor]]
@@ -71,6 +73,7 @@ class PromptStates:
     n_processed: int
     cuts: Sequence[Cut] = ()
     steps: LayerSteps | None = None
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class OwnPrompt:
         process: runs the pass.
         inputs: by name, `[R, 1]`, what every generated token is processed with.
         is_cut: whether some layers may cache fewer columns than others.
+        has_steps: whether later passes do something in their layers, see `LayerSteps`.
     """
 
     mask: Tensor
@@ -90,6 +94,7 @@ class OwnPrompt:
     process: Callable[[], PromptStates]
     inputs: dict[str, Tensor] = field(default_factory=dict)
     is_cut: bool = False
+    has_steps: bool = False
 
     @cached_property
     def is_plain(self) -> bool:

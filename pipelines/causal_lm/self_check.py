@@ -29,9 +29,9 @@ from torch import Tensor
 from mmaccel.errors import MissingBackendError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
-from mmaccel.pipelines.causal_lm.attention import Choices
 from mmaccel.pipelines.causal_lm.compatibility import find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
+from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
 
 if TYPE_CHECKING:
@@ -223,6 +223,14 @@ def find_reason(window: CausalLMWindow) -> str:
     return reason
 
 
+def find_layer_obstacle(window: CausalLMWindow) -> str:
+    """Why a model's layers cannot attend by a function of ours; empty where they can.
+
+    Cost: six short passes at a model's first call; the answer is cached as in `find_reason`.
+    """
+    return _remember(window, "layers", wants_triton=False)
+
+
 def refuse_own_attention(model: Any, reason: str) -> None:
     """Raise MissingBackendError where there is a reason and `MMACCEL_KERNELS=triton`."""
     if reason and dispatch.mode() == "triton":
@@ -233,7 +241,7 @@ def refuse_own_attention(model: Any, reason: str) -> None:
 
 
 def _find_reason(window: CausalLMWindow) -> str:
-    model, kind = window.model, window.attention
+    kind = window.attention
     if kind == "auto":
         on_gpu = window.device.type == "cuda" or dispatch.mode() == "triton"
         obstacle = None if on_gpu else f"the model is on {window.device}"
@@ -242,11 +250,17 @@ def _find_reason(window: CausalLMWindow) -> str:
         obstacle = obstacle or dispatch.find_obstacle(window.device.type)
         if obstacle is not None:
             return obstacle
+    return _remember(window, kind, wants_triton=kind == "auto")
+
+
+def _remember(window: CausalLMWindow, kind: str, wants_triton: bool) -> str:
+    """The reason of `_check_kernel`, asked once for each state of a model."""
+    model = window.model
     key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
     known = _reasons.setdefault(model, {})
     if key in known:
         return known[key]
-    reason, is_final = _check_kernel(window.plain(), wants_triton=kind == "auto")
+    reason, is_final = _check_kernel(window.plain(), wants_triton=wants_triton)
     if is_final:
         known[key] = reason
     return reason

@@ -199,6 +199,9 @@ def find_obstacle(
         return "token types, or positions that do not count the tokens"
     if own_prompt is not None and own_prompt.is_cut:
         return "layers that cache fewer visual tokens than others"
+    methods = getattr(window, "methods", None)
+    if methods:
+        return f"{methods.slots}, which allocates while a run goes on"
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
     model = getattr(window, "model", window)

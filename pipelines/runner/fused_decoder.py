@@ -35,9 +35,8 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
-from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.causal_lm.attention import WindowPass
 from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
+from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
     MLP,
@@ -513,11 +512,13 @@ def _attend_eagerly(
 def _attend_by_kernel(
     attention: Attention, queries: Tensor, store: WindowLayer, this: WindowPass, number: int
 ) -> Tensor:
-    keys, values = store.visible()
-    out = dispatch.run(
-        window_attention, queries.transpose(1, 2), keys, values, this.start,
-        scale=attention.scale, softcap=attention.softcap, window=this.windows[number],
-    )  # fmt: skip
+    out = this.attend(
+        number,
+        queries.transpose(1, 2),
+        *store.visible(),
+        scale=attention.scale,
+        softcap=attention.softcap,
+    )
     return out.transpose(1, 2).flatten(2)
 
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.attention import attention_named
+from mmaccel.pipelines.layers.attention import attention_named
 from mmaccel.pipelines.vision_language.layer_attention import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.causal_lm.attention import attention_named
+from mmaccel.pipelines.layers.attention import attention_named
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import (
     Queries,

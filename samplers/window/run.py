@@ -240,13 +240,14 @@ class WindowRun:
         """Prefill with `[R, N]`, in a step of its own."""
         given, lengths = self._short_prompt, self._lengths
         if given is None:
-            self.model.prefill(tokens.clamp(min=0), lengths.new_zeros(1).expand_as(lengths))
+            start = lengths.new_zeros(1).expand_as(lengths)
+            self.model.prefill(tokens.clamp(min=0), start, lengths - 1)
             return
         width = getattr(self.model, "prompt_width", int)(tokens.shape[1])
 
         def step() -> None:
             start = lengths.new_zeros(1).expand_as(lengths)
-            self.model.prefill(given[:, :width].clamp(min=0), start)
+            self.model.prefill(given[:, :width].clamp(min=0), start, lengths - 1)
 
         self.runner.run_step(Once("prompt", width), step)
 

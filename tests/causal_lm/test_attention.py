@@ -15,9 +15,9 @@ from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.causal_lm import attention as attention_module
 from mmaccel.pipelines.causal_lm import model as window_model
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
+from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.models.janus import JanusCodes
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow

@@ -14,13 +14,14 @@ from torch import Tensor
 from mmaccel import CausalLMWindow
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm.attention import (
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.causal_lm.self_check import check_windows
+from mmaccel.pipelines.layers.attention import (
     NAME,
     WindowPass,
     find_configs,
     window_attention_in,
 )
-from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.models.imagegpt import ImageGPT
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
@@ -202,7 +203,8 @@ def test_arguments_the_kernel_cannot_serve_are_refused(option: str) -> None:
         "scale": {"scaling": torch.tensor(0.3)},
         "dropout": {"dropout": 0.1},
     }
-    with window_attention_in([], WindowPass(START, [None, None])):
+    stores = [WindowLayer(KVCacheLayout(2, 8))] * 2
+    with window_attention_in([], WindowPass(START, [None, None], stores, by_kernel=True)):
         attend(model.model.layers[0].self_attn, q, q, q, mask, **options)
         with pytest.raises(UnsupportedModelError, match="expected plain causal attention"):
             attend(layer, q, q, q, mask, **(options | refused.get(option, {})))

@@ -165,7 +165,7 @@ class _PrefillOnly(Recorder):
         assert bool((start + 1 >= torch.tensor([5, 3])).all())
         return super().forward(tokens, start)
 
-    def prefill(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
         self.tokens_processed += tokens.shape[1]
 
 

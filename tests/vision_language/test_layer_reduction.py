@@ -18,7 +18,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DART, DivPrune, FastV, PyramidDrop, SamplingParams, UnsupportedModelError
-from mmaccel.pipelines.causal_lm import short_layers
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.runner.engine import find_obstacle
 from mmaccel.pipelines.vision_language import layers
@@ -175,19 +175,20 @@ def test_fastv_keeps_what_the_models_own_attention_map_says(
 
 def test_later_layers_cache_less(monkeypatch: pytest.MonkeyPatch) -> None:
     model, found = build_vlm("llava_next"), []
-    masked = short_layers.ShortLayers.masked
+    shorten = KVCacheLayout.shorten
 
-    def record(self: Any, positions: Tensor, dtype: Any) -> Any:
-        found.append((self.first, self.layout.max_length))
-        return masked(self, positions, dtype)
+    def record(self: Any, dropped: Tensor) -> Any:
+        shorter = shorten(self, dropped)
+        found.append(shorter.max_length)
+        return shorter
 
-    monkeypatch.setattr(short_layers.ShortLayers, "masked", record)
+    monkeypatch.setattr(KVCacheLayout, "shorten", record)
     inputs = draw_prompts("llava_next", model, (1, 1))
     answer(model, PyramidDrop(keep=0.2, layers=(1, 2)), inputs)
-    rooms = dict(found)
+    first, second = found  # of the layers behind each cut
     n_images = int((inputs["input_ids"] == IMAGE).sum(1).min())
     whole = inputs["input_ids"].shape[1] + N_NEW
-    assert rooms[2] < rooms[1] < whole and rooms[2] <= whole - 0.75 * n_images
+    assert second < first < whole and second <= whole - 0.75 * n_images
 
 
 @pytest.mark.parametrize("bug", ["one index too many", "positions counted anew", "padding is seen"])
@@ -197,13 +198,10 @@ def test_planted_bugs_are_seen(
     model = build_vlm("llava")
     inputs = draw_prompts("llava", model)
     if bug == "one index too many":
-        init = short_layers.ShortLayers.__init__
+        shorten = KVCacheLayout.shorten
         monkeypatch.setattr(
-            short_layers.ShortLayers, "__init__",
-            lambda self, first, parts, layout, dropped: init(
-                self, first, parts, layout, dropped - 1
-            ),
-        )  # fmt: skip
+            KVCacheLayout, "shorten", lambda self, dropped: shorten(self, dropped - 1)
+        )
     elif bug == "positions counted anew":
         own = layers.LayerReduction._shorten
 

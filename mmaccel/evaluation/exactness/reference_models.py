@@ -163,7 +163,7 @@ class ToyLanguage:
             (rows, positions + 1), -1
         )  # the last column: positions past the end
 
-    def prefill(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
         self._write(tokens, start)
 

@@ -123,7 +123,7 @@ class LlamaGenWindow(StaticModelBuffers):
         """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
         return self.model.output.weight
 
-    def prefill(self, tokens: Tensor, start: Tensor) -> None:
+    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
         self._pass(tokens, start)
 

@@ -1,13 +1,18 @@
-"""A model's layers on `mmaccel.kernels.window_attention` during one pass of ours.
+"""The seam inside a model's layers: one attention function, and what it knows of a pass.
 
 transformers looks up attention functions by a name in the layer's configuration. Ours is registered
 under its own name, among the attention functions and among the mask functions: without the second,
 transformers silently makes no mask. A pass writes the name into the configurations of one model and
-restores them afterwards.
+restores them afterwards. The fused decoder calls the same pass without transformers.
 
-Departures: a context variable holds the positions of rows, because some models do not pass keywords
-of their forward on. A call outside our pass that meets the name (in another thread, or because two
-models share a configuration) gets transformers' own sdpa attention under sdpa's own mask.
+A `WindowPass` attends to keys at the cache indices of each layer's own store: what was evicted
+there is not there, and sparse attention chooses blocks of the rest. `mmaccel.kernels` has the
+kernels; elsewhere torch's attention runs under a mask that the pass makes once for all layers that
+share a cache.
+
+Departures: a context variable holds the pass, because some models do not pass keywords of their
+forward on. A call outside our pass that meets the name (in another thread, or because two models
+share a configuration) gets transformers' own sdpa attention under sdpa's own mask.
 """
 
 from __future__ import annotations
@@ -15,16 +20,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_mask
+from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.layers.sparse import SparseBlocks
 
 NAME = "mmaccel_window"
 _FIELD = "_attn_implementation_internal"  # transformers' property of this field sets children too
@@ -32,22 +42,105 @@ Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class WindowPass:
     """What the layers need to know about a pass.
 
     Attributes:
-        start: `[R]` int64, position of each row's first query.
+        start: `[R]` int64, cache index of each row's first query where nothing was evicted.
         windows: sliding window of every layer, in positions; None where it sees everything.
+        stores: of every layer, prepared for the pass.
+        by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
         choices: collects (layer, version of the kernel) of every call, unless None.
+        sparse: chooses the blocks that a layer attends to; None: all.
+        observer: keeps the queries that an eviction will look at; None outside prompts.
     """
 
     start: Tensor
     windows: Sequence[int | None]
+    stores: Sequence[WindowLayer]
+    by_kernel: bool = False
     choices: Choices | None = None
+    sparse: SparseBlocks | None = None
+    observer: Observer | None = None
+    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
+        scale: float, softcap: float | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Attention of a layer over its store, into which the pass has written.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, W, D]`.
+            key, value: `[R, Hkv, S, D]`, views of what the pass reads of the store.
+            scale: of the scores.
+            softcap: see `window_attention`.
+
+        Returns:
+            `[R, Hq, W, D]`.
+        """
+        layout, window = self.stores[layer].layout, self.windows[layer]
+        start = layout.to_index(self.start)
+        if start.device != query.device:
+            start = start.to(query.device)
+        options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+        if self.observer is not None:
+            self.observer.keep(layer, query, scale)
+        elif self.sparse is not None:
+            options["blocks"] = self.sparse.choose(layer, query, key, start)
+        if self.choices is not None:
+            choice = dispatch.decide(window_attention, query, key, value, start, **options)
+            self.choices.append((layer, choice))
+        if self.by_kernel:
+            return dispatch.run(window_attention, query, key, value, start, **options)
+        if options.get("blocks") is not None:
+            return gathered_attention(query, key, value, start, **options)
+        mask = self._find_mask(layout, window, query)
+        return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+
+    def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
+        """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""
+        name = id(layout), window
+        if name not in self._masks:
+            assert layout.indices is not None
+            mask = make_mask(layout.indices, layout.visible_length, window, query.dtype)
+            self._masks[name] = mask.to(query.device)
+        return self._masks[name]
 
 
-_running: ContextVar[WindowPass | None] = ContextVar("mmaccel_window_pass", default=None)
+def _attend_under(
+    mask: Tensor, query: Tensor, key: Tensor, value: Tensor, *,
+    scale: float, softcap: float | None,
+) -> Tensor:  # fmt: skip
+    """Attention `[R, Hq, W, D]` under a mask of numbers, by torch."""
+    groups = query.shape[1] // key.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, scale=scale, enable_gqa=groups > 1
+        )
+    packed = query.unflatten(1, (-1, groups))  # [R, Hkv, G, W, D]
+    scores = (packed @ key[:, :, None].mT).float() * scale
+    scores = softcap * (scores / softcap).tanh() + mask[:, None]
+    weights = scores.softmax(-1).to(value.dtype)
+    return (weights @ value[:, :, None]).flatten(1, 2)
+
+
+@dataclass(frozen=True)
+class PromptPass:
+    """A pass of the model's own over a prompt, under its own masks.
+
+    Attributes:
+        observer: keeps the queries that an eviction will look at.
+    """
+
+    observer: Observer
+
+
+_running: ContextVar[WindowPass | PromptPass | None] = ContextVar(
+    "mmaccel_window_pass", default=None
+)
 
 
 def find_configs(model: nn.Module) -> list[Any]:
@@ -73,6 +166,18 @@ def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[No
     finally:
         for config, name in zip(configs, before):
             setattr(config, _FIELD, name)
+        _running.reset(token)
+
+
+@contextmanager
+def observed_prompt(model: nn.Module, observer: Observer) -> Iterator[None]:
+    """Inside the block, passes of a model keep queries, under transformers' sdpa attention."""
+    _register()
+    token = _running.set(PromptPass(observer))
+    try:
+        with attention_named(model, NAME):
+            yield
+    finally:
         _running.reset(token)
 
 
@@ -103,7 +208,7 @@ def _make_mask(*args: Any, **options: Any) -> Tensor | None:
     """No mask in a pass of ours, which knows the positions of its rows; sdpa's elsewhere."""
     from transformers.masking_utils import sdpa_mask
 
-    return sdpa_mask(*args, **options) if _running.get() is None else None
+    return None if isinstance(_running.get(), WindowPass) else sdpa_mask(*args, **options)
 
 
 def _attend(
@@ -134,13 +239,16 @@ def _attend(
         UnsupportedModelError: something that the kernel does not do.
     """
     this = _running.get()
-    if this is None:
+    layer: Any = getattr(module, "layer_idx", None)
+    if isinstance(this, PromptPass) and layer is not None:
+        own_scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        this.observer.keep(layer, query, own_scale)
+    if not isinstance(this, WindowPass):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    layer: Any = getattr(module, "layer_idx", None)
     reason = _refuse(query, attention_mask, dropout, scaling, options)
     if reason is None and (not isinstance(layer, int) or not 0 <= layer < len(this.windows)):
         reason = f"a layer with layer_idx {layer!r}"
@@ -149,17 +257,9 @@ def _attend(
             f"window attention: expected plain causal attention, received {reason} from a "
             f"{type(module).__name__}; use attention='model'"
         )
-    start = this.start if this.start.device == query.device else this.start.to(query.device)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    softcap, window = options.get("softcap"), this.windows[layer]
-    if this.choices is not None:
-        choice = dispatch.decide(
-            window_attention, query, key, value, start, scale=scale, softcap=softcap, window=window
-        )
-        this.choices.append((layer, choice))
-    out = dispatch.run(
-        window_attention, query, key, value, start, scale=scale, softcap=softcap, window=window
-    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    softcap = options.get("softcap")
+    out = this.attend(layer, query, key, value, scale=scale, softcap=softcap)
     return out.transpose(1, 2), None
 
 

@@ -1,0 +1,1 @@
+"""Methods that evict cached keys and values."""

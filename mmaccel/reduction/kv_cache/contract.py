@@ -1,0 +1,136 @@
+"""The contract of cache eviction: score the cached entries of a layer, keep those within a budget.
+
+A method is a frozen dataclass with `score`. Counts, recent entries, ragged rows and order are
+written once, in `select`. A method never sees the model; it looks at a `CachedLayer`. It is asked
+when the prompt is in the cache. What it keeps is moved together, and the memory of the rest is
+freed. Kept keys hold the rotary positions they were made at, and new tokens go on at their own
+positions, so that eviction is the same as a mask that hides the evicted entries.
+
+All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
+with the smaller cache: drafts are never evicted, so that no accepted token depends on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int, show
+from mmaccel.errors import OptionError
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.column_mass import column_mass
+from mmaccel.kernels.window_attention import window_attention
+from mmaccel.results import Exactness
+
+
+@dataclass(frozen=True)
+class CachedLayer:
+    """What a method may look at of one layer.
+
+    Shapes: **R** rows, **S** cache indices, **H** key heads, **Hq** query heads, **D** head width.
+
+    Attributes:
+        index: number of the layer.
+        depth: layers of the model.
+        keys: `[R, H, S, D]`, rotated as they are cached.
+        values: `[R, H, S, Dv]`.
+        lengths: `[R]` int64, entries of each row; those behind are padding.
+        queries: `[R, Hq, n, D]`, of the row's last n entries; n is the method's `observed`.
+        scale: what scores are multiplied by.
+    """
+
+    index: int
+    depth: int
+    keys: Tensor
+    values: Tensor
+    lengths: Tensor
+    queries: Tensor
+    scale: float
+
+    def mass(self) -> Tensor:
+        """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
+
+        The query heads of a key head are added up.
+        """
+        start = self.lengths - self.queries.shape[2]
+        keys = self.keys.to(self.queries.dtype)
+        values = self.values.to(self.queries.dtype)
+        _, lse = dispatch.run(
+            window_attention, self.queries, keys, values, start, scale=self.scale, lse=True
+        )
+        mass: Tensor = dispatch.run(column_mass, self.queries, keys, lse, start, scale=self.scale)
+        return mass
+
+
+@dataclass(frozen=True)
+class CacheMethod:
+    """Base of all methods that evict cached entries.
+
+    Args:
+        budget: entries that each row keeps in a layer, at least 1; rows with fewer keep all.
+
+    Attributes:
+        observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
+
+    Raises:
+        OptionError: a budget below 1.
+    """
+
+    budget: int = 1024
+
+    exactness: ClassVar[Exactness] = "relaxed"
+
+    def __post_init__(self) -> None:
+        check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return type(self).__name__
+
+    @property
+    def observed(self) -> int:
+        """See the class."""
+        return 0
+
+    @property
+    def n_recent(self) -> int:
+        """How many of a row's last entries stay whatever their scores; at most the budget."""
+        return min(max(self.observed, 1), self.budget)
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
+        raise NotImplementedError
+
+    def select(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """The entries that stay.
+
+        Args:
+            scores: of `score`.
+            lengths: `[R]` int64.
+
+        Returns:
+            `[R, 1 or H, K]` int64, ascending; a row with fewer than K ends in -1.
+        """
+        size = scores.shape[2]
+        index = torch.arange(size, device=scores.device)
+        ends = lengths[:, None, None]
+        scores = scores.masked_fill(index >= ends - self.n_recent, float("inf"))
+        scores = scores.masked_fill(index >= ends, float("-inf"))
+        found = scores.topk(min(self.budget, size), -1).indices
+        # entries behind a row's end go last
+        found = found.where(found < ends, size).sort(-1).values
+        return found.where(found < size, -1)
+
+
+def check_cache_method(method: Any) -> CacheMethod:
+    """The method, or OptionError where it is none."""
+    if not isinstance(method, CacheMethod):
+        raise OptionError(
+            f"kv_cache: expected a method such as mmaccel.SnapKV(budget=1024), received "
+            f"{show(method)}; give one of the classes that evict cached entries"
+        )
+    return method

@@ -1,0 +1,68 @@
+"""SnapKV: the entries that the end of the prompt attends to.
+
+Y. Li et al., "SnapKV: LLM Knows What You are Looking for Before Generation", 2024
+(arXiv:2404.14469), section 4 and listing 1. The queries of the last `window` entries, the
+observation window, vote for the entries before them with their attention; votes are averaged over
+`kernel` neighbours, so that what stands beside an important entry stays, too. The observation
+window itself stays.
+
+Departures: a row's last prompt token is processed with the first window, so that the observation
+window ends one before it (it is part of the window where the model's own prefill processes the
+prompt); query heads vote together for their key head; averages leave out what is behind a row's
+end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool1d
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class SnapKV(CacheMethod):
+    """Keep what the last entries of the prompt attend to.
+
+    Args:
+        budget: entries that each row keeps in a layer, the observation window among them.
+        window: entries of the observation window.
+        kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
+    """
+
+    window: int = 32
+    kernel: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("SnapKV.window", self.window, 1, hint="32 suits most models")
+        check_int("SnapKV.kernel", self.kernel, 1, hint="5 suits most models")
+        if self.kernel % 2 == 0:
+            raise OptionError(
+                f"SnapKV.kernel: expected an odd number, received {self.kernel}; take "
+                f"{self.kernel + 1}"
+            )
+        if self.budget <= self.window:
+            raise OptionError(
+                f"SnapKV.budget: expected more than the observation window of {self.window}, "
+                f"received {self.budget}; give a larger budget or a smaller window"
+            )
+
+    @property
+    def observed(self) -> int:
+        """The observation window."""
+        return self.window
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Pooled votes `[R, H, S]`."""
+        votes = layer.mass()
+        reach = self.kernel // 2
+        index = torch.arange(votes.shape[2], device=votes.device)
+        is_real = (index < layer.lengths[:, None, None]).float().expand_as(votes)
+        total = avg_pool1d(votes * is_real, self.kernel, 1, reach)
+        return total / avg_pool1d(is_real, self.kernel, 1, reach).clamp(min=1e-6)

@@ -1,0 +1,1 @@
+"""Methods that choose which cached keys a pass attends to."""

@@ -1,0 +1,43 @@
+"""Quest: the blocks of keys in which a query can find a high score.
+
+J. Tang et al., "Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference", ICML 2024
+(arXiv:2406.10774), section 3.3 and algorithm 1. The smallest and the largest key of a block, number
+by number, bound the score of every key in it:
+
+    q . k <= sum over d of max(q_d min_d, q_d max_d) = relu(q) . max - relu(-q) . min
+
+Departures: a pass has W queries and a key head has G query heads; a block counts with the largest
+bound of all of them, as all of them read the blocks together. The budget is a fraction of a row's
+blocks and not a number of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+
+
+@dataclass(frozen=True)
+class Quest(AttentionMethod):
+    """Attend to the blocks with the largest bounds.
+
+    Args:
+        budget, block, first_layer: as for every method.
+    """
+
+    def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
+        """Largest and smallest keys `[R, H, N, 2 D]`, the smallest negated."""
+        high = keys.masked_fill(~is_real, float("-inf")).amax(3)
+        low = keys.masked_fill(~is_real, float("inf")).amin(3)
+        # a block that holds nothing is never chosen; zeros keep its bound a number
+        is_empty = ~is_real.any(3)
+        return torch.cat([high, -low], -1).masked_fill(is_empty, 0)
+
+    def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
+        """The largest bound of each block `[R, H, N]`."""
+        halves = torch.cat([queries.relu(), (-queries).relu()], -1)  # [R, H, G W, 2 D]
+        return (halves @ summaries.mT).amax(2)

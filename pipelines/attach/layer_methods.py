@@ -1,0 +1,64 @@
+"""Which models, calls and combinations the methods of a model's layers can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle
+from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+
+
+def check_model(methods: LayerMethods, window: CausalLMWindow) -> None:
+    """Refuse a model whose layers cannot carry methods.
+
+    Raises:
+        UnsupportedModelError: with the layer and why.
+
+    Cost: at a model's first time, a self-check of a few short passes.
+    """
+    name = type(window.model).__name__
+    for layer, span in enumerate(window.windows):
+        if span is not None:
+            raise UnsupportedModelError(
+                f"{methods.slots}: expected layers that see all positions, received a {name} "
+                f"whose layer {layer} sees the last {span} alone; its cache is bounded already"
+            )
+    reason = find_layer_obstacle(window)
+    if reason:
+        raise UnsupportedModelError(
+            f"{methods.slots}: expected layers whose attention transformers looks up by name, "
+            f"received a {name}: {reason}; leave {methods.slots} out"
+        )
+
+
+def check_combination(methods: LayerMethods, reducers: Sequence[TokenReducer]) -> None:
+    """Refuse methods that cannot be combined.
+
+    Raises:
+        UnsupportedModelError: eviction beside a reducer inside the language model.
+    """
+    inside = next((method for method in reducers if method.stage == "llm_layer"), None)
+    if methods.kv_cache is not None and inside is not None:
+        raise UnsupportedModelError(
+            f"kv_cache: expected visual tokens that leave before the first layer, received "
+            f"{inside!r}, which drops them inside the language model; take a method at the "
+            "encoder's exit, such as DivPrune, or leave kv_cache out"
+        )
+
+
+def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:
+    """Reasons why a call cannot be decoded under methods."""
+    if methods and "attentions" in call.records:
+        yield f"{methods.slots} with attentions of all tokens"
+    if methods.kv_cache is None:
+        return
+    if call.n_cached:
+        yield "kv_cache with a cache given by the caller"
+    if call.returns_cache:
+        yield "kv_cache with a cache that the caller sees"
+    if call.config.prefill_chunk_size is not None:
+        yield "kv_cache with a prefill in chunks"

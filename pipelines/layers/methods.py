@@ -1,0 +1,45 @@
+"""The methods of a model's layers: what they evict, and what they attend to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+
+
+@dataclass(frozen=True)
+class LayerMethods:
+    """What is done to the caches and the attention of a model's layers; its truth value is whether
+    there is something.
+
+    Attributes:
+        kv_cache: evicts cached entries of a prompt; None evicts nothing.
+        attention: chooses which keys a pass attends to; None: all.
+    """
+
+    kv_cache: CacheMethod | None = None
+    attention: AttentionMethod | None = None
+
+    def __bool__(self) -> bool:
+        return self.kv_cache is not None or self.attention is not None
+
+    @property
+    def slots(self) -> str:
+        """The keywords of `attach` that were given."""
+        given = {"kv_cache": self.kv_cache, "attention": self.attention}
+        return " and ".join(name for name, method in given.items() if method is not None)
+
+    def describe(self, n_evicted: int, n_entries: int) -> str:
+        """The model that a policy was exact with respect to; empty where nothing was reduced.
+
+        Args:
+            n_evicted, n_entries: entries of a layer that were evicted, of those that there were.
+        """
+        parts = []
+        if n_evicted:
+            kept = n_entries - n_evicted
+            parts.append(f"{kept} of {n_entries} cached entries of its prompt ({self.kv_cache!r})")
+        if self.attention is not None and self.attention.budget < 1:
+            parts.append(f"the blocks that {self.attention!r} chooses")
+        return f"the model on {' and '.join(parts)}" if parts else ""

@@ -1,0 +1,67 @@
+"""What eviction and sparse attention are compared with: transformers' own model over its full cache
+at the original positions, under a mask of every layer and head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.transformers_release import CACHE
+
+NAME = "tests_masked"
+Hides = Callable[[int, Tensor, Tensor], Tensor]  # layer, queries, keys -> [R, Hkv, W, S] bool
+_hides: list[Hides] = []
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **given: Any
+) -> tuple[Tensor, None]:
+    """Softmax attention in plain steps; key heads are repeated for their query heads."""
+    groups = query.shape[1] // key.shape[1]
+    width, length = query.shape[2], key.shape[2]
+    hidden = _hides[-1](module.layer_idx, query, key).repeat_interleave(groups, 1)
+    later = torch.ones(width, length, dtype=torch.bool).triu(length - width + 1)
+    scale = given.get("scaling") or query.shape[-1] ** -0.5
+    scores = query @ key.repeat_interleave(groups, 1).mT * scale
+    scores = scores.masked_fill(hidden | later, float("-inf"))
+    out = scores.softmax(-1) @ value.repeat_interleave(groups, 1)
+    return out.transpose(1, 2), None
+
+
+@contextmanager
+def masked(model: Any, hides: Hides) -> Iterator[None]:
+    """Inside the block, the model's own layers hide keys; rows have no padding."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, _attend)
+    AttentionMaskInterface.register(NAME, lambda *args, **options: None)
+    before = model.config._attn_implementation
+    _hides.append(hides)
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        _hides.pop()
+
+
+@torch.no_grad()
+def greedy(model: Any, ids: Tensor, n_new: int) -> Tensor:
+    """The model's own greedy tokens `[1, n_new]` after one row `[1, T]`.
+
+    The last token of the prompt is processed with the first new one, as a window does.
+    """
+    from transformers import DynamicCache
+
+    given: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
+    model(ids[:, :-1], **given)
+    token, made = ids[:, -1:], []
+    for _ in range(n_new):
+        token = model(token, **given).logits[:, -1:].argmax(-1)
+        made.append(token)
+    return torch.cat(made, 1)

@@ -1,0 +1,267 @@
+"""Eviction: identity under a large budget, a mask over the full cache under a small one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
+from tests.layers.masked_model import greedy, masked
+
+N_NEW = 14
+ROUTES = (True, False)  # the fused decoder, and the model's own forward
+POLICIES = {
+    "jacobi": mmaccel.Jacobi(window=6),
+    "sjd": mmaccel.SpeculativeJacobi(window=6),
+    "gsd": mmaccel.GroupedSpeculative(window=6),
+    "prompt lookup": mmaccel.Speculative(window=6),
+}
+
+
+def draw_rows(*lengths: int) -> list[list[int]]:
+    """Random prompts of the lengths."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(4, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def generate(model: Any, policy: Any, rows: list[list[int]], **options: Any) -> Any:
+    """Tokens `[B, N_NEW]`, and the statistics."""
+    fused = options.pop("fused", "auto")
+    methods = {name: options.pop(name) for name in ("kv_cache", "attention") if name in options}
+    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    prompts = left_padded(rows)
+    with mmaccel.attach(model, policy, seed=4, fused=fused, strict=True, **methods) as handle:
+        out = model.generate(**prompts, max_new_tokens=N_NEW, **given | options)
+    return out[:, prompts["input_ids"].shape[1] :], handle.stats
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_budget_that_covers_the_prompt_changes_nothing(fused: bool, sampled: bool) -> None:
+    model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused, do_sample=sampled)
+    kept, stats = generate(
+        model, mmaccel.Jacobi(window=5), rows, fused=fused, do_sample=sampled,
+        kv_cache=mmaccel.SnapKV(budget=39, window=8),
+    )  # fmt: skip
+    assert torch.equal(kept, whole)
+    assert stats.exactness == "bitwise" and stats.reference == ""
+
+
+def plan_by_hand(queries: Tensor, keys: Tensor, method: Any, groups: int) -> list[list[int]]:
+    """SnapKV as its paper describes it, one head of one row at a time: the entries that stay.
+
+    Args:
+        queries: `[Hq, T, D]` of a row's whole prompt.
+        keys: `[Hkv, T, D]`.
+    """
+    found, length, n = [], keys.shape[1], method.window
+    for head in range(len(keys)):
+        votes = torch.zeros(length)
+        for query_head in range(head * groups, (head + 1) * groups):
+            for query in range(max(length - n, 0), length):
+                scores = keys[head, : query + 1] @ queries[query_head, query]
+                scores = scores * keys.shape[-1] ** -0.5
+                votes[: query + 1] += scores.softmax(-1)
+        reach = method.kernel // 2
+        pooled = torch.tensor(
+            [float(votes[max(i - reach, 0) : i + reach + 1].mean()) for i in range(length)]
+        )
+        pooled[max(length - n, 0) :] = float("inf")
+        found.append(sorted(pooled.topk(min(method.budget, length)).indices.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool) -> None:
+    model, rows = build_lm(name), draw_rows(33, 12, 21)
+    method = mmaccel.SnapKV(budget=12, window=4, kernel=3)
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    received, stats = generate(model, mmaccel.Jacobi(window=5), rows, fused=fused, kv_cache=method)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
+    assert not torch.equal(received, whole)  # otherwise nothing is proven
+    for row, ids in enumerate(rows):
+        plans: dict[int, list[list[int]]] = {}
+        n_prompt = len(ids) - 1  # its last token goes with the first window
+
+        def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+            if query.shape[2] > 1:  # the prompt
+                plans[layer] = plan_by_hand(query[0], key[0], method, groups)  # noqa: B023
+                return torch.zeros(1, 1, 1, key.shape[2], dtype=torch.bool).expand(
+                    -1, key.shape[1], -1, -1
+                )
+            hidden = torch.ones(1, key.shape[1], 1, key.shape[2], dtype=torch.bool)
+            hidden[..., n_prompt:] = False  # noqa: B023
+            for head, plan in enumerate(plans[layer]):  # noqa: B023
+                hidden[0, head, 0, plan] = False
+            return hidden
+
+        with masked(model, hides):
+            expected = greedy(model, torch.tensor([ids]), N_NEW)
+        assert received[row].tolist() == expected[0].tolist()
+    n_entries = sum(len(ids) - 1 for ids in rows)
+    n_kept = sum(min(len(ids) - 1, method.budget) for ids in rows)
+    assert f"{n_kept} of {n_entries} cached entries" in stats.reference
+    assert stats.exactness == "relaxed"
+
+
+@pytest.mark.parametrize("guidance", [1.0, 1.6])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_has_the_tokens_of_the_plain_loop(name: str, guidance: float) -> None:
+    """Greedy, so that policies that are exact in distribution alone have one answer, too."""
+    model, rows = build_lm("llama"), draw_rows(26, 18, 30)
+    options: dict[str, Any] = {"kv_cache": mmaccel.SnapKV(budget=9, window=3)}
+    if guidance > 1:
+        options["guidance_scale"] = guidance
+        options["negative_prompt_ids"] = torch.tensor(draw_rows(14, 14, 14))
+    expected, plain = generate(model, mmaccel.Autoregressive(), rows, **options)
+    received, stats = generate(model, POLICIES[name], rows, **options)
+    assert torch.equal(received, expected)
+    assert stats.passes <= plain.passes and stats.reference == plain.reference
+
+
+def test_a_prompt_of_embeddings_is_evicted_like_its_ids() -> None:
+    """The model's own prefill processes it, its last token included."""
+    model, rows = build_lm("llama"), draw_rows(24, 24)
+    embedded = model.get_input_embeddings()(torch.tensor(rows)).detach()
+    method = mmaccel.SnapKV(budget=10, window=4)
+    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": N_NEW}
+    made = []
+    for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)):
+        with mmaccel.attach(model, policy, strict=True, kv_cache=method) as handle:
+            made.append(model.generate(inputs_embeds=embedded, **given))
+        assert "20 of 48 cached entries" in handle.stats.reference  # type: ignore[union-attr]
+    assert torch.equal(*made)
+
+
+@dataclass(frozen=True)
+class _Largest(CacheMethod):
+    """The entries whose first number is largest."""
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Of every head."""
+        return layer.keys[..., 0].float()
+
+
+def fill(layout: KVCacheLayout, keys: Tensor) -> WindowLayer:
+    """A layer that holds keys and values `[R, H, S, D]`."""
+    layer = WindowLayer(layout)
+    positions = torch.arange(keys.shape[2]).expand(len(keys), -1)
+    layout.prepare(positions, keys.shape[2])
+    layer.update(keys, keys.clone())
+    return layer
+
+
+def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -> None:
+    keys = torch.randn(4, 2, 12, 3, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([12, 9, 12, 7])  # items 0 and 1, two branches
+    layer = fill(KVCacheLayout(4, 20), keys)
+    observer = Observer.of_last(lengths, 0)
+    observer.keep(0, keys, 1.0)
+    evict(_Largest(budget=5), [layer], lengths, observer, branches=2)
+    layer.layout.prepare(torch.zeros(4, 1, dtype=torch.int64), 5)
+    kept = layer.visible()[0]
+    for row, other in ((0, 2), (1, None), (2, 0), (3, None)):
+        scores = keys[row, :, :, 0]
+        if other is not None:
+            scores = (scores + keys[other, :, :, 0]) / 2
+        for head in range(2):
+            n = int(lengths[row])
+            order = scores[head, : n - 1].topk(4).indices.sort().values.tolist()
+            assert torch.equal(kept[row, head], keys[row, head, [*order, n - 1]])
+
+
+def test_storage_shrinks() -> None:
+    model, rows = build_lm("llama"), draw_rows(64, 64)
+    window = CausalLMWindow(model)
+    window.use_methods(LayerMethods(kv_cache=mmaccel.SnapKV(budget=8, window=4)))
+    window.reserve(2, 64 + N_NEW)
+    window.prefill(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64))
+    room = 8 + (1 + N_NEW) + 1 + 1  # kept, new, scratch, and one that nothing uses
+    for layer in window._cache.layers:
+        assert layer.keys.numel() == layer.values.numel() == 2 * room * 32
+        assert layer.keys.untyped_storage().nbytes() == 4 * 2 * room * 32
+    window.forward(torch.tensor(rows)[:, -1:], torch.tensor([63, 63]))
+    assert window._cache.layers[0].keys.numel() == 2 * room * 32
+
+
+@pytest.mark.parametrize("bug", ["one index too many", "recent entries go", "heads are mixed up"])
+def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "one index too many":
+        own = KVCacheLayout.to_index
+        monkeypatch.setattr(
+            KVCacheLayout, "to_index",
+            lambda self, at: own(self, at) + (self.dropped is not None),
+        )  # fmt: skip
+    elif bug == "recent entries go":
+        monkeypatch.setattr(CacheMethod, "n_recent", property(lambda self: 0))
+    else:
+        select = CacheMethod.select
+        monkeypatch.setattr(
+            CacheMethod, "select",
+            lambda self, scores, lengths: select(self, scores, lengths).flip(1),
+        )  # fmt: skip
+    with pytest.raises(AssertionError):
+        test_eviction_is_a_mask_over_the_full_cache("qwen2", True)
+
+
+BAD: dict[str, tuple[Any, list[str]]] = {
+    "no method": ({"kv_cache": 1024}, ["kv_cache", "SnapKV", "1024"]),
+    "another slot": ({"kv_cache": mmaccel.Quest()}, ["kv_cache", "SnapKV", "Quest"]),
+    "an unknown name": ({"kv_cache": "snapvk"}, ["kv_cache", "snapkv", "'snapvk'"]),
+    "no name": ({"kv_cache": {"budget": 3}}, ["kv_cache", "a name", "budget"]),
+    "a field it lacks": ({"kv_cache": {"name": "snapkv", "keep": 3}}, ["budget", "'keep'"]),
+    "a method for caches": ({"attention": mmaccel.SnapKV()}, ["attention", "Quest", "SnapKV"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_methods_are_refused(name: str) -> None:
+    options, named = BAD[name]
+    with pytest.raises(mmaccel.OptionError) as caught:
+        mmaccel.attach(build_lm("llama"), "jacobi", **options)
+    text = str(caught.value)
+    assert "\n" not in text and all(part in text for part in named)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"budget": 0}, ["budget", "1", "0"]),
+        ({"budget": 32}, ["budget", "32"]),
+        ({"window": 0}, ["window"]),
+        ({"kernel": 4}, ["kernel", "odd", "5"]),
+    ],
+)
+def test_bad_fields_are_refused(fields: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(mmaccel.OptionError) as caught:
+        mmaccel.SnapKV(**fields)
+    assert all(part in str(caught.value) for part in named)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("mistral", "layer 0"), ("gemma3", "layer 0")])
+def test_layers_that_slide_are_refused(name: str, layer: str) -> None:
+    for options in ({"kv_cache": "snapkv"}, {"attention": "quest"}):
+        with pytest.raises(mmaccel.UnsupportedModelError, match=layer):
+            mmaccel.attach(build_lm(name), "jacobi", **options)
+
+
+def test_a_cache_of_the_caller_runs_the_original() -> None:
+    model, ids = build_lm("llama"), torch.tensor(draw_rows(20))
+    with (
+        mmaccel.attach(model, "jacobi", kv_cache=mmaccel.SnapKV(budget=9, window=3)) as handle,
+        pytest.warns(UserWarning, match="a cache that the caller sees"),
+    ):
+        model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+    assert "a cache that the caller sees" in str(handle.stats.fallbacks)  # type: ignore[union-attr]

@@ -1,0 +1,184 @@
+"""Sparse attention: blocks against brute force after rollbacks, and attention over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.kernels.window_attention import Blocks, window_attention
+from mmaccel.pipelines.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from tests.fixtures.tiny_lms import build_lm
+from tests.layers.masked_model import greedy, masked
+from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
+
+ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
+QUEST = mmaccel.Quest(budget=0.34, block=4, first_layer=0)
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)])
+def test_a_budget_of_one_changes_nothing(fused: bool, policy: Any) -> None:
+    model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
+    received, stats = generate(model, policy, rows, fused=fused, attention=mmaccel.Quest(budget=1))
+    assert torch.equal(received, whole)
+    assert stats.exactness == "bitwise" and stats.reference == ""
+
+
+def choose_by_hand(keys: Tensor, queries: Tensor, end: int, width: int, method: Any) -> set[int]:
+    """Quest's blocks of one key head, one key at a time.
+
+    Args:
+        keys: `[S, D]`, of which `end` hold something.
+        queries: `[G, W, D]` of all query heads that read the key head.
+    """
+    size, bounds = method.block, {}
+    n_blocks = -(-end // size)
+    for block in range(n_blocks):
+        own = keys[block * size : min((block + 1) * size, end)]
+        high, low = own.max(0).values, own.min(0).values
+        bounds[block] = max(
+            float(torch.maximum(q * high, q * low).sum()) for q in queries.flatten(0, 1)
+        )
+    kept = {0, *range((end - width) // size, n_blocks)}
+    n_wanted = int(torch.tensor(n_blocks * method.budget).ceil())
+    others = sorted(set(bounds) - kept, key=lambda block: -bounds[block])
+    return kept | set(others[: max(n_wanted - len(kept), 0)])
+
+
+def run_passes(method: AttentionMethod) -> None:
+    """Passes of changing width that roll back; every pass's blocks against brute force."""
+    sparse = SparseBlocks(method)
+    keys = torch.zeros(ROWS, HEADS, 90, WIDTH)
+    ends = torch.tensor([37, 20, 30])
+    for row, end in enumerate(ends.tolist()):
+        keys[row, :, :end] = draw(HEADS, end, WIDTH, seed=row)
+    passes = [((0, 0, 0), 7), ((2, 7, 3), 5), ((5, 1, 4), 1), ((1, 1, 1), 9), ((0, 6, 2), 3)]
+    start, width = ends, 0
+    for number, (accepted, new_width) in enumerate(passes):
+        start, width = start + torch.tensor(accepted), new_width  # the rest is rolled back
+        for row, first in enumerate(start.tolist()):
+            keys[row, :, first : first + width] = draw(HEADS, width, WIDTH, seed=9 * number + row)
+        queries = draw(ROWS, HEADS * GROUPS, width, WIDTH, seed=100 + number)
+        seen = keys[:, :, : int((start + width).max())]  # a cache whose visible part grows
+        blocks = sparse.choose(0, queries, seen, start)
+        assert blocks is not None
+        for row in range(ROWS):
+            for head in range(HEADS):
+                listed = blocks.index[row, head, : int(blocks.count[row, head])].tolist()
+                own = queries[row].unflatten(0, (HEADS, GROUPS))[head]
+                end = int(start[row]) + width
+                wanted = choose_by_hand(keys[row, head], own, end, width, method)
+                assert len(listed) == len(set(listed)) and set(listed) == wanted
+
+
+def test_blocks_are_those_of_brute_force_after_rollbacks() -> None:
+    run_passes(QUEST)
+
+
+@pytest.mark.parametrize("bug", ["a block is left as it was", "the first query alone counts"])
+def test_planted_bugs_of_blocks_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "a block is left as it was":
+        own = SparseBlocks._follow
+        monkeypatch.setattr(
+            SparseBlocks, "_follow",
+            lambda self, layer, key, start, width: own(self, layer, key, start + 1, width),
+        )  # fmt: skip
+    else:
+        score = mmaccel.Quest.score
+        monkeypatch.setattr(
+            mmaccel.Quest, "score",
+            lambda self, queries, summaries: score(self, queries[:, :, :1], summaries),
+        )  # fmt: skip
+    with pytest.raises(AssertionError):
+        run_passes(QUEST)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 9])
+def test_gathered_attention_is_window_attention_over_blocks(
+    softcap: float | None, window: int | None
+) -> None:
+    start, width, capacity = torch.tensor([0, 11, 24]), 5, 31  # the last block is cut off
+    q = draw(ROWS, HEADS * GROUPS, width, WIDTH)
+    k, v = (draw(ROWS, capacity, HEADS, WIDTH, seed=s).transpose(1, 2) for s in (1, 2))
+    index = torch.tensor([[[1, 0, 5], [0, 1, 7]], [[3, 2, 0], [3, 2, 1]], [[7, 6, 1], [6, 7, 2]]])
+    count = torch.tensor([[2, 2], [3, 2], [3, 2]])
+    blocks = Blocks(index.int(), count.int(), 4)
+    given: dict[str, Any] = {"scale": 0.4, "softcap": softcap, "window": window, "blocks": blocks}
+    expected = window_attention(q, k, v, start, **given)
+    received = gathered_attention(q, k, v, start, **given)
+    assert torch.allclose(received, expected, atol=1e-6)
+    fewer = given | {"blocks": Blocks(blocks.index, (count - 1).int(), 4)}
+    assert not torch.allclose(window_attention(q, k, v, start, **fewer), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool) -> None:
+    model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    received, stats = generate(model, mmaccel.Autoregressive(), rows, fused=fused, attention=QUEST)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
+    assert not torch.equal(received, whole)
+    assert stats.exactness == "relaxed" and "Quest" in stats.reference
+
+    def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+        hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
+        if query.shape[2] > 1:  # the prompt
+            return hidden
+        for head in range(key.shape[1]):
+            own = query[0].unflatten(0, (-1, groups))[head]
+            blocks = choose_by_hand(key[0, head], own, key.shape[2], 1, QUEST)
+            at = torch.arange(key.shape[2]) // QUEST.block
+            hidden[0, head, 0] = ~torch.isin(at, torch.tensor(sorted(blocks)))
+        return hidden
+
+    for row, ids in enumerate(rows):
+        with masked(model, hides):
+            expected = greedy(model, torch.tensor([ids]), N_NEW)
+        assert received[row].tolist() == expected[0].tolist()
+
+
+def test_windows_attend_to_the_union_of_their_queries_blocks() -> None:
+    """A window's tokens differ from the plain loop's, and the statistics say relaxed."""
+    model, rows = build_lm("llama"), draw_rows(40, 23)
+    for policy in (mmaccel.Jacobi(window=6), mmaccel.SpeculativeJacobi(window=6)):
+        _, stats = generate(model, policy, rows, attention=QUEST)
+        assert stats.exactness == "relaxed" and "Quest" in stats.reference
+
+
+def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
+    model, rows = build_lm("llama"), draw_rows(40, 23)
+    snap = mmaccel.SnapKV(budget=20, window=4)
+    alone, _ = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap)
+    for attention in (mmaccel.Quest(budget=1), QUEST):
+        both, stats = generate(
+            model, mmaccel.Autoregressive(), rows, kv_cache=snap, attention=attention
+        )
+        assert torch.equal(both, alone) == (attention.budget == 1)
+        assert "SnapKV" in stats.reference
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"budget": 0}, ["budget", "0"]),
+        ({"budget": 1.5}, ["budget", "1.5"]),
+        ({"block": 0}, ["block"]),
+        ({"first_layer": -1}, ["first_layer"]),
+    ],
+)
+def test_bad_fields_are_refused(fields: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(mmaccel.OptionError) as caught:
+        mmaccel.Quest(**fields)
+    assert all(part in str(caught.value) for part in named)
