@@ -276,6 +276,32 @@ def version_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
+def long_context_tables(reports: dict[str, Report]) -> str:
+    """What a step costs over a long cache, by method and width."""
+    parts = []
+    for report in (r for r in reports.values() if "long_context" in r):
+        machine = report["machine"]
+        parts += [
+            f"A step over {report['positions']} positions, 16 layers of 16 heads of 64, random "
+            f"weights, float32, one row; {machine['name']}, {machine['threads']} threads. Made by "
+            f"`{report['command']}`.",
+            grid(
+                ("window", "method", "ms a step", "times as fast", "cache, MiB"),
+                [
+                    (
+                        str(row["width"]),
+                        f"`{row['way']}`" if "(" in row["way"] else row["way"],
+                        f"{row['ms']:.0f}",
+                        f"{row['times']:.2f}×",
+                        f"{row['cache_bytes'] / 2**20:.0f}",
+                    )
+                    for row in report["long_context"]
+                ],
+            ),
+        ]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
 def _call(policy: str, arguments: list[Any]) -> str:
     return f"`{policy}({', '.join(f'{name}={value!r}' for name, value in arguments)})`"
 
@@ -378,6 +404,7 @@ _OWN = {
     "coarse-study": coarse_study_tables,
     "baselines": baseline_tables,
     "versions": version_tables,
+    "long-context": long_context_tables,
     "canvas": canvas_tables,
     "choosing": choosing_tables,
     "compatibility": compatibility_tables,
