@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from mmaccel import TextToImage
+from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 ROUTES = ("model", "fused", "compiled")
@@ -57,11 +58,11 @@ def measure(
     logits = {}
     for window in windows.values():
         window.reserve(rows, filled + width)
-        window.prefill(tokens[:, :filled], torch.zeros_like(start))
+        window.prefill(Pass(tokens[:, :filled], torch.zeros_like(start)))
     for _ in range(passes + 2):
         for route, window in windows.items():
             began = read()
-            logits[route] = window.forward(tokens[:, filled:], start)
+            logits[route] = window.forward(Pass(tokens[:, filled:], start))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds[route].append(read() - began)

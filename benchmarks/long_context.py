@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import mmaccel
+from mmaccel.contracts import Pass
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.eviction import Observer
@@ -91,7 +92,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         for number in range(arguments.count + 2):
             for name, (window, _) in opened.items():
                 began = time.perf_counter()
-                window.forward(tokens, start)
+                window.forward(Pass(tokens, start))
                 if number >= 2:
                     seconds[name].append(time.perf_counter() - began)
         full = median(seconds["full"])

@@ -1,9 +1,12 @@
-"""Contracts of window decoding: models, prompts, layouts, policies and continuous batching.
+"""Contracts: passes, models, prompts, layouts, policies and continuous batching.
 
 Shapes: **B** rows asked for, **G** guidance branches, **R** = G * B rows of a forward pass, **T**
-prompt positions, **W** window, **V** vocabulary. *Slot* i of a row is its i-th generated token
-(0-based). *Position* is the index in the model's cache: slot i of row r has position
-``prompt.lengths[r] + i``. A *batch slot* is one of the rows that are decoded at a time.
+prompt positions, **W** entries of a pass, **P** cache indices of a row, **Q** entries whose logits
+are wanted, **L** slots of a canvas, **V** vocabulary. *Slot* i of a row is its i-th generated token
+(0-based). *Position* is the position id of a token: slot i of row r has position
+``prompt.lengths[r] + i``. *Column* of a canvas is the index in prompt and canvas together; prompts
+are right-aligned there, so that a slot has the same column in every row. A *batch slot* is one of
+the rows that are decoded at a time.
 
 Continuous batching: G.-I. Yu et al., "Orca: A Distributed Serving System for Transformer-Based
 Generative Models", OSDI 2022, section 3 (iteration-level scheduling). A request joins the batch as
@@ -12,10 +15,19 @@ soon as another has left it; here an iteration is a pass over a window or a canv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol, get_args, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor
@@ -84,52 +96,189 @@ class ContinuousBatching:
         check_int("max_num_seqs", self.max_num_seqs, 1, hint="try 8")
 
 
-@runtime_checkable
-class TokenModel(Protocol):
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass computes, where it is written, and what it attends to.
+
+    Every entry is *computed*, and its keys and values are *written* to its cache index before
+    anything is read. Without the optional fields a pass is a window: row r has the cache indices
+    ``start[r] … start[r] + W - 1``, which are its positions, too, and every entry attends to what
+    the cache holds up to itself.
+
+    Attributes:
+        tokens: `[R, W]` int64.
+        start: `[R]` int64, the first cache index of each row; None where `cache_indices` are given.
+        positions: `[R, W]` int64, not negative; None: they follow from the cache indices.
+        parents: `[R, W]` int64, a tree: the entry that each entry follows, smaller than its own
+            number; -1 for one that follows what the cache holds before `start`. An entry attends to
+            those it follows, at the position behind its parent's. None: each follows the one
+            before.
+        reads: `[R, 1, P]` or `[R, W, P]` bool, the cache indices that each entry attends to; None:
+            as above.
+        cache_indices: `[R, W]` int64 in 0..P-1; the last index takes entries that are padding.
+            None: from `start` on.
+        queries: `[R, Q]` int64 in 0..W-1, entries whose logits are wanted; None: all.
+        lengths: `[R]` int64, how many entries of each row are its own, where this pass ends its
+            prompt; those behind are padding. None: all W are, or the prompt goes on.
+    """
+
+    tokens: Tensor
+    start: Tensor | None = None
+    positions: Tensor | None = None
+    parents: Tensor | None = None
+    reads: Tensor | None = None
+    cache_indices: Tensor | None = None
+    queries: Tensor | None = None
+    lengths: Tensor | None = None
+
+    def select(self, rows: Tensor) -> Pass:
+        """The same pass over these rows alone, `[n]` int64."""
+        values = vars(self).items()
+        return Pass(**{name: None if value is None else value[rows] for name, value in values})
+
+
+class Model(ABC):
+    """What models of both loops have in common.
+
+    Attributes:
+        kind: what decodes it, "window" or "canvas".
+        vocab_size: V.
+        max_positions: the most positions of a row; None where there is no limit.
+        model: the module that computes; None where there is none.
+        activation_format: number format that its activations are quantised to; empty for others.
+        product_dtypes: of the products inside its passes, as far as they are known.
+    """
+
+    kind: ClassVar[Literal["window", "canvas"]]
+    vocab_size: int
+    max_positions: int | None = None
+    model: Any = None
+    activation_format: str = ""
+    product_dtypes: Collection[torch.dtype] = ()
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """The device of tokens and logits."""
+
+    @abstractmethod
+    def reserve(self, rows: int, positions: int) -> None:
+        """Clear the cache and reserve `positions` cache indices for each of `rows` rows.
+
+        Raises:
+            OptionError: the model cannot take so many.
+        """
+
+    @abstractmethod
+    def forward(self, entries: Pass) -> Tensor:
+        """Run one pass; logits `[R, Q, V]`, floating point, of the entries that are wanted."""
+
+    def use_fused(self, fused: Any, compile: Any) -> bool:
+        """Set whether the next runs may take a fused decoder, and whether that is compiled; see
+        `mmaccel.pipelines.runner.engine.Engine`. Returns whether the model can have one.
+        """
+        return False
+
+
+class TokenModel(Model):
     """Anything that predicts the next token at W positions of R rows in one pass.
 
     Every row has its own cache of positions. A pass writes positions ``start[r] … start[r]+W-1``,
     and all later positions count as overwritten, so that a rollback is a smaller `start` at the
-    next pass. Every row proceeds at its own pace.
+    next pass. Every row proceeds at its own pace. Logits of entry w score the token that follows
+    it.
+
+    A pass may extend beyond the reserved positions, for example in a row that has ended while
+    others have not. What it writes there is never read, and the logits of those entries mean
+    nothing.
+
+    Attributes:
+        runner: a `StepRunner` that carries out the steps of samplers over this model; None runs
+            them eagerly.
+        recorder: a `StepRecorder` that receives what passes give out; None records nothing.
+        takes_runner: whether its passes may be captured: its buffers outlive a run.
+        capture_obstacle: why the passes of the next run cannot be captured; empty where they can.
+        takes_trees: whether `forward` takes `Pass.parents`, and `commit` a path.
+        route, route_reason: which forward the run takes, and why not another; for statistics.
+        attention_reason: why the model's own attention runs; empty where our kernel does, None
+            where there is nothing to choose.
+        shared_rounding: why the logits of a token depend on the others of its pass; empty where
+            they do not.
     """
 
-    vocab_size: int
+    kind = "window"
+    runner: Any = None
+    recorder: Any = None
+    takes_runner: bool = False
+    capture_obstacle: str = ""
+    takes_trees: bool = False
+    route: str = ""
+    route_reason: str = ""
+    attention_reason: str | None = None
+    shared_rounding: str = ""
 
-    @property
-    def device(self) -> torch.device:
-        """The device of tokens and logits."""
-
-    def reserve(self, rows: int, positions: int) -> None:
-        """Clear the cache and reserve `positions` positions for each of `rows` rows.
-
-        A pass may extend beyond them, for example in a row that has ended while others have not.
-        What it writes there is never read, and the logits of those entries mean nothing.
-
-        Raises:
-            OptionError: the model cannot take so many positions.
-        """
-
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        """Run one pass.
-
-        Args:
-            tokens: `[R, W]` int64, at positions `start[r] … start[r]+W-1`.
-            start: `[R]` int64, not above the number of positions already written in that row.
-
-        Returns:
-            Logits `[R, W, V]`, floating point: entry w scores the token that follows `tokens[:,
-            w]`.
-        """
-
-    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
+    def prefill(self, entries: Pass) -> None:
         """Run one pass like `forward` whose logits are not needed, as over a prompt.
 
-        Args:
-            tokens: `[R, W]` int64, at positions `start[r] … start[r]+W-1`.
-            start: `[R]` int64, as in `forward`; one number expanded if all rows begin alike.
-            lengths: `[R]` int64, how many of the tokens of each row are its own, where this ends
-                its prompt; those behind are padding. None: all W are, or nobody knows.
+        Its `start` is one number expanded if all rows begin alike.
         """
+        self.forward(entries)
+
+    def process_prompt(self) -> int | None:
+        """Process a prompt that the model has itself, after `reserve`.
+
+        Returns:
+            How many tokens it processed; None for a model whose prompt `prefill` processes.
+        """
+        return None
+
+    def prompt_width(self, width: int) -> int:
+        """The width at which a prompt of `width` tokens is processed, at least `width`."""
+        return width
+
+    def commit(self, path: Tensor) -> None:
+        """Say which entries of the last pass, a tree, were accepted; nothing is said of windows.
+
+        Args:
+            path: `[R, D]` int64, entries of each row in the order of their positions, from the one
+                that follows `start` on; shorter paths end in -1. Their keys and values then stand
+                at ``start[r] … start[r] + D - 1``.
+        """
+        raise NotImplementedError
+
+
+class Denoiser(Model):
+    """A model that predicts the tokens of masked positions from all others in one pass.
+
+    A pass gives `positions`, `cache_indices`, `reads` and `queries`. Logits of query q score the
+    token at the position of `queries[:, q]` itself, whatever shift the model has. A pass may have
+    fewer rows than were reserved: the first ones.
+
+    Attributes:
+        vocab_size: V, the mask token included where it is one of the ids.
+        mask_token: id that stands for an open slot; None for a model of uniform corruption, whose
+            open slots hold random tokens.
+        block: positions per block of a block-causal model, counted from a row's first token: an
+            entry's logits depend on no later block. None where everything depends on everything.
+        supports_kv_cache: whether keys and values can be kept at chosen cache indices and read by
+            later passes under a mask per entry. Without it every pass covers all columns in their
+            order: C = P, `cache_indices` counts from 0, and `reads` is `[R, 1, P]`.
+        kv_cache_reason: why the model runs without a KV cache; empty where it has one.
+        max_positions: the most positions of prompt and canvas together.
+        any_rows: whether a row of a pass depends on its entries and on what was written at its
+            cache indices, and on nothing that belongs to a row of the prompt. Only such a model
+            takes `ContinuousBatching`, and its passes leave out rows that have ended.
+        is_self_checked: whether the model was already checked to follow `reads` and `block`. Other
+            models run `mmaccel.samplers.canvas.checks.check_leaks` before their blocks are cached.
+    """
+
+    kind = "canvas"
+    mask_token: int | None
+    block: int | None = None
+    supports_kv_cache: bool = False
+    kv_cache_reason: str = ""
+    any_rows: bool = False
+    is_self_checked: bool = False
 
 
 @runtime_checkable
@@ -263,6 +412,76 @@ class Policy(Protocol):
             noise: `Noise` of the prompt's rows, the only source of randomness.
             on_step: called after every pass, see `mmaccel.results.OnStep`.
         """
+
+
+@dataclass(frozen=True)
+class CanvasProgress:
+    """State that `on_step` receives after every pass.
+
+    Attributes:
+        tokens: `[B, L]` int64; a copy. Slots that are not committed hold no meaningful token.
+        is_committed: `[B, L]` bool.
+        lengths: `[B]` int64, slots that hold a token and count.
+        previous: `[B]` int64, `lengths` before this pass.
+        passes: passes so far.
+        nats: `[B]` float64, spent so far; a copy. See `mmaccel.samplers.divergence`.
+        rows: the row of the prompt in each of the B batch slots under `ContinuousBatching`; None
+            where all rows are decoded together.
+    """
+
+    tokens: Tensor
+    is_committed: Tensor
+    lengths: Tensor
+    previous: Tensor
+    passes: int
+    nats: Tensor
+    rows: tuple[int, ...] | None = None
+
+
+OnCanvasStep = Callable[[CanvasProgress], "Tensor | None"]
+"""Called after every pass. It may return `[B]` int64, the number of slots each row is cut to; None
+changes nothing. An exception from it stops the run and reaches the caller."""
+
+
+class CanvasPolicy(Protocol):
+    """A frozen dataclass whose fields are the configuration; `kind` is "canvas"."""
+
+    kind: ClassVar[str]
+
+    @property
+    def exactness(self) -> Exactness:
+        """The policy's guarantee; a property, as it may depend on the fields."""
+
+    def sample(
+        self,
+        model: Denoiser,
+        prompt: Prompt,
+        length: int,
+        *,
+        params: Any,
+        noise: Any,
+        on_step: OnCanvasStep | None = None,
+    ) -> Generation:
+        """Fill `length` slots of every row of `prompt`. Randomness comes from `noise` alone.
+
+        Raises:
+            CanvasInterrupt: instead of KeyboardInterrupt, with what was committed.
+            OptionError, ShapeError, UnsupportedModelError: before the first pass.
+            NumericsError: an open slot has invalid logits.
+        """
+
+
+class CanvasInterrupt(KeyboardInterrupt):
+    """An interrupt that carries what was committed before it.
+
+    Attributes:
+        generation: of the run so far; `tokens` are the mask token where nothing is committed.
+        is_committed: `[B, L]` bool.
+    """
+
+    def __init__(self, generation: Generation, is_committed: Tensor) -> None:
+        super().__init__("interrupted; the error's `generation` holds what was committed")
+        self.generation, self.is_committed = generation, is_committed
 
 
 def check_window(window: Any, *, adaptive: bool) -> None:

@@ -15,9 +15,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from mmaccel.canvas_contracts import Denoiser, OnCanvasStep
 from mmaccel.checks import check_int, show
-from mmaccel.contracts import Arrivals, ContinuousBatching, FinishedRow, Prompt, TokenModel
+from mmaccel.contracts import (
+    Arrivals,
+    ContinuousBatching,
+    Denoiser,
+    FinishedRow,
+    OnCanvasStep,
+    Prompt,
+    TokenModel,
+)
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import OnStep, Stats

@@ -58,13 +58,13 @@ def find_arithmetic(
         The name of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
         what activations are quantised to, such as "int8".
     """
-    quantized: str = getattr(model, "activation_format", "")
+    quantized: str = model.activation_format
     if quantized:
         return quantized
     kind = logits.device.type
-    own = getattr(getattr(model, "model", model), "dtype", None)
+    own = getattr(model if model.model is None else model.model, "dtype", None)
     found = [logits.dtype, *([own] if isinstance(own, torch.dtype) else [])]
-    found += getattr(model, "product_dtypes", ()) if products is None else products
+    found += model.product_dtypes if products is None else products
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         found.append(torch.get_autocast_dtype(kind))
     coarsest = max((dtype for dtype in found if dtype.is_floating_point), key=_spacing)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.gpu.nodes import StaticEagerRunner
 from benchmarks.gpu.parts import CheckError
-from mmaccel.contracts import Policy, Prompt
+from mmaccel.contracts import Pass, Policy, Prompt
 from mmaccel.handle import attach
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner.engine import Engine
@@ -229,7 +229,7 @@ def find_gap(
         tokens[row, lengths[row] : int(lengths[row]) + len(made)] = made
     window.reserve(len(lengths), tokens.shape[1])
     start = torch.zeros_like(lengths)
-    logits = window.forward(tokens.clamp(min=0), start)  # [R, T, V]
+    logits = window.forward(Pass(tokens.clamp(min=0), start))  # [R, T, V]
     at = lengths - 1 + slots.to(lengths.device).repeat(branches)
     logits = logits.gather(1, at[:, None, None].expand(-1, 1, logits.shape[-1]))
     own = slots[:, None].to(logits.device)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.parts import CheckError
-from mmaccel.canvas_contracts import CanvasPolicy
+from mmaccel.contracts import CanvasPolicy
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
 from mmaccel.batch.prompts import Item
-from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import SAMPLING_FIELDS, make_policy
 from mmaccel.errors import OptionError
 from mmaccel.loading import parse_size, pick_name
@@ -102,7 +101,7 @@ def settings_of(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettin
     own = {name: value for name, value in row.params.items() if name in SAMPLING_FIELDS}
     fields = {name: value for name, value in row.params.items() if name not in SAMPLING_FIELDS}
     params = choose_params(pipe.image_model.params, **{**setup.params, **own})
-    kind = kind_of(pipe.model)
+    kind = pipe.model.kind
     default, options = pick_name(setup.policy, {**setup.options}, kind)
     name = default if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == default else {}) | fields, kind)

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import find_policy
 from mmaccel.comfy.load_model import LoadedModel
 from mmaccel.comfy.policies import NamedPolicy, default_policy
@@ -117,7 +116,7 @@ def read_job(
             that is its own draft model.
     """
     chosen = policy or default_policy(model.pipe.model)
-    find_policy(chosen.name, kind_of(model.pipe.model))
+    find_policy(chosen.name, model.pipe.model.kind)
     if getattr(chosen.policy, "draft_model", None) is model.pipe.model:
         raise OptionError(
             "draft_model: expected another model than the one that is decoded, received the same; "

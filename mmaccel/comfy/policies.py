@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmaccel.canvas_contracts import kind_of
 from mmaccel.catalog import POLICIES, load, make_policy
 from mmaccel.comfy.table import (
     MODEL,
@@ -115,7 +114,7 @@ def _make(name: str, /, coarse_folder: str = "", **fields: Any) -> Any:
 
 def default_policy(model: Any) -> NamedPolicy:
     """The exact policy that decodes a model where none is chosen."""
-    name = "jacobi" if kind_of(model) == "window" else "lossless-unmask"
+    name = "jacobi" if model.kind == "window" else "lossless-unmask"
     return NamedPolicy(name, pick_policy(None, model))
 
 

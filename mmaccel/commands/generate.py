@@ -100,7 +100,6 @@ def generate(
     """
     pause_collector()
     from mmaccel.batch.worker import Setup
-    from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import make_policy
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.generate_batch import BatchOptions, run_batch
@@ -167,7 +166,7 @@ def generate(
         trust_remote_code=trust_remote_code, revision=revision,
     )  # fmt: skip
     resume_collector()
-    name, options = pick_name(policy, options, kind_of(pipe.model))
+    name, options = pick_name(policy, options, pipe.model.kind)
     chosen = make_policy(name, **options)
     params = choose_params(pipe.image_model.params, **sampling)
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
 
+from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -47,13 +48,11 @@ from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, Tables, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
-from mmaccel.samplers.window.recorder import StepRecorder
-from mmaccel.samplers.window.step_runner import StepRunner
 
 _CPU_STRIDE = 64
 
 
-class CausalLMWindow(StaticModelBuffers):
+class CausalLMWindow(StaticModelBuffers, TokenModel):
     """Wraps a causal LM.
 
     Args:
@@ -129,7 +128,6 @@ class CausalLMWindow(StaticModelBuffers):
             self._narrow_head = next(name for name, m in model.named_modules() if m is head)
         self._positions = 0
         self._kv_layout: KVCacheLayout | None = None
-        self.runner: StepRunner | None = None
         self.attention, self.attention_reason = attention, "nothing is reserved"
         self.fused: Literal["auto"] | bool | FusedDecoder = fused
         self.compile = compile
@@ -139,7 +137,6 @@ class CausalLMWindow(StaticModelBuffers):
         self._compiled_run: CompiledRun | None = None
         self._kernel_pass: WindowPass | None = None
         self.choices: Choices | None = None
-        self.recorder: StepRecorder | None = None
         self.pass_options: dict[str, Any] = {}
         self.own_prompt: OwnPrompt | None = None
         self.keeps_states = False
@@ -263,12 +260,29 @@ class CausalLMWindow(StaticModelBuffers):
             return None, found.head_reason
         return found, reason
 
+    def use_fused(self, fused: Any, compile: Any) -> bool:
+        """See `mmaccel.contracts.Model.use_fused`."""
+        self.fused, self.compile = fused, compile
+        return True
+
+    @property
+    def capture_obstacle(self) -> str:
+        """See `mmaccel.contracts.TokenModel`."""
+        own = self.own_prompt
+        if own is not None and not own.is_plain:
+            return "token types, or positions that do not count the tokens"
+        if own is not None and own.is_cut:
+            return "layers that cache fewer visual tokens than others"
+        if self.methods:
+            return f"{self.methods.slots}, which allocates while a run goes on"
+        return ""
+
     def use_kernel(self, choices: Choices | None) -> None:
         """From now on `forward` runs the attention kernel and collects its calls in `choices`."""
         self._configs, self.choices = find_configs(self.model), choices
         self.attention_reason = ""
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """One pass; see `mmaccel.contracts.TokenModel.forward`.
 
         Cost: one pass, no host synchronisation on an accelerator. Under the model's own attention
@@ -277,6 +291,8 @@ class CausalLMWindow(StaticModelBuffers):
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
+        tokens, start = entries.tokens, entries.start
+        assert start is not None
         if self._prompt_logits is None:
             return self._forward(tokens, start)
         known, self._prompt_logits = self._prompt_logits[:, None], None
@@ -341,7 +357,7 @@ class CausalLMWindow(StaticModelBuffers):
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:
-        """Process the window's own prompt; see `mmaccel.samplers.window.run.process_prompt`."""
+        """Process the window's own prompt; see `mmaccel.contracts.TokenModel.process_prompt`."""
         own, layout = self.own_prompt, self._kv_layout
         if own is None:
             return None
@@ -371,7 +387,7 @@ class CausalLMWindow(StaticModelBuffers):
             shorter = layout.shorten(lengths - cut.mask.sum(1))
             self._cache.layers[cut.first : end] = make_cache(end - cut.first, shorter).layers
 
-    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
+    def prefill(self, entries: Pass) -> None:
         """One pass without logits; see `mmaccel.contracts.TokenModel.prefill`.
 
         Cost: as `forward`, without logits by the fused decoder, else with those of one position
@@ -382,6 +398,8 @@ class CausalLMWindow(StaticModelBuffers):
         Raises:
             ShapeError: as in `forward`.
         """
+        tokens, start, lengths = entries.tokens, entries.start, entries.lengths
+        assert start is not None
         method, width = self.methods.kv_cache, tokens.shape[1]
         surplus = self.prompt_width(width) - width
         tokens = pad(tokens, (0, surplus)) if surplus else tokens

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
@@ -167,7 +168,7 @@ def _compare_same_shapes(
             use_cache=True,
             return_dict=True,
         ).logits
-        of_windows.append(compare_logits(own, window.forward(ids[:, first:end], start)))
+        of_windows.append(compare_logits(own, window.forward(Pass(ids[:, first:end], start))))
         of_the_model.append(compare_logits(whole[:, first:end], own))
     return of_windows, of_the_model
 
@@ -190,7 +191,7 @@ def _iterate_windows(window: CausalLMWindow, ids: Tensor) -> Iterator[tuple[Tens
     for starts, width in PASSES:
         start = torch.tensor(starts, device=ids.device)
         at = start[:, None] + torch.arange(width, device=ids.device)
-        yield at, window.forward(ids.gather(1, at), start)
+        yield at, window.forward(Pass(ids.gather(1, at), start))
 
 
 def _make_ids(model: Any, vocab_size: int) -> Tensor:

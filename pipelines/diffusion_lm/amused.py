@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, CanvasProgress, OnCanvasStep
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import CanvasProgress, Denoiser, Layout, OnCanvasStep, Pass, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
@@ -131,7 +130,7 @@ class AmusedService(PolicyService):
 serve = AmusedService.serve
 
 
-class GridDenoiser:
+class GridDenoiser(Denoiser):
     """A `Denoiser` of the tokens of a grid, all of them in every pass.
 
     The prompt is a condition of the model and not part of the canvas: a row's prompt is one column
@@ -145,8 +144,6 @@ class GridDenoiser:
         vocab_size: V, ids of the codebook.
         branches: G; with 2 the conditions of the unconditional rows come first.
     """
-
-    block, supports_kv_cache = None, False
 
     def __init__(
         self,
@@ -164,12 +161,17 @@ class GridDenoiser:
         self.mask_token, self.vocab_size = mask_token, vocab_size
         self._conditions = {name: self._swap(value) for name, value in conditions.items()}
         tensors = [value for value in conditions.values() if isinstance(value, Tensor)]
-        self.device: torch.device = tensors[0].device
+        self._device = tensors[0].device
+
+    @property
+    def device(self) -> torch.device:
+        """Where the conditions are."""
+        return self._device
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`; there is no cache."""
 
-    def forward(self, entries: CanvasPass) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """One pass; see `Denoiser.forward`."""
         rows = entries.tokens.shape[0]
         tokens = entries.tokens[:, 1:].unflatten(1, self._grid)  # [R, h, w]

@@ -15,7 +15,7 @@ reads; under a block-causal model, only what its own block may see of that.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Denoiser, Pass
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -53,7 +53,7 @@ class Predecessors:
         self._positions = torch.full((rows, size), -1, device=device)  # written at a cache index
         self._tokens = torch.zeros_like(self._positions)
 
-    def extend(self, entries: CanvasPass) -> CanvasPass:
+    def extend(self, entries: Pass) -> Pass:
         """The pass with its queries moved to the entries before them, computed where they are not.
 
         Cost: one host synchronisation, for the number of entries that are missing.
@@ -82,15 +82,17 @@ class Predecessors:
         if self._block is not None:
             reads = reads & (at[:, None] // self._block <= position[..., None] // self._block)
         own = entries.reads.expand(-1, count, -1)
-        return CanvasPass(
-            torch.cat([entries.tokens, tokens.gather(1, cache_index.gather(1, chosen))], 1),
-            torch.cat([entries.positions, position], 1),
-            torch.cat([entries.cache_indices, torch.full_like(chosen, at.shape[1] - 1)], 1),
-            torch.cat([own, reads], 1),
-            torch.where(missing, count + missing.cumsum(1) - 1, queries),
+        return Pass(
+            tokens=torch.cat([entries.tokens, tokens.gather(1, cache_index.gather(1, chosen))], 1),
+            positions=torch.cat([entries.positions, position], 1),
+            cache_indices=torch.cat(
+                [entries.cache_indices, torch.full_like(chosen, at.shape[1] - 1)], 1
+            ),
+            reads=torch.cat([own, reads], 1),
+            queries=torch.where(missing, count + missing.cumsum(1) - 1, queries),
         )
 
-    def _reads(self, entries: CanvasPass) -> Tensor:
+    def _reads(self, entries: Pass) -> Tensor:
         """Cache indices that every query reads, `[R, Q, P]` bool."""
         wide = entries.queries[..., None].expand(-1, -1, entries.reads.shape[-1])
         if entries.reads.shape[1] == 1:
@@ -98,8 +100,8 @@ class Predecessors:
         return entries.reads.gather(1, wide)
 
 
-class CachedDenoiser(ABC):
-    """Base of these; see `mmaccel.canvas_contracts.Denoiser`.
+class CachedDenoiser(Denoiser):
+    """Base of these; see `mmaccel.contracts.Denoiser`.
 
     A child builds the mask that its model takes, and runs the self-check of
     `mmaccel.pipelines.diffusion_lm.self_check` when it is constructed.
@@ -149,7 +151,8 @@ class CachedDenoiser(ABC):
             )
         self.model, self.mask_token, self.shift, self.block = model, mask_token, shift, block
         self.vocab_size = full if vocab_size is None else vocab_size
-        self.supports_kv_cache = self.any_rows = True
+        self.supports_kv_cache = True
+        self.any_rows = True
         self._n_layers, self.max_positions = n_layers, max_positions
         self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
         self._layout: KVCacheLayout | None = None
@@ -160,7 +163,7 @@ class CachedDenoiser(ABC):
         return vars(self) | {"_layout": None, "_cache": None, "_predecessors": None}
 
     @abstractmethod
-    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
+    def mask(self, reads: Tensor, entries: Pass) -> Tensor:
         """The mask of a pass in the form that the model takes.
 
         Args:
@@ -209,7 +212,7 @@ class CachedDenoiser(ABC):
         if self.shift:
             self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
 
-    def forward(self, entries: CanvasPass) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Cost: one pass. Entries that are computed along for `shift` are not counted as positions of
@@ -247,10 +250,14 @@ class CachedDenoiser(ABC):
         """
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = _block_causal(index, self.block or tokens.shape[1])
-        logits = self._call(CanvasPass(tokens, index, index, reads, index), reads, None)
+        logits = self._call(
+            Pass(tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index),
+            reads,
+            None,
+        )
         return logits.roll(self.shift, 1)[..., : self.vocab_size]
 
-    def _call(self, entries: CanvasPass, reads: Tensor, cache: Any) -> Tensor:
+    def _call(self, entries: Pass, reads: Tensor, cache: Any) -> Tensor:
         return queried_logits(
             self.model,
             entries.queries,
@@ -262,7 +269,7 @@ class CachedDenoiser(ABC):
             **(self.plain_options if cache is None else self.options),
         )
 
-    def _check(self, entries: CanvasPass) -> None:
+    def _check(self, entries: Pass) -> None:
         layout = self._layout
         (rows, width), cache_size = entries.tokens.shape, entries.reads.shape[-1]
         is_whole = self.supports_kv_cache or width == cache_size

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import Denoiser, Layout, Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.samplers.sampling_params import SamplingParams
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Pass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
 from mmaccel.pipelines.causal_lm.kv_cache import mask_reads
@@ -20,7 +20,7 @@ from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 
 
 class MaskedLM(CachedDenoiser):
-    """Wraps a decoder; see `mmaccel.canvas_contracts.Denoiser`.
+    """Wraps a decoder; see `mmaccel.contracts.Denoiser`.
 
     Args:
         model: a transformers model with a language-modelling head, trained to fill in masks.
@@ -63,6 +63,6 @@ class MaskedLM(CachedDenoiser):
         )  # fmt: skip
         check_denoiser(self)
 
-    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
+    def mask(self, reads: Tensor, entries: Pass) -> Tensor:
         """See `CachedDenoiser.mask`; numbers to add to attention scores."""
         return mask_reads(reads, entries.tokens.shape[1], self.dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from mmaccel.canvas_contracts import Denoiser
+from mmaccel.contracts import Denoiser
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.samplers.canvas.checks import check_block

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.pipelines.attach.generate_call import hand_over
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.attach.unwrap import unwrap

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Denoiser, Pass
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
 from mmaccel.pipelines.diffusion_lm.registry import (
@@ -27,8 +27,8 @@ from mmaccel.pipelines.diffusion_lm.registry import (
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 
 
-class UncachedDenoiser:
-    """Base of these; see `mmaccel.canvas_contracts.Denoiser`.
+class UncachedDenoiser(Denoiser):
+    """Base of these; see `mmaccel.contracts.Denoiser`.
 
     Args:
         model: an instance of its checkpoint's code, in evaluation mode.
@@ -45,7 +45,7 @@ class UncachedDenoiser:
         OptionError: an option outside its domain.
     """
 
-    supports_kv_cache, any_rows = False, True
+    any_rows = True
     shift = 0
     default_mask_token: int | None = None
 
@@ -109,7 +109,7 @@ class UncachedDenoiser:
         self._reserved = (rows, cache_size)
 
     @torch.no_grad()
-    def forward(self, entries: CanvasPass) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Raises:

@@ -9,6 +9,7 @@ each pass writes its masks into that table.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import show
+from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
@@ -69,10 +71,11 @@ class ImageGPTWindow(CausalLMWindow):
         assert self._kv_layout is not None
         return self._table[: self._kv_layout.rows]
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """As in `CausalLMWindow`; logits of slots after the end of the table are zeros."""
-        inside = super().forward(tokens[:, : self._table.shape[-1]], start)
-        n_outside = tokens.shape[1] - inside.shape[1]
+        tokens = entries.tokens[:, : self._table.shape[-1]]
+        inside = super().forward(replace(entries, tokens=tokens))
+        n_outside = entries.tokens.shape[1] - inside.shape[1]
         if self.last_states is not None:
             self.last_states = F.pad(self.last_states, (0, 0, 0, n_outside))
         return F.pad(inside, (0, 0, 0, n_outside))

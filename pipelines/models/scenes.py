@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser
-from mmaccel.contracts import TokenModel, VisualTokenizer
+from mmaccel.contracts import Denoiser, TokenModel, VisualTokenizer
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows

@@ -9,9 +9,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from mmaccel.canvas_contracts import kind_of
 from mmaccel.checks import check_int, show
-from mmaccel.contracts import Policy, Prompt, TokenModel
+from mmaccel.contracts import Pass, Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner import compiled_passes
@@ -111,7 +110,7 @@ class Engine:
             UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; `fused=True`
                 or `compile=True` for a model that the fused decoder cannot serve; and as `runner`.
         """
-        if kind_of(window) == "canvas":
+        if window.kind == "canvas":
             dispatch.check(window.device.type)
             if self.cuda_graphs is True:
                 raise UnsupportedModelError(
@@ -119,17 +118,16 @@ class Engine:
                     f"{type(window).__name__}, whose canvas is filled pass by pass; "
                     'set cuda_graphs="auto"'
                 )
-        if hasattr(window, "fused"):
-            window.fused, window.compile = self.fused, self.compile
-        elif self.fused is True or self.compile is True:
+        has_fused = window.use_fused(self.fused, self.compile)
+        if not has_fused and (self.fused is True or self.compile is True):
             raise UnsupportedModelError(
                 "fused=True or compile=True: expected a decoder of transformers that is decoded in "
                 f"windows, received a {type(window).__name__}; leave them out"
             )
-        if kind_of(window) == "canvas":
+        if window.kind == "canvas":
             return
         runner = self.runner(window, prompt, policy, params)
-        if hasattr(window, "runner"):
+        if window.takes_runner:
             window.runner = runner
 
     def runner(
@@ -189,22 +187,15 @@ def find_obstacle(
         return f"the model on {window.device}; CUDA graphs need a CUDA device"
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
-    if not hasattr(window, "runner"):
+    if not window.takes_runner:
         return f"a {type(window).__name__}, which takes no step runner"
-    recorder = getattr(window, "recorder", None)
-    if recorder is not None and recorder.is_active:
+    if window.recorder is not None and window.recorder.is_active:
         return "outputs of every step, which the host stores"
-    own_prompt = getattr(window, "own_prompt", None)
-    if own_prompt is not None and not own_prompt.is_plain:
-        return "token types, or positions that do not count the tokens"
-    if own_prompt is not None and own_prompt.is_cut:
-        return "layers that cache fewer visual tokens than others"
-    methods = getattr(window, "methods", None)
-    if methods:
-        return f"{methods.slots}, which allocates while a run goes on"
+    if window.capture_obstacle:
+        return window.capture_obstacle
     if params.processor is not None:
         return "logits processors, which may synchronise with the host"
-    model = getattr(window, "model", window)
+    model = window if window.model is None else window.model
     if hasattr(getattr(model, "_hf_hook", None), "prev_module_hook"):
         return "a model that enable_model_cpu_offload moves between calls"
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
@@ -227,11 +218,11 @@ def _check_sync(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
     tokens = prompt.tokens[:, :1].clamp(min=0).expand(-1, 2)
     start = prompt.lengths.new_zeros(rows)
     window.reserve(rows, 3)
-    window.forward(tokens, start)  # the first call of a library may synchronise
+    window.forward(Pass(tokens, start))  # the first call of a library may synchronise
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        window.forward(tokens, start)
+        window.forward(Pass(tokens, start))
         reason = None
     except RuntimeError as error:
         if "synchroniz" not in str(error):

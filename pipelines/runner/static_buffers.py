@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.samplers.arithmetic import find_product_format
@@ -36,6 +37,7 @@ class StaticModelBuffers:
     row_inputs: ClassVar[tuple[str, ...]] = ()
     constants: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
+    takes_runner: bool = True
     model: Any
     device: Any
     prefill: Any
@@ -119,7 +121,7 @@ class StaticModelBuffers:
         """See `SupportsContinuousBatching.prefill_rows`. Cost: a pass over these rows alone."""
         assert self._kv_layout is not None, "reserve comes first"
         with self._select_inputs(rows), self._kv_layout.select(rows):
-            self.prefill(tokens, start)
+            self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:
         """See `SupportsContinuousBatching.keep_rows`. Cost: a copy of the rows' keys and values."""

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser, kind_of
 from mmaccel.catalog import read_policy
 from mmaccel.checks import show
-from mmaccel.contracts import Layout, Prompt, TokenModel, check_policy
+from mmaccel.contracts import Denoiser, Layout, Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.limits import check_length
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
@@ -370,7 +369,7 @@ def pick_policy(policy: Any, window: TokenModel | Denoiser) -> Any:
     Raises:
         OptionError: not a policy, or a policy for another kind of model.
     """
-    kind = kind_of(window)
+    kind = window.kind
     if policy is None:
         policy = Jacobi() if kind == "window" else LosslessUnmask()
     policy = read_policy(policy)

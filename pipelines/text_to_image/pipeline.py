@@ -19,9 +19,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep, kind_of
 from mmaccel.checks import check_callable, check_choice, check_int, show
-from mmaccel.contracts import Arrivals, FinishedRow, Policy, Prompt, TokenModel
+from mmaccel.contracts import (
+    Arrivals,
+    CanvasPolicy,
+    Denoiser,
+    FinishedRow,
+    OnCanvasStep,
+    Policy,
+    Prompt,
+    TokenModel,
+)
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
@@ -481,7 +489,7 @@ class TextToImage(MovablePipeline):
         Raises:
             OptionError: a policy without such steps.
         """
-        if kind_of(self.model) == "window":
+        if self.model.kind == "window":
             raise OptionError(
                 f"num_inference_steps: expected none, received {show(steps)}; the model decides "
                 "how many tokens an image has; leave it out, or choose passes with "

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser
 from mmaccel.checks import check_number, show
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.checks import check_model

@@ -14,12 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, Denoiser
 from mmaccel.checks import check_int, show
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Pass, Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
-from mmaccel.samplers.canvas.model_pass import takes_any_rows
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -56,7 +54,7 @@ def check_run(
             f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
             "make it for this batch"
         )
-    if prompt.batching is not None and not takes_any_rows(model):
+    if prompt.batching is not None and not model.any_rows:
         raise OptionError(
             f"batching: expected None for a {type(model).__name__}, which keeps something for each "
             f"row of the prompt, received {show(prompt.batching)}; decode batch by batch"
@@ -67,11 +65,11 @@ def check_run(
             "layout for what may stand at a slot"
         )
     params.check_branches(prompt.branches)
-    _check_positions(getattr(model, "max_positions", None), prompt, length)
+    _check_positions(model.max_positions, prompt, length)
     _check_mask(model.mask_token, prompt)
     _check_blocks(model, prompt, length, block)
     if (cache.reuses or layout == "entries") and not model.supports_kv_cache:
-        reason = getattr(model, "kv_cache_reason", "")
+        reason = model.kv_cache_reason
         way = 'layout="rows", or RevisedParallel with revise="edit" or "redo"'
         way = 'cache="none"' if cache.reuses else way
         raise UnsupportedModelError(
@@ -93,7 +91,7 @@ def check_run(
 
 def check_model(model: Any) -> None:
     """Raises OptionError for a model that decodes token after token."""
-    if not hasattr(model, "supports_kv_cache"):
+    if not isinstance(model, Denoiser):
         raise OptionError(
             f"policy: expected one that decodes token after token for a {type(model).__name__}, "
             "received one that fills a canvas; choose one such as Jacobi()"
@@ -168,10 +166,10 @@ def check_leaks(model: Denoiser, rows: int) -> None:
     """
     block, mask = model.block, model.mask_token
     assert block is not None
-    most = getattr(model, "max_positions", None)
+    most = model.max_positions
     later = block if most is None else min(block, most - block)
     low = [i for i in range(min(model.vocab_size, _LOW)) if i != mask]
-    if getattr(model, "is_self_checked", False) or later < 1 or not low:
+    if model.is_self_checked or later < 1 or not low:
         return
     head = torch.tensor([low[k % len(low)] for k in range(block)], device="cpu")
     if mask is not None:
@@ -212,7 +210,11 @@ def _first_block(model: Denoiser, head: Tensor, tail: Tensor) -> Tensor:
     reads[:, :-1] = index // block <= index[:, None] // block
     all_rows = index.expand(rows, -1)
     model.reserve(rows, n + 1)
-    entries = CanvasPass(
-        tokens, all_rows, all_rows, reads.expand(rows, -1, -1), all_rows[:, :block]
+    entries = Pass(
+        tokens=tokens,
+        positions=all_rows,
+        cache_indices=all_rows,
+        reads=reads.expand(rows, -1, -1),
+        queries=all_rows[:, :block],
     )
     return model.forward(entries)

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Pass, Prompt
 
 
 class ColumnSets(NamedTuple):
@@ -70,7 +69,7 @@ class Columns:
         """`[B]` of the canvas to `[R]` of the pass."""
         return per_row.repeat(self.branches)
 
-    def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
+    def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> Pass:
         """All columns of K canvases, as G * K * B rows.
 
         Args:
@@ -83,12 +82,12 @@ class Columns:
         reads = visible[:, None]  # [R, 1, N]
         if self._blocks is not None:
             reads = reads & (self._blocks[:, None] <= self._blocks[..., None])  # [R, N, N]
-        return CanvasPass(
-            tokens,
-            self._repeat(self.positions, copies),
-            self.index.expand_as(tokens),
-            self._repeat(reads, copies),
-            (slots + self.first).repeat(self.branches * copies, 1),
+        return Pass(
+            tokens=tokens,
+            positions=self._repeat(self.positions, copies),
+            cache_indices=self.index.expand_as(tokens),
+            reads=self._repeat(reads, copies),
+            queries=(slots + self.first).repeat(self.branches * copies, 1),
         )
 
     def _repeat(self, per_row: Tensor, copies: int) -> Tensor:
@@ -98,7 +97,7 @@ class Columns:
         split = per_row.unflatten(0, (self.branches, 1, -1))
         return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)
 
-    def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> CanvasPass:
+    def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> Pass:
         """Some columns of K canvases, in R rows.
 
         Args:
@@ -128,12 +127,12 @@ class Columns:
         order = (sets.computed.cumsum(1) - 1).clamp(min=0)  # [R, N], entry of a column
         entry = order.gather(1, (slots + self.first).repeat(self.branches, 1))  # [R, Q]
         queries = entry[:, None] + step * count  # [R, K, Q]
-        return CanvasPass(
-            tokens.flatten(1),
-            self.positions.gather(1, columns).repeat(1, copies),
-            cache_indices.flatten(1),
-            reads.flatten(1, 2),
-            queries.view(rows, -1),
+        return Pass(
+            tokens=tokens.flatten(1),
+            positions=self.positions.gather(1, columns).repeat(1, copies),
+            cache_indices=cache_indices.flatten(1),
+            reads=reads.flatten(1, 2),
+            queries=queries.view(rows, -1),
         )
 
     def _reads(

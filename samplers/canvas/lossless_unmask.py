@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser
 from mmaccel.checks import check_choice, show
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan

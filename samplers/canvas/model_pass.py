@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, Denoiser
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Pass, Prompt
 from mmaccel.samplers.arithmetic import ProductFormats, find_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
@@ -93,7 +92,7 @@ class ModelPass:
     def choose_live_rows(self, is_live: list[bool]) -> None:
         """Leave rows that have ended out of the next pass, where the model allows that."""
         self.live = None
-        if not self.by_entry and takes_any_rows(self.model) and not all(is_live) and any(is_live):
+        if not self.by_entry and self.model.any_rows and not all(is_live) and any(is_live):
             rows = [row for row, is_one in enumerate(is_live) if is_one]
             self.live = torch.tensor(rows, device=self._index.device)
 
@@ -167,7 +166,7 @@ class ModelPass:
         random = (drawn.coins * self.model.vocab_size).long().clamp(max=self.model.vocab_size - 1)
         return torch.where(canvas.is_committed, canvas.tokens, random)
 
-    def plan(self, canvas: Canvas, tokens: Tensor, slots: Tensor) -> tuple[CanvasPass, Tensor]:
+    def plan(self, canvas: Canvas, tokens: Tensor, slots: Tensor) -> tuple[Pass, Tensor]:
         """The pass over `tokens` `[K, B, L]` that computes `slots` `[B, Q]`, and the number of
         entries in it, `[]` int64. The cache counts as written from here on.
         """
@@ -229,12 +228,7 @@ class ModelPass:
         return self._noise[copies]
 
 
-def takes_any_rows(model: Denoiser) -> bool:
-    """Whether nothing in a model belongs to a row of the prompt."""
-    return bool(getattr(model, "any_rows", False))
-
-
-def forward_live(model: Denoiser, entries: CanvasPass, live: Tensor | None, batch: int) -> Tensor:
+def forward_live(model: Denoiser, entries: Pass, live: Tensor | None, batch: int) -> Tensor:
     """Run a pass over some rows of a model without a KV cache.
 
     Args:
@@ -251,5 +245,5 @@ def forward_live(model: Denoiser, entries: CanvasPass, live: Tensor | None, batc
     total = entries.tokens.shape[0]
     first = torch.arange(0, total, batch, device=live.device)
     rows = (first[:, None] + live).flatten()
-    some = model.forward(CanvasPass(**{name: value[rows] for name, value in vars(entries).items()}))
+    some = model.forward(entries.select(rows))
     return some.new_zeros(total, *some.shape[1:]).index_copy(0, rows, some)

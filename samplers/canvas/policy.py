@@ -11,9 +11,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.canvas_contracts import CanvasPolicy, Denoiser, OnCanvasStep
 from mmaccel.checks import check_callable, check_choice
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.checks import check_block
@@ -58,7 +57,7 @@ class RunPolicy(CanvasPolicy):
         noise: Noise,
         on_step: OnCanvasStep | None = None,
     ) -> Generation:
-        """Fill `length` slots a row; see `mmaccel.canvas_contracts.CanvasPolicy.sample`."""
+        """Fill `length` slots a row; see `mmaccel.contracts.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
         return self.decode(run)

@@ -15,9 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.canvas_contracts import Denoiser
 from mmaccel.checks import check_choice, check_int, check_number
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.checks import check_model

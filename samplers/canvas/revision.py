@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.canvas_contracts import CanvasPass
+from mmaccel.contracts import Pass
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -266,9 +266,7 @@ class ShadowRun(RevisedRun):
         return self.model_pass.left_out
 
 
-def with_shadows(
-    entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
-) -> CanvasPass:
+def with_shadows(entries: Pass, columns: Columns, checked: Tensor, mask_token: int) -> Pass:
     """A pass with a shadow for every query.
 
     Args:
@@ -290,10 +288,10 @@ def with_shadows(
     theirs = reads.gather(1, queries[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
     theirs = theirs.scatter(2, own, False).scatter(2, shadows[..., None], True)
     theirs[..., -1] = False
-    return CanvasPass(
-        torch.cat([entries.tokens, torch.full_like(queries, mask_token)], 1),
-        torch.cat([entries.positions, entries.positions.gather(1, queries)], 1),
-        torch.cat([entries.cache_indices, shadows], 1),
-        torch.cat([reads, theirs], 1),
-        torch.cat([queries, (count + index).expand(rows, -1)], 1),
+    return Pass(
+        tokens=torch.cat([entries.tokens, torch.full_like(queries, mask_token)], 1),
+        positions=torch.cat([entries.positions, entries.positions.gather(1, queries)], 1),
+        cache_indices=torch.cat([entries.cache_indices, shadows], 1),
+        reads=torch.cat([reads, theirs], 1),
+        queries=torch.cat([queries, (count + index).expand(rows, -1)], 1),
     )

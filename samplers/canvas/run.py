@@ -23,14 +23,15 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import (
+from mmaccel.contracts import (
     CanvasInterrupt,
     CanvasPolicy,
     CanvasProgress,
     Denoiser,
+    FinishedRow,
     OnCanvasStep,
+    Prompt,
 )
-from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.checks import check_leaks, check_run

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.checks import check_int
-from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
+from mmaccel.contracts import FinishedRow, Pass, Policy, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.accept_prefix import RowState, accept_prefix, count_pass
@@ -133,7 +133,7 @@ class WindowRun:
         self.params, self.noise, self.on_step = params, noise, on_step
         self.vocab_size = model.vocab_size
         self.impossible = params.impossible(model.vocab_size)
-        self.recorder: StepRecorder | None = getattr(model, "recorder", None)
+        self.recorder: StepRecorder | None = model.recorder
         self.is_recorded = self.recorder is not None and self.recorder.is_active
 
         window, calibration = getattr(policy, "window", 1), None
@@ -224,7 +224,7 @@ class WindowRun:
             tokens = tokens[:, : int(self.prompt.lengths.max())]
         self.runner.reserve(self.model, tokens.shape[0], self._capacity.positions)
         began = time.perf_counter()
-        n_processed = process_prompt(self.model)
+        n_processed = self.model.process_prompt()
         self._has_own_prompt = n_processed is not None
         if n_processed is not None:
             self.stats.forward_seconds += time.perf_counter() - began
@@ -241,13 +241,13 @@ class WindowRun:
         given, lengths = self._short_prompt, self._lengths
         if given is None:
             start = lengths.new_zeros(1).expand_as(lengths)
-            self.model.prefill(tokens.clamp(min=0), start, lengths - 1)
+            self.model.prefill(Pass(tokens.clamp(min=0), start, lengths=lengths - 1))
             return
-        width = getattr(self.model, "prompt_width", int)(tokens.shape[1])
+        width = self.model.prompt_width(tokens.shape[1])
 
         def step() -> None:
             start = lengths.new_zeros(1).expand_as(lengths)
-            self.model.prefill(given[:, :width].clamp(min=0), start, lengths - 1)
+            self.model.prefill(Pass(given[:, :width].clamp(min=0), start, lengths=lengths - 1))
 
         self.runner.run_step(Once("prompt", width), step)
 
@@ -376,7 +376,7 @@ class WindowRun:
         _, tokens, start = self._inputs or self._window_inputs(None, None)
         self._inputs = None
         began = time.perf_counter()
-        logits = self.model.forward(tokens, start).detach()
+        logits = self.model.forward(Pass(tokens, start)).detach()
         self.stats.forward_seconds += time.perf_counter() - began
         if not self._buffers.arithmetic:  # a replay of another run's graph does not come here
             self._buffers.arithmetic = find_arithmetic(self.model, logits)
@@ -695,13 +695,13 @@ class WindowRun:
             tokens, lengths, passes = self.scheduler.report(self.stats, self.length)
         self.stats.captures = self.runner.captures - self._n_captures
         self.stats.runner, self.stats.runner_reason = self.runner.name, self.runner.reason
-        reason = getattr(self.model, "attention_reason", None)
+        reason = self.model.attention_reason
         if reason is not None:
             self.stats.attention = f"the model's own: {reason}" if reason else "window_attention"
-        self.stats.route = getattr(self.model, "route", "")
-        self.stats.route_reason = getattr(self.model, "route_reason", "")
+        self.stats.route = self.model.route
+        self.stats.route_reason = self.model.route_reason
         self.stats.use_dtype(self._buffers.arithmetic)
-        shared = getattr(self.model, "shared_rounding", "")
+        shared = self.model.shared_rounding
         if shared:
             self.stats.exactness = "relaxed"
             self.stats.notes.append(shared)
@@ -714,19 +714,8 @@ class WindowRun:
         return Generation(tokens, lengths, passes, self.stats)
 
 
-def process_prompt(model: Any) -> int | None:
-    """Let a model that has a prompt of its own process it.
-
-    Returns:
-        How many tokens it processed; None for a model whose prompt `prefill` processes.
-    """
-    own = getattr(model, "process_prompt", None)
-    n_processed: int | None = None if own is None else own()
-    return n_processed
-
-
 def _check_run(policy: Policy, model: object, prompt: Prompt, length: int, noise: Noise) -> None:
-    if not hasattr(model, "prefill"):
+    if not isinstance(model, TokenModel):
         raise OptionError(
             f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
             f"{policy!r}, which decodes token after token; choose one such as Stepwise()"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import ContinuousBatching, Prompt, TokenModel
+from mmaccel.contracts import ContinuousBatching, Pass, Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
@@ -208,5 +208,5 @@ def _prefill_rows(model: TokenModel, run: WindowRun, rows: Tensor, width: int) -
         return len(rows) * width
     # The other rows process these tokens where their next pass begins, which overwrites them.
     start = run.next_positions().index_fill(0, rows, 0)
-    model.prefill(tokens, start)
+    model.prefill(Pass(tokens, start))
     return tokens.numel()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmaccel.catalog import open_draft_model
 from mmaccel.checks import show
-from mmaccel.contracts import TokenModel
+from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
@@ -101,7 +101,7 @@ def _prefill(drafter: TokenModel, run: WindowRun) -> None:
     tokens, lengths = run.prompt.text
     drafter.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
     if tokens.shape[1] > 1:
-        drafter.prefill(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths))
+        drafter.prefill(Pass(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths)))
         run.stats.draft_passes += 1
 
 
@@ -137,6 +137,6 @@ def _draft_logits(drafter: TokenModel, run: WindowRun, k: int) -> Tensor:
     back = 1 + unread[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
     columns = (buffer.columns[:, k : k + 1] - back).clamp(min=0)
     start = (lengths - 1 + (buffer.n_generated + k - unread).repeat(branches)).clamp(min=0)
-    logits = drafter.forward(buffer.model_inputs(columns), start)  # [R, width, V]
+    logits = drafter.forward(Pass(buffer.model_inputs(columns), start))  # [R, width, V]
     at = unread.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
     return logits.gather(1, at)

@@ -200,9 +200,9 @@ class EagerRunner:
         return False
 
 
-def runner_of(model: object) -> StepRunner:
+def runner_of(model: TokenModel) -> StepRunner:
     """A token model's own `runner`, or `EagerRunner` where it has none."""
-    own: StepRunner | None = getattr(model, "runner", None)
+    own: StepRunner | None = model.runner
     return EagerRunner() if own is None else own
 
 
@@ -223,7 +223,7 @@ def make_graph_key(
         return None
     module, state, options = model.graph_key()
     n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
-    capacity = measure(prompt, length, rounded=True, most=getattr(model, "max_positions", None))
+    capacity = measure(prompt, length, rounded=True, most=model.max_positions)
     key = GraphKey(
         ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
         n_stops, capacity, widest, drafts, None if coarse is None else ref(coarse), has_callback,

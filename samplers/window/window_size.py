@@ -306,7 +306,7 @@ def find_calibration(
         make: a new one; what is kept under equal conditions was made by the same function.
     """
     try:
-        known = _CALIBRATIONS.setdefault(getattr(model, "model", model), {})
+        known = _CALIBRATIONS.setdefault(model if model.model is None else model.model, {})
     except TypeError:
         return make()
     if conditions not in known and len(known) >= _MAX_CALIBRATIONS:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import Jacobi, SpeculativeJacobi
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Pass, Prompt
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.attach.test_families import ROWS
@@ -236,6 +236,6 @@ def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPat
     window = mmaccel.CausalLMWindow(own)
     window.reserve(1, 8)
     start = torch.zeros(1, dtype=torch.int64)
-    window.prefill(torch.tensor([[3, 4]]), start)
-    window.forward(torch.tensor([[5]]), start + 2)
+    window.prefill(Pass(torch.tensor([[3, 4]]), start))
+    window.forward(Pass(torch.tensor([[5]]), start + 2))
     assert inside == [True, True, False] * 2  # prompts and passes

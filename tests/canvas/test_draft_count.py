@@ -14,6 +14,8 @@ LENGTH = 256
 class Model:
     """Something that measurements are kept for."""
 
+    model = None
+
 
 def drive(
     counts: MeasuredDrafts,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm import model as window_model
@@ -65,9 +65,9 @@ def two_passes(window: Any, vocab: int) -> Tensor:
     """Logits of a ragged pass after a prompt, and of one that rolls some of it back."""
     window.reserve(3, 24)
     ids = torch.randint(vocab, (3, 16), generator=torch.Generator().manual_seed(1))
-    window.prefill(ids[:, :8], torch.zeros(1, dtype=torch.int64).expand(3))
-    first = window.forward(ids[:, 8:13], torch.tensor([8, 5, 7]))
-    return torch.cat([first, window.forward(ids[:, :4], torch.tensor([10, 6, 21]))], 1)
+    window.prefill(Pass(ids[:, :8], torch.zeros(1, dtype=torch.int64).expand(3)))
+    first = window.forward(Pass(ids[:, 8:13], torch.tensor([8, 5, 7])))
+    return torch.cat([first, window.forward(Pass(ids[:, :4], torch.tensor([10, 6, 21])))], 1)
 
 
 def decode(window: Any, prompt: Prompt, length: int = 20, **options: Any) -> Any:
@@ -182,7 +182,7 @@ def test_logits_are_padded_where_there_is_a_structural_token(
     made = []
 
     def step() -> None:
-        made.append(window.forward(torch.tensor([[5, 9]]), torch.tensor([0])))
+        made.append(window.forward(Pass(torch.tensor([[5, 9]]), torch.tensor([0]))))
 
     step()  # the self-check is in the first one
     assert list_operations(step).count("constant_pad_nd") == n_pads

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import CausalLMWindow
+from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
@@ -41,7 +42,7 @@ def names(model: Any) -> list[str]:
 def run(model: Any, attention: Any = "kernel") -> Tensor:
     window = CausalLMWindow(model, attention=attention)
     window.reserve(2, 12)
-    return window.forward(IDS, START)
+    return window.forward(Pass(IDS, START))
 
 
 def reason_of(model: Any, attention: Any = "kernel") -> str:
@@ -84,7 +85,7 @@ def test_the_configuration_is_as_before(build: Any, implementation: str) -> None
     window.reserve(2, 12)
     hook = layer.register_forward_hook(_raise)
     with pytest.raises(ZeroDivisionError):
-        window.forward(IDS, START)
+        window.forward(Pass(IDS, START))
     hook.remove()
     assert names(model) == before
 
@@ -112,7 +113,7 @@ def test_a_model_with_the_same_configuration_is_left_alone() -> None:
         thread.join()
 
     model.model.layers[0].register_forward_hook(in_between)
-    window.forward(IDS, START)
+    window.forward(Pass(IDS, START))
     seen = PADDED["attention_mask"].bool()
     ((others, shared, logits),) = found
     assert NAME not in others and shared == NAME

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.contracts import Pass, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.samplers.noise import Noise
@@ -32,7 +32,7 @@ def _run_raggedly(window: Any, truth: Tensor, seed: int) -> Tensor:
     window.reserve(rows, LENGTH)
     logits = torch.full((rows, LENGTH, window.vocab_size), float("nan"), dtype=window.model.dtype)
     head = truth[:, : max(PROMPTS)]
-    first = window.forward(head, torch.zeros(rows, dtype=torch.int64))
+    first = window.forward(Pass(head, torch.zeros(rows, dtype=torch.int64)))
     logits[:, : max(PROMPTS)] = first  # later positions are written again below
     known = lengths.clone()  # true positions processed so far
     while int(known.min()) < LENGTH:
@@ -42,7 +42,7 @@ def _run_raggedly(window: Any, truth: Tensor, seed: int) -> Tensor:
         tokens = truth.gather(1, positions.clamp(max=LENGTH - 1))
         wrong = torch.randint(0, VOCAB, tokens.shape, generator=random)
         is_true = torch.arange(width) < n_true[:, None]
-        out = window.forward(torch.where(is_true, tokens, wrong), known)
+        out = window.forward(Pass(torch.where(is_true, tokens, wrong), known))
         for row in range(rows):
             for w in range(int(n_true[row])):
                 if int(known[row]) + w < LENGTH:
@@ -105,11 +105,11 @@ def test_a_pass_may_reach_beyond_the_end(name: str) -> None:
     truth = _truth()
     window = CausalLMWindow(model)
     window.reserve(3, LENGTH)
-    window.forward(truth[:, :20], torch.zeros(3, dtype=torch.int64))
+    window.forward(Pass(truth[:, :20], torch.zeros(3, dtype=torch.int64)))
     start = torch.tensor([20, 20, 4])
     tokens = truth.gather(1, (start[:, None] + torch.arange(16)).clamp(max=LENGTH - 1))
     for _ in range(2):  # the second time it meets what the first time wrote beyond
-        out = window.forward(tokens, start)
+        out = window.forward(Pass(tokens, start))
     full = _full(model, truth)
     torch.testing.assert_close(out[:2, :6], full[:2, 20:], rtol=0, atol=1e-10)
     torch.testing.assert_close(out[2], full[2, 4:20], rtol=0, atol=1e-10)
@@ -120,7 +120,7 @@ def test_memory_is_allocated_once() -> None:
     window.reserve(2, 40)
     addresses = set()
     for start in (0, 8, 3):
-        out = window.forward(torch.ones(2, 8, dtype=torch.int64), torch.tensor([start, 0]))
+        out = window.forward(Pass(torch.ones(2, 8, dtype=torch.int64), torch.tensor([start, 0])))
         assert out.shape == (2, 8, VOCAB) and not out.requires_grad
         layers = window._cache.layers
         assert len(layers) == 2 and layers[0].keys.shape[0] == 2 * 42
@@ -150,8 +150,8 @@ def test_prefill_equals_forward(name: str) -> None:
     model, truth = build_lm(name).double(), _truth()
     window = CausalLMWindow(model)
     window.reserve(3, LENGTH)
-    window.prefill(truth[:, :9], torch.zeros(3, dtype=torch.int64))
-    out = window.forward(truth[:, 9:], torch.full((3,), 9))
+    window.prefill(Pass(truth[:, :9], torch.zeros(3, dtype=torch.int64)))
+    out = window.forward(Pass(truth[:, 9:], torch.full((3,), 9)))
     torch.testing.assert_close(out, _full(model, truth)[:, 9:], rtol=0, atol=1e-10)
     assert isinstance(window, TokenModel)
 
@@ -161,12 +161,13 @@ class _PrefillOnly(Recorder):
 
     tokens_processed = 0
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        assert bool((start + 1 >= torch.tensor([5, 3])).all())
-        return super().forward(tokens, start)
+    def forward(self, entries: Pass) -> Tensor:
+        assert entries.start is not None
+        assert bool((entries.start + 1 >= torch.tensor([5, 3])).all())
+        return super().forward(entries)
 
-    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
-        self.tokens_processed += tokens.shape[1]
+    def prefill(self, entries: Pass) -> None:
+        self.tokens_processed += entries.tokens.shape[1]
 
 
 @pytest.mark.parametrize("policy", [Jacobi(3), Autoregressive(), SpeculativeJacobi(3), "draft"])
@@ -227,14 +228,14 @@ def test_bad_arguments_are_refused() -> None:
         CausalLMWindow(model, stride=0)
     window = CausalLMWindow(model)
     with pytest.raises(ShapeError, match="reserve first"):
-        window.forward(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        window.forward(Pass(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)))
     with pytest.raises(OptionError, match="at most 96 .*, received 97"):
         window.reserve(1, 97)
     with pytest.raises(OptionError, match="at least 1 row"):
         window.reserve(0, 5)
     window.reserve(2, 96)
     with pytest.raises(ShapeError, match="expected 2 rows as reserved"):
-        window.forward(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        window.forward(Pass(torch.ones(1, 1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)))
     model.train()
     with pytest.raises(OptionError, match="call model.eval"):
         window.reserve(1, 5)

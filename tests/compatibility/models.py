@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.canvas_contracts import Denoiser
+from mmaccel.contracts import Denoiser
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.results import Stats
 from tests.fixtures import amused, diffusion_gemma, llada2, windows

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, Denoiser
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Pass, Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.pipelines.diffusion_lm.models import (
     DreamDenoiser,
     FastDLLMDenoiser,
@@ -55,22 +55,20 @@ UNCACHED = ("llada", "dream", "sdar-uncached", "fast-dllm")
 TEXTS = (*UNCACHED, "sdar")
 
 
-class Recorded:
+class Recorded(WrappedDenoiser):
     """A denoiser that records the entries and logits of every pass."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.passes = inner, []  # type: ignore[var-annotated]
+        super().__init__(inner)
+        self.passes: list[tuple[Pass, Tensor]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(self, entries: CanvasPass) -> Tensor:
-        logits = self.inner.forward(entries)
+    def forward(self, entries: Pass) -> Tensor:
+        logits = super().forward(entries)
         self.passes.append((entries, logits))
         return logits
 
 
-def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
+def alone(model: Any, entries: Pass, row: int) -> Tensor:
     """Logits `[Q, V]` of one row without padding, by the model's body and a mask written here."""
     seen = entries.reads[row].any(0)
     ids = entries.tokens[row][seen][None]
@@ -154,11 +152,11 @@ def test_a_range_of_the_vocabulary(family: str) -> None:
     """Prompts and tokens between rows are the model's own, the rest are codes from 0 on."""
     model = Recorded(images(family))
     assert model.vocab_size == model.mask_token == CODES
-    newline = int(model.to_canvas(torch.tensor(NEWLINE)))
+    newline = int(model.inner.to_canvas(torch.tensor(NEWLINE)))
     rows = [[5, 26, 7], [8, 2], [3], [4, 4]]  # 26 is a code and, in a prompt, a word
     tokens = torch.tensor([row + [0] * (3 - len(row)) for row in rows])
     lengths = torch.tensor([len(row) for row in rows])
-    prompt = Prompt(model.to_canvas(tokens), lengths, branches=2, layout=Lines(newline))
+    prompt = Prompt(model.inner.to_canvas(tokens), lengths, branches=2, layout=Lines(newline))
     options = {"params": SamplingParams(guidance_scale=2.5), "noise": Noise.from_seed(3, 2)}
     made = Stepwise().sample(model, prompt, 6, **options)
     assert bool((made.tokens[:, 2::3] == newline).all())
@@ -168,7 +166,7 @@ def test_a_range_of_the_vocabulary(family: str) -> None:
     ids = model.to_model(entries.tokens)
     assert torch.equal(ids[2:, -6:], ids[:2, -6:])  # both branches have one canvas
     assert int((ids == MASK).sum()) == 4 and set(ids[0, :3].tolist()) == {5, 26, 7}
-    plain = CanvasPass(ids, *list(vars(entries).values())[1:])
+    plain = replace(entries, tokens=ids)
     for row in range(4):
         wanted = alone(model.inner, plain, row)[:, FIRST : FIRST + CODES]
         assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
@@ -194,4 +192,4 @@ def test_bad_options_and_passes_are_refused() -> None:
     ids = torch.ones(2, 4, dtype=torch.int64)
     reads = torch.ones(2, 1, 4, dtype=torch.bool)
     with pytest.raises(ShapeError, match="call reserve first"):
-        model.forward(CanvasPass(ids, ids, ids, reads, ids))
+        model.forward(Pass(tokens=ids, positions=ids, cache_indices=ids, reads=reads, queries=ids))

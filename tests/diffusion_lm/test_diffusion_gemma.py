@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import (
     AttachError,
     BusyError,

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import mmaccel
-from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import AttachError, BusyError, OptionError, ShapeError, UnsupportedModelError
+from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.pipelines.diffusion_lm.call import Rows
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
@@ -506,19 +507,15 @@ def test_interrupts_bring_the_canvas_and_calls_do_not_nest() -> None:
 
 
 def test_a_self_check_at_attach_keeps_no_gradients() -> None:
-    class Unchecked:
-        is_self_checked = False
-
+    class Unchecked(WrappedDenoiser):
         def __init__(self, inner: Any) -> None:
-            self.inner, self.had = inner, []  # type: ignore[var-annotated]
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.inner, name)
+            super().__init__(inner)
+            self.is_self_checked = False
+            self.had: list[bool] = []
 
         def forward(self, entries: Any) -> Tensor:
             self.had.append(torch.is_grad_enabled())
-            logits: Tensor = self.inner.forward(entries)
-            return logits
+            return super().forward(entries)
 
     denoiser: Any = Unchecked(TARGETS["masked-lm"]())
     with mmaccel.attach(denoiser, mmaccel.Stepwise(cache="block")):

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.canvas_contracts import CanvasInterrupt
 from mmaccel.catalog import policy_names
+from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError, UnsupportedModelError
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import MASK, build_pipe

@@ -22,6 +22,7 @@ from mmaccel import (
     Stepwise,
     TextToImage,
 )
+from mmaccel.contracts import Pass
 from mmaccel.evaluation.exactness import identity
 from mmaccel.evaluation.exactness import report as exactness_report
 from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
@@ -198,8 +199,8 @@ def test_a_window_that_attends_to_later_tokens_is_no_rounding(
     """Scores of a window that leak the next token differ so much that they explain any gap."""
     forward = type(pipe.model).forward
 
-    def leaky(model: Any, tokens: Tensor, start: Tensor) -> Tensor:
-        logits = forward(model, tokens, start).clone()
+    def leaky(model: Any, entries: Pass) -> Tensor:
+        logits, tokens = forward(model, entries).clone(), entries.tokens
         if tokens.shape[1] > 1:  # the next token is what an entry predicts
             leak = torch.nn.functional.one_hot(tokens[:, 1:].clamp(max=29), 30)
             logits[:, :-1] += 4.0 * leak
@@ -237,9 +238,9 @@ def test_a_gap_below_the_differences_is_rounding(
     forward = type(pipe.model).forward
 
     def noisy(step: float) -> Any:
-        def coarse(model: Any, tokens: Tensor, start: Tensor) -> Tensor:
-            logits = forward(model, tokens, start)
-            return logits + step * (tokens.shape[1] > 1) * torch.ones(1)
+        def coarse(model: Any, entries: Pass) -> Tensor:
+            logits = forward(model, entries)
+            return logits + step * (entries.tokens.shape[1] > 1) * torch.ones(1)
 
         return coarse
 
@@ -257,12 +258,12 @@ def test_the_distribution_of_the_toy_by_hand() -> None:
     joint = toy.distribution()
     assert joint.shape == (243,) and float(joint.sum()) == pytest.approx(1, abs=1e-9)
     toy.reserve(1, 8)
-    logits = toy.forward(torch.tensor([[1, 2, 0, 2]]), torch.tensor([0]))[0]  # [4, 3]
+    logits = toy.forward(Pass(torch.tensor([[1, 2, 0, 2]]), torch.tensor([0])))[0]  # [4, 3]
     first, second, third = (logits[k].double().softmax(-1) for k in (1, 2, 3))
     begins = joint.view(3, 3, 27)[0, 2]  # all that begin with 0, 2
     assert float(begins.sum()) == pytest.approx(float(first[0] * second[2]), rel=1e-6)
     assert float(begins[9:18].sum() / begins.sum()) == pytest.approx(float(third[1]), rel=1e-6)
-    again = toy.forward(torch.tensor([[1]]), torch.tensor([2]))[0, 0]  # rolled back
+    again = toy.forward(Pass(torch.tensor([[1]]), torch.tensor([2])))[0, 0]  # rolled back
     assert not torch.allclose(again, logits[2])
     other = toy.logits_after(torch.tensor([[1, 2, 1]]), torch.tensor([2]))[0]
     assert torch.equal(again, other)
@@ -338,14 +339,13 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_guarantee(
         return Divergence(**{name: own.get(name) for name in Divergence.__dataclass_fields__})
 
     monkeypatch.setattr(identity, "explain_divergence", explain)
-    monkeypatch.setattr(identity, "kind_of", lambda model: "window")
     tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
     names = [str(row) for row in range(ROWS)]
     stats = Stats(policy="p", exactness="bitwise", tokens=ROWS * LENGTH, passes=1, row_passes=ROWS)
     passes = torch.ones(ROWS, dtype=torch.int64)
     plain = ImageOutput([], tokens, passes, stats, names)
     other = ImageOutput([], tokens + torch.tensor([0, 0, 1, 0, 0]), passes, stats, names)
-    pipe: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu")))
+    pipe: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu"), kind="window"))
     check = identity.compare_rows(
         "x",
         pipe,

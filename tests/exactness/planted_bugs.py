@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmaccel.contracts import Pass
 from mmaccel.kernels.truncation import truncate
 from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.samplers.acceptance import count_leading, residual
@@ -188,8 +189,9 @@ class AppendingCache(ToyLanguage):
         super().reserve(rows, 8 * positions)
         self.written = torch.zeros(rows, dtype=torch.int64)
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         # The prompt's pass and the first after it are right; from then on entries are appended.
-        at = start if self.passes < 2 else self.written
-        self.written = at + tokens.shape[1]
-        return super().forward(tokens, at)
+        at = entries.start if self.passes < 2 else self.written
+        assert at is not None
+        self.written = at + entries.tokens.shape[1]
+        return super().forward(Pass(entries.tokens, at))

@@ -31,8 +31,8 @@ from mmaccel import (
     SamplingParams,
     Stepwise,
 )  # fmt: skip
-from mmaccel.canvas_contracts import CanvasInterrupt, CanvasProgress
-from mmaccel.contracts import FinishedRow, Prompt
+from mmaccel.contracts import CanvasInterrupt, CanvasProgress, FinishedRow, Prompt
+from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.results import Generation
 from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures.canvas import masked, prompt_of
@@ -183,19 +183,16 @@ def test_rows_end_out_of_order() -> None:
     assert made.stats.passes < fixed
 
 
-class Counted:
+class Counted(WrappedDenoiser):
     """A denoiser that records the rows of its passes."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self.rows = model, []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        super().__init__(model)
+        self.rows: list[int] = []
 
     def forward(self, entries: Any) -> torch.Tensor:
         self.rows.append(len(entries.tokens))
-        logits: torch.Tensor = self._model.forward(entries)
-        return logits
+        return super().forward(entries)
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["free", "guided"])
@@ -299,18 +296,21 @@ def test_an_interrupt_carries_all_rows() -> None:
 
 
 def test_the_row_of_invalid_logits_is_named() -> None:
-    class Broken:
+    class Broken(WrappedDenoiser):
         """Returns NaN for the prompt of row 4, whose last tokens are two nines."""
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(model_of("masked"), name)
-
         def forward(self, entries: Any) -> torch.Tensor:
-            logits = model_of("masked").forward(entries)
+            logits = super().forward(entries)
             nines = (entries.tokens == 9) & (entries.positions == 3)
             return torch.where(nines.any(1)[:, None, None], float("nan"), logits)
 
     given: list[FinishedRow] = []
     with pytest.raises(NumericsError) as caught:
-        decode(CASES["stepwise"], ALL, False, ContinuousBatching(2, given.append), model=Broken())
+        decode(
+            CASES["stepwise"],
+            ALL,
+            False,
+            ContinuousBatching(2, given.append),
+            model=Broken(model_of("masked")),
+        )
     assert caught.value.rows == (4,) and 4 not in [row.row for row in given]

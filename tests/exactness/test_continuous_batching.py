@@ -28,7 +28,7 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )  # fmt: skip
-from mmaccel.contracts import FinishedRow, Policy
+from mmaccel.contracts import FinishedRow, Pass, Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
@@ -170,9 +170,11 @@ def test_cached_graphs_serve_runs_with_batching_alone() -> None:
 class Strict(ToyLanguage):
     """Forgets positions after a pass, as the contract allows; it refuses rows with holes."""
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        logits = super().forward(tokens, start)
-        after = torch.arange(self.memory.shape[1]) >= start[:, None] + tokens.shape[1]
+    def forward(self, entries: Pass) -> Tensor:
+        logits = super().forward(entries)
+        after = (
+            torch.arange(self.memory.shape[1]) >= entries.start[:, None] + entries.tokens.shape[1]
+        )
         self.memory.masked_fill_(after, -1)
         return logits
 
@@ -271,9 +273,9 @@ def test_an_exception_of_on_finish_reaches_the_caller() -> None:
 class Poisoned(CausalLMWindow):
     """Returns NaN after a token 8."""
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        logits = super().forward(tokens, start)
-        return logits.masked_fill((tokens[:, :1] == 8)[..., None], float("nan"))
+    def forward(self, entries: Pass) -> Tensor:
+        logits = super().forward(entries)
+        return logits.masked_fill((entries.tokens[:, :1] == 8)[..., None], float("nan"))
 
 
 @pytest.mark.parametrize("batching", [None, 1, 2, 3, 7])

@@ -25,6 +25,7 @@ from benchmarks.gpu.scenes import measure_scenes
 from benchmarks.gpu.steps import Enough, Stopwatch, find_figures, measure_steps, time_step
 from benchmarks.route_runs import Piece, Routes, Way
 from mmaccel import Autoregressive, CausalLMWindow, Jacobi, SpeculativeJacobi, TextToImage
+from mmaccel.contracts import Pass
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Stats
@@ -76,7 +77,7 @@ def test_a_model_built_on_the_device_is_like_any_other(size: Size) -> None:
     if small.codes is not None:
         window.begin(make_prompt([[1, 2]]))  # type: ignore[attr-defined]
     window.reserve(1, 8)
-    logits = window.forward(torch.tensor([[1, 2]]), torch.tensor([0]))
+    logits = window.forward(Pass(torch.tensor([[1, 2]]), torch.tensor([0])))
     assert bool(logits.isfinite().all()) and float(logits.std()) > 0.01
 
 

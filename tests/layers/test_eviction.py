@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.eviction import Observer, evict
@@ -187,12 +188,12 @@ def test_storage_shrinks() -> None:
     window = CausalLMWindow(model)
     window.use_methods(LayerMethods(kv_cache=mmaccel.SnapKV(budget=8, window=4)))
     window.reserve(2, 64 + N_NEW)
-    window.prefill(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64))
+    window.prefill(Pass(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64)))
     room = 8 + (1 + N_NEW) + 1 + 1  # kept, new, scratch, and one that nothing uses
     for layer in window._cache.layers:
         assert layer.keys.numel() == layer.values.numel() == 2 * room * 32
         assert layer.keys.untyped_storage().nbytes() == 4 * 2 * room * 32
-    window.forward(torch.tensor(rows)[:, -1:], torch.tensor([63, 63]))
+    window.forward(Pass(torch.tensor(rows)[:, -1:], torch.tensor([63, 63])))
     assert window._cache.layers[0].keys.numel() == 2 * room * 32
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel import ImageToVideo, SamplingParams
+from mmaccel.contracts import Pass
 from mmaccel.errors import NumericsError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.models.cosmos.token_model import (
@@ -73,7 +74,7 @@ def test_logits_are_those_of_the_published_transformer(
     window = ImageToVideo.from_pretrained(model, codec=codec).model
     tokens = torch.randint(0, VOCAB, (18,), generator=torch.Generator().manual_seed(0))
     window.reserve(1, 18)
-    got = window.forward(tokens[None], torch.zeros(1, dtype=torch.int64))[0]
+    got = window.forward(Pass(tokens[None], torch.zeros(1, dtype=torch.int64)))[0]
     wanted, other = Transformer(config or None)(tokens), Transformer(None if config else YARN)
     torch.testing.assert_close(got, wanted, rtol=0, atol=2e-5)
     assert float((got - other(tokens)).abs().max()) > 1e-2  # the stretch is seen

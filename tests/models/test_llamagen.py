@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Pass, Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.loading.checkpoint import read_weights
@@ -234,4 +234,4 @@ def test_runs_without_a_condition_are_refused() -> None:
     with pytest.raises(OptionError, match="at most 17, received 18"):
         classes.reserve(1, 18)
     with pytest.raises(ShapeError, match="call condition and reserve"):
-        classes.forward(torch.zeros(1, 1).long(), torch.zeros(1).long())
+        classes.forward(Pass(torch.zeros(1, 1).long(), torch.zeros(1).long()))

@@ -17,6 +17,7 @@ import mmaccel
 from mmaccel import CausalLMWindow, Jacobi, Noise, SamplingParams, UnsupportedModelError
 from mmaccel.cli import main
 from mmaccel.commands.doctor import check_packages
+from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import find_obstacle
@@ -45,10 +46,10 @@ def run_passes(
     """Logits of passes of these widths behind a prompt of `first` tokens."""
     ids = torch.randint(40, (rows, 150), generator=torch.Generator().manual_seed(1))
     window.reserve(rows, first + 30)
-    window.prefill(ids[:, :first], torch.zeros(rows, dtype=torch.int64))
+    window.prefill(Pass(ids[:, :first], torch.zeros(rows, dtype=torch.int64)))
     made, at = [], torch.full((rows,), first)
     for width in widths:
-        made.append(window.forward(ids[:, int(at[0]) : int(at[0]) + width], at))
+        made.append(window.forward(Pass(ids[:, int(at[0]) : int(at[0]) + width], at)))
         at = at + width
     return made
 
@@ -194,7 +195,7 @@ def test_passes_of_a_shape_run_in_one_way_through_a_run(made: Made) -> None:
     window = CausalLMWindow(model, fused=True, compile="auto")
     run_passes(window, (4,))
     passes_of(window).add_seconds((1, 4), 25.0)
-    window.forward(torch.zeros(1, 4, dtype=torch.int64), torch.full((1,), 8))
+    window.forward(Pass(torch.zeros(1, 4, dtype=torch.int64), torch.full((1,), 8)))
     assert not made  # the run began before it was time
     run_passes(window, (4,))
     assert len(made) == 1
@@ -231,14 +232,14 @@ def test_prompts_and_some_of_the_rows_run_as_they_are(made: Made) -> None:
     window = CausalLMWindow(build_decoder("llama"), stride=1, fused=True, compile=True)
     window.reserve(2, 20)
     ids = torch.randint(40, (2, 20), generator=torch.Generator().manual_seed(1))
-    window.forward(ids[:, :5], torch.zeros(2, dtype=torch.int64))
-    window.forward(ids[:, 5:7], torch.full((2,), 5))  # makes room for the rest
+    window.forward(Pass(ids[:, :5], torch.zeros(2, dtype=torch.int64)))
+    window.forward(Pass(ids[:, 5:7], torch.full((2,), 5)))  # makes room for the rest
     assert not made
     layout: Any = window._kv_layout
     with layout.select(torch.tensor([1])):
-        window.forward(ids[1:, 7:9], torch.full((1,), 7))
+        window.forward(Pass(ids[1:, 7:9], torch.full((1,), 7)))
     assert not made and window.route == "fused"
-    window.forward(ids[:, 7:9], torch.full((2,), 7))
+    window.forward(Pass(ids[:, 7:9], torch.full((2,), 7)))
     assert len(made) == 1
 
 

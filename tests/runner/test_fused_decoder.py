@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import mmaccel
 from mmaccel import CausalLMWindow, UnsupportedModelError
+from mmaccel.contracts import Pass
 from mmaccel.kernels.norm import Norm, normalise
 from mmaccel.pipelines.causal_lm import model as window_model
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
@@ -43,7 +44,9 @@ def run_passes(window: CausalLMWindow) -> list[Tensor]:
     logits = []
     for starts, width in PASSES:
         start = torch.tensor(starts)
-        logits.append(window.forward(ids.gather(1, start[:, None] + torch.arange(width)), start))
+        logits.append(
+            window.forward(Pass(ids.gather(1, start[:, None] + torch.arange(width)), start))
+        )
     return logits
 
 
@@ -306,7 +309,7 @@ def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
 
     def process(window: CausalLMWindow) -> list[tuple[Tensor, Tensor]]:
         window.reserve(2, 20)
-        window.prefill(ids[:, :8], start)
+        window.prefill(Pass(ids[:, :8], start))
         return window.cached_states(torch.arange(8).expand(2, 8))
 
     window = CausalLMWindow(model, attention="kernel", fused=True)
@@ -317,7 +320,7 @@ def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
             raise torch.OutOfMemoryError("no memory")
 
         patch.setattr(window._decoder, "logits", fail)
-        window.forward(ids[:, 8:], start + 8)
+        window.forward(Pass(ids[:, 8:], start + 8))
     for own, received in zip(expected, process(window)):
         assert torch.equal(own[0], received[0]) and torch.equal(own[1], received[1])
 
@@ -846,7 +849,7 @@ def count_operations(
     window.fused = route
     ids = torch.randint(N_IDS, (2, 8))
     window.reserve(2, 20)
-    window.forward(ids, torch.tensor([0, 3]))
+    window.forward(Pass(ids, torch.tensor([0, 3])))
     operations = Operations()
 
     def as_one(specification: Any, device: str) -> Any:
@@ -865,7 +868,7 @@ def count_operations(
     with monkeypatch.context() as patch, operations:
         patch.setattr(fused_decoder, "_choose", as_one)
         patch.setattr(fused_decoder.dispatch, "run", attend_as_one)
-        window.forward(ids, torch.tensor([3, 5]))
+        window.forward(Pass(ids, torch.tensor([3, 5])))
     return operations.found
 
 

@@ -37,13 +37,13 @@ class Gate:
         """Passes begun so far."""
         return len(self.rows)
 
-    def forward(self, tokens: Any, start: Any) -> Any:
+    def forward(self, entries: Any) -> Any:
         """The model's pass, once it is allowed."""
-        self.rows.append(len(tokens))
+        self.rows.append(len(entries.tokens))
         while not self._open.is_set():
             if self._permits.acquire(timeout=0.02):
                 break
-        return self._forward(tokens, start)
+        return self._forward(entries)
 
     def close(self) -> None:
         """Hold all passes from now on."""

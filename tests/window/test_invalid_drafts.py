@@ -20,7 +20,7 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
+from mmaccel.contracts import Pass, Policy
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_replay import Replay
@@ -51,7 +51,7 @@ class Contagious(ToyLanguage):
         logits = super().logits_after(memory, last).clone()
         logits[..., BAD] = -math.inf
         is_bad = (memory[:, :-1] == BAD).any(1)
-        self.n_spoiled += int(is_bad.sum()) if not hasattr(self, "runner") else 0
+        self.n_spoiled += int(is_bad.sum()) if self.runner is None else 0
         return torch.where(is_bad[:, None, None], math.nan, logits)
 
 
@@ -83,14 +83,16 @@ def test_the_call_goes_on(policy: Policy, on_host: bool, monkeypatch: pytest.Mon
 def test_captured_steps(sync_every: int) -> None:
     """Every replay still reads nothing back; the pass that repeats one is not captured."""
     model: Any = Contagious(9, depth=2)
-    model.forward = lambda tokens, start: _forward_without_checks(model, tokens, start)
+    model.forward = lambda entries: _forward_without_checks(model, entries)
     model.runner = Replay(sync_every)
     made = _sample(Jacobi(6, "random"), model)
     assert made.tokens.equal(_sample(Autoregressive(), Contagious(9, depth=2)).tokens)
     assert model.runner.replayed > 0 and model.runner.recorded == [6]
 
 
-def _forward_without_checks(model: Contagious, tokens: Tensor, start: Tensor) -> Tensor:
+def _forward_without_checks(model: Contagious, entries: Pass) -> Tensor:
+    tokens, start = entries.tokens, entries.start
+    assert start is not None
     positions = start[:, None] + torch.arange(tokens.shape[1])
     positions = positions.clamp(max=model.n_positions)
     model.memory.scatter_(1, positions, tokens)

@@ -181,7 +181,7 @@ def test_short_rows_are_not_tried_wider_than_they_are(length: int) -> None:
 
 def test_what_is_remembered_is_bounded() -> None:
     class Model:
-        pass
+        model = None
 
     model = Model()
     first = find_calibration(model, 0)
@@ -225,7 +225,7 @@ def test_a_run_starts_with_what_others_learnt() -> None:
     """Per model and key, through wrappers, as long as the model lives."""
 
     class Model:
-        pass
+        model = None
 
     class Wrapper:
         def __init__(self, model: object) -> None:

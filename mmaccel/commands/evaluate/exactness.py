@@ -38,7 +38,6 @@ def exactness(
 ) -> None:
     """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
     guarantee is broken."""
-    from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
     from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
@@ -77,7 +76,7 @@ def exactness(
         compile=False,  # "auto" could compile between the two sides of a comparison
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    name, options = pick_name(policy, options, kind_of(pipe.model))
+    name, options = pick_name(policy, options, pipe.model.kind)
     chosen = make_policy(name, **options)
     params = choose_params(
         pipe.image_model.params, guidance_scale=guidance, temperature=temperature

@@ -44,7 +44,6 @@ def speed(
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
-    from mmaccel.canvas_contracts import kind_of
     from mmaccel.catalog import load, make_policy
     from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import (
@@ -85,7 +84,7 @@ def speed(
         fused=shared.read_switch(fused), compile=compile,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    name, options = pick_name(policy, options, kind_of(pipe.model))
+    name, options = pick_name(policy, options, pipe.model.kind)
     chosen = make_policy(name, **options)
     params = choose_params(
         pipe.image_model.params, guidance_scale=guidance, temperature=temperature

@@ -25,10 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, Denoiser
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Pass, Prompt
 from mmaccel.evaluation.exactness.g_test import total_variation
-from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
+from mmaccel.evaluation.exactness.reference_models import (
+    ReferenceDenoiser,
+    WrappedDenoiser,
+    families,
+)
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -178,17 +181,15 @@ def _run(policy: Any, model: Denoiser, draws: Tensor) -> _Trace:
     return trace
 
 
-class _RecordedModel:
+class _RecordedModel(WrappedDenoiser):
     """A model whose last logits are recorded in float64, uniform where they are NaN."""
 
-    def __init__(self, model: Any) -> None:
-        self._model, self._logits = model, torch.zeros(0)
+    def __init__(self, model: Denoiser) -> None:
+        super().__init__(model)
+        self._logits = torch.zeros(0)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def forward(self, entries: CanvasPass) -> Tensor:
-        logits = self._model.forward(entries)
+    def forward(self, entries: Pass) -> Tensor:
+        logits = super().forward(entries)
         is_none = (logits == float("-inf")) | logits.isnan()
         self._logits = torch.where(is_none.all(-1, keepdim=True), 0.0, logits)
         return self._logits
@@ -197,8 +198,8 @@ class _RecordedModel:
         """The predictions `[N, Q, V]` in float64; exact in the rows of this pass."""
         rounded = seen.logits.double().softmax(-1)
         scores = self._logits.double()
-        if self._model.mask_token is not None:
-            scores = scores.index_fill(-1, torch.tensor([self._model.mask_token]), float("-inf"))
+        if self.mask_token is not None:
+            scores = scores.index_fill(-1, torch.tensor([self.mask_token]), float("-inf"))
         exact = (
             scores.softmax(-1) if live is None else rounded.index_copy(0, live, scores.softmax(-1))
         )

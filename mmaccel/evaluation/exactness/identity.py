@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import kind_of
+from mmaccel.contracts import Pass
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
@@ -88,7 +88,7 @@ def compare_rows(
     total, length = plain.tokens.shape
     parts = first_divergence(made.tokens, plain.tokens)
     rows = (parts < length).nonzero()[:, 0].tolist()
-    if kind_of(pipe.model) != "window" or params.processor is not None:
+    if pipe.model.kind != "window" or params.processor is not None:
         width = None
     found = []
     for row in [] if width is None else rows:
@@ -219,13 +219,13 @@ def forced_scores(
         rows, longest = prompt.tokens.shape
         model.reserve(rows, longest + len(tokens))
         if longest > 1:
-            model.prefill(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths))
+            model.prefill(Pass(prompt.tokens[:, :-1], torch.zeros_like(prompt.lengths)))
         last = prompt.tokens.gather(1, prompt.lengths[:, None] - 1)  # [R, 1]
         own = tokens.to(last.device)
         token_buffer = torch.cat([last, own[:-1].expand(rows, -1)], 1)  # [R, L]
         for first in range(0, len(tokens), width):
             part = token_buffer[:, first : first + width].contiguous()
-            logits = model.forward(part, prompt.lengths - 1 + first)
+            logits = model.forward(Pass(part, prompt.lengths - 1 + first))
             slots = torch.arange(first, first + part.shape[1], device=own.device)[None]
             empty = torch.zeros_like(slots[:, :0])
             scores = params.apply(

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Denoiser, Pass, Prompt, TokenModel
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
@@ -31,16 +30,45 @@ _DEPTH = 7  # tokens that count: the prompt and all others
 _PROMPT = (1, 2)
 
 
-class ReferenceDenoiser:
+_FACTS = (
+    "vocab_size max_positions model activation_format product_dtypes mask_token block "
+    "supports_kv_cache kv_cache_reason any_rows is_self_checked"
+).split()
+
+
+class WrappedDenoiser(Denoiser):
+    """A denoiser over another one, for children that look at its passes.
+
+    Args:
+        inner: computes.
+    """
+
+    def __init__(self, inner: Denoiser) -> None:
+        self.inner = inner
+        vars(self).update({name: getattr(inner, name) for name in _FACTS})
+
+    @property
+    def device(self) -> torch.device:
+        """The inner one's."""
+        return self.inner.device
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """See `mmaccel.contracts.Model.reserve`."""
+        self.inner.reserve(rows, positions)
+
+    def forward(self, entries: Pass) -> Tensor:
+        """See `mmaccel.contracts.Model.forward`."""
+        return self.inner.forward(entries)
+
+
+class ReferenceDenoiser(Denoiser):
     """A joint distribution over L slots of V tokens; id V is the mask token.
 
     Args:
         joint: `[V] * L`, non-negative, float64.
     """
 
-    block: int | None = None
-    supports_kv_cache, any_rows = False, True
-    mask_token: int | None
+    any_rows = True
 
     def __init__(self, joint: Tensor) -> None:
         self.joint = joint.double() / joint.sum()
@@ -55,10 +83,10 @@ class ReferenceDenoiser:
         return torch.device("cpu")
 
     def reserve(self, rows: int, cache_size: int) -> None:
-        """See `mmaccel.canvas_contracts.Denoiser.reserve`."""
+        """See `mmaccel.contracts.Denoiser.reserve`."""
         self.rows = rows
 
-    def forward(self, entries: CanvasPass) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """Logarithms of the joint's conditionals, float64; of what cannot be: -inf everywhere."""
         self.passes += 1
         canvas = entries.tokens[:, -self.length :]  # [R, L]
@@ -131,7 +159,7 @@ def _prod(values) -> float:  # type: ignore[no-untyped-def]
     return result
 
 
-class ToyLanguage:
+class ToyLanguage(TokenModel):
     """A `TokenModel` over ids 0..2 whose logits depend on all tokens before.
 
     Its hidden states are its logits; see `mmaccel.samplers.drafting.coarse.StateModel`.
@@ -163,13 +191,13 @@ class ToyLanguage:
             (rows, positions + 1), -1
         )  # the last column: positions past the end
 
-    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
+    def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
-        self._write(tokens, start)
+        self._write(entries)
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """Logits `[R, W, 3]` float32; see `mmaccel.contracts.TokenModel.forward`."""
-        positions = self._write(tokens, start)
+        positions = self._write(entries)
         after = [self.logits_after(self._tokens, p) for p in positions.unbind(1)]
         self.last_states = torch.stack(after, 1)
         return self.last_states
@@ -183,7 +211,9 @@ class ToyLanguage:
             code = code * (VOCAB + 1) + torch.where(position >= 0, token + 1, 0)
         return self.table[code]
 
-    def _write(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def _write(self, entries: Pass) -> Tensor:
+        tokens, start = entries.tokens, entries.start
+        assert start is not None
         positions = start[:, None] + torch.arange(tokens.shape[1])
         positions = positions.clamp(max=self._capacity)
         self._tokens.scatter_(1, positions, tokens)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.canvas_contracts import kind_of
 from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
 from mmaccel.evaluation.exactness.g_test import import_stats
 from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
@@ -71,7 +70,7 @@ class Plan:
         """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
         alone, because rounding cannot be told from a mistake there.
         """
-        is_decidable = self.dtype == EXACT_DTYPE or kind_of(self.pipe.model) == "window"
+        is_decidable = self.dtype == EXACT_DTYPE or self.pipe.model.kind == "window"
         return self.policy.exactness == "bitwise" and is_decidable
 
     def run(
@@ -95,7 +94,7 @@ def check_all(plan: Plan) -> list[Check]:
 
     Cost: four runs of all prompts by the policy and three by the plain loop, and the tests.
     """
-    kind = kind_of(plan.pipe.model)
+    kind = plan.pipe.model.kind
     if plan.samples and kind == "window":
         import_stats()  # a missing package is reported before anything is decoded
     greedy = replace(plan.params, temperature=0.0)

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, CanvasProgress
-from mmaccel.contracts import Layout
+from mmaccel.contracts import CanvasProgress, Denoiser, Layout, Pass
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import read_logits
 from mmaccel.samplers.noise import Noise
@@ -31,7 +30,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 _STRIDE = 0x9E3779B97F4A7C15  # odd, so that no two canvases of a seed have the same key
 
 
-class GemmaDecoder:
+class GemmaDecoder(Denoiser):
     """The decoder, as a `Denoiser` of one canvas.
 
     Columns before the canvas are ignored: the encoder's cache holds the prompt.
@@ -48,7 +47,7 @@ class GemmaDecoder:
         positions: entries computed so far.
     """
 
-    mask_token, block, supports_kv_cache = None, None, False
+    mask_token = None
 
     def __init__(
         self, step: Mapping[str, Any], vocab_size: int, length: int, steps: int, dtype: torch.dtype
@@ -85,7 +84,7 @@ class GemmaDecoder:
                 f"{self._ids.shape[0]} rows; a pass of this model depends on the one before it"
             )
 
-    def forward(self, entries: CanvasPass) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """One pass; see `Denoiser.forward`. Its logits have been through the logits processors."""
         canvas = entries.tokens[:, -self._length :].contiguous()
         torch.compiler.cudagraph_mark_step_begin()

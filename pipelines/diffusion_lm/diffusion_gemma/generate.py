@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasInterrupt
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import CanvasInterrupt, Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed

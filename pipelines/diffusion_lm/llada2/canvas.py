@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasPass, CanvasProgress, OnCanvasStep
-from mmaccel.contracts import Layout, Prompt
+from mmaccel.contracts import CanvasProgress, Denoiser, Layout, OnCanvasStep, Pass, Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
@@ -26,29 +25,34 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
-class BlockDenoiser:
+class BlockDenoiser(Denoiser):
     """A model that passed `check_block_mask`, as a `Denoiser`.
 
     Args:
         model: takes 4-D masks and has a KV cache.
-        mask_token, block: see `mmaccel.canvas_contracts.Denoiser`.
+        mask_token, block: see `mmaccel.contracts.Denoiser`.
     """
 
-    supports_kv_cache = is_self_checked = True
+    supports_kv_cache = True
+    is_self_checked = True
 
     def __init__(self, model: CachedModel, mask_token: int, block: int) -> None:
         self._model, self.mask_token, self.block = model, mask_token, block
         self.vocab_size: int = model.config.vocab_size
         self.max_positions = getattr(model.config, "max_position_embeddings", None)
-        self.device = model.device
         self._rows = self._cache_size = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model takes its tokens."""
+        return self._model.device
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`."""
         self._rows, self._cache_size = rows, cache_size
         self._model.reserve(rows, cache_size)
 
-    def forward(self, entries: CanvasPass) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Raises:

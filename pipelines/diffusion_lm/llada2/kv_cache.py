@@ -35,10 +35,14 @@ class CachedModel:
     Attributes:
         config: of the model's decoder.
         dtype, device: of the model's first parameter.
+        model, activation_format: as in `mmaccel.contracts.Model`, for its arithmetic.
 
     Raises:
         UnsupportedModelError: a model whose configuration has no number of layers.
     """
+
+    model: Any = None
+    activation_format = ""
 
     def __init__(self, model: Any, call: Callable[..., Any], form: str = "additive") -> None:
         config = getattr(model, "config", None)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.canvas_contracts import CanvasInterrupt
+from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Pass, Prompt, TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
@@ -17,10 +17,9 @@ from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, mak
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
-from mmaccel.samplers.window.step_runner import StepRunner
 
 
-class LlamaGenWindow(StaticModelBuffers):
+class LlamaGenWindow(StaticModelBuffers, TokenModel):
     """Wraps a LlamaGen transformer that is in evaluation mode.
 
     Args:
@@ -47,7 +46,6 @@ class LlamaGenWindow(StaticModelBuffers):
         self.vocab_size = model.config.vocab_size
         self.max_positions = model.config.cls_token_num + model.config.block_size
         self._rotations = make_rotations(model.config).to(self.device)
-        self.runner: StepRunner | None = None
         self._conditions: Tensor | None = None
         self._seen: Tensor | None = None
         self._kv_layout: KVCacheLayout | None = None
@@ -111,9 +109,9 @@ class LlamaGenWindow(StaticModelBuffers):
             refuse_own_attention(self.model, self.attention_reason)
         self._cache = [WindowLayer(self._kv_layout) for _ in self.model.layers]
 
-    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+    def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
-        hidden = self._pass(tokens, start, has_masks=bool(self.attention_reason))
+        hidden = self._pass(entries, has_masks=bool(self.attention_reason))
         if self.keeps_states:
             self.last_states = hidden
         logits: Tensor = self.model.output(hidden)
@@ -123,13 +121,15 @@ class LlamaGenWindow(StaticModelBuffers):
         """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
         return self.model.output.weight
 
-    def prefill(self, tokens: Tensor, start: Tensor, lengths: Tensor | None = None) -> None:
+    def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
-        self._pass(tokens, start)
+        self._pass(entries)
 
     @torch.no_grad()
-    def _pass(self, tokens: Tensor, start: Tensor, has_masks: bool = True) -> Tensor:
+    def _pass(self, entries: Pass, has_masks: bool = True) -> Tensor:
         layout, conditions = self._kv_layout, self._conditions
+        tokens, start = entries.tokens, entries.start
+        assert start is not None
         if layout is None or conditions is None or tokens.shape[0] != layout.rows:
             raise ShapeError(
                 f"tokens: expected as many rows as reserved, received {list(tokens.shape)}; "

@@ -19,7 +19,7 @@ from mmaccel import (
     SamplingParams,
     SpeculativeJacobi,
 )
-from mmaccel.contracts import Policy
+from mmaccel.contracts import Pass, Policy
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation
 from tests.exactness.test_coarse_graphs import make_coarse
@@ -130,7 +130,7 @@ def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for fused in (False, True):
         window.fused = fused
         window.reserve(2, 4)
-        logits.append(window.forward(tokens, start))
+        logits.append(window.forward(Pass(tokens, start)))
         assert bool(launched) == fused
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
     assert launched.count("rope_write") == 2
