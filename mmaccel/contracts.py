@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import (
     Any,
@@ -25,6 +25,7 @@ from typing import (
     Literal,
     NamedTuple,
     Protocol,
+    Self,
     get_args,
     runtime_checkable,
 )
@@ -131,10 +132,20 @@ class Pass:
     queries: Tensor | None = None
     lengths: Tensor | None = None
 
-    def select(self, rows: Tensor) -> Pass:
+    def select(self, rows: Tensor) -> Self:
         """The same pass over these rows alone, `[n]` int64."""
-        values = vars(self).items()
-        return Pass(**{name: None if value is None else value[rows] for name, value in values})
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(self, **{name: value[rows] for name, value in given.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanvasPass(Pass):
+    """A pass over a canvas: every entry says where it is written and what it attends to."""
+
+    positions: Tensor
+    reads: Tensor
+    cache_indices: Tensor
+    queries: Tensor
 
 
 class Model(ABC):
@@ -145,16 +156,12 @@ class Model(ABC):
         vocab_size: V.
         max_positions: the most positions of a row; None where there is no limit.
         model: the module that computes; None where there is none.
-        activation_format: number format that its activations are quantised to; empty for others.
-        product_dtypes: of the products inside its passes, as far as they are known.
     """
 
     kind: ClassVar[Literal["window", "canvas"]]
     vocab_size: int
     max_positions: int | None = None
     model: Any = None
-    activation_format: str = ""
-    product_dtypes: Collection[torch.dtype] = ()
 
     @property
     @abstractmethod
@@ -169,9 +176,15 @@ class Model(ABC):
             OptionError: the model cannot take so many.
         """
 
-    @abstractmethod
-    def forward(self, entries: Pass) -> Tensor:
-        """Run one pass; logits `[R, Q, V]`, floating point, of the entries that are wanted."""
+    @property
+    def activation_format(self) -> str:
+        """Number format that its activations are quantised to; empty for others."""
+        return ""
+
+    @property
+    def product_dtypes(self) -> Collection[torch.dtype]:
+        """Of the products inside its passes, as far as they are known."""
+        return ()
 
     def use_fused(self, fused: Any, compile: Any) -> bool:
         """Set whether the next runs may take a fused decoder, and whether that is compiled; see
@@ -197,25 +210,41 @@ class TokenModel(Model):
             them eagerly.
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         takes_runner: whether its passes may be captured: its buffers outlive a run.
-        capture_obstacle: why the passes of the next run cannot be captured; empty where they can.
-        takes_trees: whether `forward` takes `Pass.parents`, and `commit` a path.
         route, route_reason: which forward the run takes, and why not another; for statistics.
         attention_reason: why the model's own attention runs; empty where our kernel does, None
             where there is nothing to choose.
-        shared_rounding: why the logits of a token depend on the others of its pass; empty where
-            they do not.
     """
 
     kind = "window"
     runner: Any = None
     recorder: Any = None
     takes_runner: bool = False
-    capture_obstacle: str = ""
-    takes_trees: bool = False
     route: str = ""
     route_reason: str = ""
     attention_reason: str | None = None
-    shared_rounding: str = ""
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether `forward` takes `Pass.parents`, and `commit` a path."""
+        return False
+
+    @property
+    def capture_obstacle(self) -> str:
+        """Why the passes of the next run cannot be captured; empty where they can."""
+        return ""
+
+    @property
+    def shared_rounding(self) -> str:
+        """Why the logits of a token depend on the others of its pass; empty where they do not."""
+        return ""
+
+    @abstractmethod
+    def forward(self, entries: Pass) -> Tensor:
+        """Run one pass.
+
+        Returns:
+            Logits `[R, Q, V]`, floating point, of the entries that are wanted.
+        """
 
     def prefill(self, entries: Pass) -> None:
         """Run one pass like `forward` whose logits are not needed, as over a prompt.
@@ -279,6 +308,10 @@ class Denoiser(Model):
     kv_cache_reason: str = ""
     any_rows: bool = False
     is_self_checked: bool = False
+
+    @abstractmethod
+    def forward(self, entries: CanvasPass) -> Tensor:
+        """Run one pass; logits `[R, Q, V]`, floating point."""
 
 
 @runtime_checkable

@@ -99,7 +99,7 @@ def measure_images(
     plain: dict[str, Tensor | None] = {}
     seeds = [seed + k for k in range(len(captions))]
     for label, policy in policies.items():
-        with count_entries(pipe.model.model) as computed:  # type: ignore[union-attr]
+        with count_entries(pipe.model.model) as computed:
             made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
         plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
         tokens = made.tokens.to(pipe.model.device)

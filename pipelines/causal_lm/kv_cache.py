@@ -221,6 +221,20 @@ class WindowLayer:
         self.values = _move(self.layout, self.values, keep, layout)
         self.layout = layout
 
+    def commit(self, path: Tensor) -> None:
+        """Move entries of the last pass to the front of what it wrote.
+
+        Args:
+            path: `[R, D]` int64, ascending entries of each row; shorter paths end in -1.
+        """
+        indices = self.layout.indices
+        assert self.keys is not None and self.values is not None and indices is not None
+        path, start = path.to(self.keys.device), indices[:, 0].to(self.keys.device)
+        keep = torch.where(path >= 0, start[:, None] + path, -1)
+        for store in (self.keys, self.values):
+            by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])[: len(path)]
+            dispatch.run(compact, by_row, keep, start)
+
     def clear(self) -> None:
         """Zero all keys and values, in the same memory."""
         for store in (self.keys, self.values):

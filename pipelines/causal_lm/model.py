@@ -7,7 +7,7 @@ cache of `mmaccel.pipelines.causal_lm.kv_cache`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,10 +34,11 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
-from mmaccel.pipelines.causal_lm.self_check import check_fused, find_reason
+from mmaccel.pipelines.causal_lm.self_check import check_fused, find_layer_obstacle, find_reason
 from mmaccel.pipelines.layers.attention import (
     Choices,
     WindowPass,
+    find_ancestors,
     find_configs,
     window_attention_in,
 )
@@ -156,9 +157,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return find_device(self.model)
 
     @property
-    def product_dtypes(self) -> set[torch.dtype]:
+    def product_dtypes(self) -> Collection[torch.dtype]:
         """See `KVCacheLayout.product_dtypes`; empty before the first pass."""
-        return set() if self._kv_layout is None else self._kv_layout.product_dtypes
+        return () if self._kv_layout is None else self._kv_layout.product_dtypes
 
     @property
     def activation_format(self) -> str:
@@ -294,20 +295,25 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         tokens, start = entries.tokens, entries.start
         assert start is not None
         if self._prompt_logits is None:
-            return self._forward(tokens, start)
+            return self._forward(entries)
         known, self._prompt_logits = self._prompt_logits[:, None], None
         if tokens.shape[1] == 1:
             if self.keeps_states:  # unknown
                 self.last_states = known.new_zeros(*tokens.shape, self.output_matrix().shape[1])
             return known
         # the prompt's last token is in the cache
-        logits = torch.cat([known, self._forward(tokens[:, 1:], start + 1, skipped=1)], 1)
+        parents = None if entries.parents is None else entries.parents[:, 1:] - 1
+        rest = Pass(tokens[:, 1:], start + 1, parents=parents)
+        logits = torch.cat([known, self._forward(rest, skipped=1)], 1)
         if self.last_states is not None:
             self.last_states = pad(self.last_states, (0, 0, 1, 0))  # unknown for the first entry
         return logits
 
-    def _forward(self, tokens: Tensor, start: Tensor, skipped: int = 0) -> Tensor:
-        output = self._pass(tokens, start, self._open_pass(start), **self.pass_options)
+    def _forward(self, entries: Pass, skipped: int = 0) -> Tensor:
+        assert entries.start is not None
+        tree = None if entries.parents is None else find_ancestors(entries.parents)
+        this = self._open_pass(entries.start, tree=tree)
+        output = self._pass(entries.tokens, entries.start, this, **self.pass_options)
         for option in self.pass_options:
             assert self.recorder is not None
             name = option.removeprefix("output_")
@@ -315,11 +321,25 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         logits: Tensor = output.logits  # [R, W, V]
         return logits if logits.shape[-1] < self._n_ids else logits[..., : self.vocab_size]
 
-    def _open_pass(self, start: Tensor, observer: Observer | None = None) -> WindowPass | None:
+    @property
+    def takes_trees(self) -> bool:
+        """See `mmaccel.contracts.TokenModel`. Cost: as `find_layer_obstacle`."""
+        slides = any(window is not None for window in self.windows)
+        return not slides and self._sparse is None and not find_layer_obstacle(self)
+
+    def commit(self, path: Tensor) -> None:
+        """See `mmaccel.contracts.TokenModel.commit`. Cost: a copy of the path's keys and values."""
+        for layer in self._cache.layers:
+            layer.commit(path)
+
+    def _open_pass(
+        self, start: Tensor, observer: Observer | None = None, tree: Tensor | None = None
+    ) -> WindowPass | None:
         """What the layers need to know of a pass; None where they attend by themselves, under
         masks.
         """
         has_methods = self._is_cut or self._sparse is not None or observer is not None
+        has_methods = has_methods or tree is not None
         if self._layer_steps is not None:
             return None
         if self.attention_reason and not has_methods:
@@ -334,6 +354,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             choices=self.choices,
             sparse=self._sparse,
             observer=observer,
+            tree=tree,
         )
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
@@ -445,6 +466,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             )
         else:  # a mask of one zero: given none, some models synchronise to check for padding
             masks = start.new_zeros(layout.rows, 1, 1, 1, dtype=dtype)
+        if this is not None and this.tree is not None:  # entries of one depth share a position
+            positions = start[:, None] + this.tree.sum(-1) - 1
         with self._watched_head(), _without_cudnn(tokens.device), ExitStack() as stack:
             if this is not None:
                 stack.enter_context(self._attending(this))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasProgress, Denoiser, Layout, OnCanvasStep, Pass, Prompt
+from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
@@ -171,7 +171,7 @@ class GridDenoiser(Denoiser):
     def reserve(self, rows: int, cache_size: int) -> None:
         """See `Denoiser.reserve`; there is no cache."""
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`."""
         rows = entries.tokens.shape[0]
         tokens = entries.tokens[:, 1:].unflatten(1, self._grid)  # [R, h, w]

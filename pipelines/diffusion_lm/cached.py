@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Pass
+from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -53,7 +53,7 @@ class Predecessors:
         self._positions = torch.full((rows, size), -1, device=device)  # written at a cache index
         self._tokens = torch.zeros_like(self._positions)
 
-    def extend(self, entries: Pass) -> Pass:
+    def extend(self, entries: CanvasPass) -> CanvasPass:
         """The pass with its queries moved to the entries before them, computed where they are not.
 
         Cost: one host synchronisation, for the number of entries that are missing.
@@ -82,7 +82,7 @@ class Predecessors:
         if self._block is not None:
             reads = reads & (at[:, None] // self._block <= position[..., None] // self._block)
         own = entries.reads.expand(-1, count, -1)
-        return Pass(
+        return CanvasPass(
             tokens=torch.cat([entries.tokens, tokens.gather(1, cache_index.gather(1, chosen))], 1),
             positions=torch.cat([entries.positions, position], 1),
             cache_indices=torch.cat(
@@ -92,7 +92,7 @@ class Predecessors:
             queries=torch.where(missing, count + missing.cumsum(1) - 1, queries),
         )
 
-    def _reads(self, entries: Pass) -> Tensor:
+    def _reads(self, entries: CanvasPass) -> Tensor:
         """Cache indices that every query reads, `[R, Q, P]` bool."""
         wide = entries.queries[..., None].expand(-1, -1, entries.reads.shape[-1])
         if entries.reads.shape[1] == 1:
@@ -163,7 +163,7 @@ class CachedDenoiser(Denoiser):
         return vars(self) | {"_layout": None, "_cache": None, "_predecessors": None}
 
     @abstractmethod
-    def mask(self, reads: Tensor, entries: Pass) -> Tensor:
+    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """The mask of a pass in the form that the model takes.
 
         Args:
@@ -212,7 +212,7 @@ class CachedDenoiser(Denoiser):
         if self.shift:
             self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Cost: one pass. Entries that are computed along for `shift` are not counted as positions of
@@ -251,13 +251,15 @@ class CachedDenoiser(Denoiser):
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = _block_causal(index, self.block or tokens.shape[1])
         logits = self._call(
-            Pass(tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index),
+            CanvasPass(
+                tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index
+            ),
             reads,
             None,
         )
         return logits.roll(self.shift, 1)[..., : self.vocab_size]
 
-    def _call(self, entries: Pass, reads: Tensor, cache: Any) -> Tensor:
+    def _call(self, entries: CanvasPass, reads: Tensor, cache: Any) -> Tensor:
         return queried_logits(
             self.model,
             entries.queries,
@@ -269,7 +271,7 @@ class CachedDenoiser(Denoiser):
             **(self.plain_options if cache is None else self.options),
         )
 
-    def _check(self, entries: Pass) -> None:
+    def _check(self, entries: CanvasPass) -> None:
         layout = self._layout
         (rows, width), cache_size = entries.tokens.shape, entries.reads.shape[-1]
         is_whole = self.supports_kv_cache or width == cache_size

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
 from mmaccel.pipelines.causal_lm.kv_cache import mask_reads
@@ -63,6 +63,6 @@ class MaskedLM(CachedDenoiser):
         )  # fmt: skip
         check_denoiser(self)
 
-    def mask(self, reads: Tensor, entries: Pass) -> Tensor:
+    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """See `CachedDenoiser.mask`; numbers to add to attention scores."""
         return mask_reads(reads, entries.tokens.shape[1], self.dtype)

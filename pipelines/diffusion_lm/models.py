@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
@@ -110,7 +110,7 @@ class SDARDenoiser(CachedDenoiser):
             self.supports_kv_cache, self.kv_cache_reason = False, str(error)
             check_denoiser(self)
 
-    def mask(self, reads: Tensor, entries: Pass) -> Tensor:
+    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
         """See `CachedDenoiser.mask`; booleans. An entry that reads nothing reads itself, lest it be
         NaN.
         """

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, Prompt
+from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
@@ -149,7 +149,7 @@ class DenoiserCheck:
         return (tokens + 1) % min(self.model.vocab_size, self.model.n_ids)
 
 
-def scrambled_passes(ids: Tensor, block: int | None) -> tuple[Pass, Pass, Pass]:
+def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, CanvasPass, CanvasPass]:
     """Three passes over the same row, each to give the logits of a plain pass.
 
     Args:
@@ -169,7 +169,7 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[Pass, Pass, Pass]:
     later = draw(n - 1).add(1).to(ids.device)
     order = torch.cat([later, later.new_zeros(1)])  # all but position 0 are queried
 
-    def build(positions: Tensor, hidden: int) -> Pass:
+    def build(positions: Tensor, hidden: int) -> CanvasPass:
         size = (rows, len(positions), n + _SPARE + 1)
         reads = torch.zeros(size, dtype=torch.bool, device=ids.device)
         visible = group <= group[positions][:, None]  # [C, N]
@@ -178,7 +178,7 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[Pass, Pass, Pass]:
         reads.scatter_(2, index, visible.expand(rows, -1, -1))
         queries = (positions > 0).nonzero()[:, 0].expand(rows, -1)
         at = positions.expand(rows, -1)
-        return Pass(
+        return CanvasPass(
             tokens=ids.gather(1, at),
             positions=at,
             cache_indices=cache_index.gather(1, at),

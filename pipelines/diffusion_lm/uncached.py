@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Pass
+from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
 from mmaccel.pipelines.diffusion_lm.registry import (
@@ -109,7 +109,7 @@ class UncachedDenoiser(Denoiser):
         self._reserved = (rows, cache_size)
 
     @torch.no_grad()
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Raises:

@@ -17,7 +17,7 @@ share a configuration) gets transformers' own sdpa attention under sdpa's own ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -37,6 +37,7 @@ from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 
 NAME = "mmaccel_window"
+_window_attention: Callable[..., Tensor] = window_attention
 _FIELD = "_attn_implementation_internal"  # transformers' property of this field sets children too
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
@@ -54,6 +55,7 @@ class WindowPass:
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
         observer: keeps the queries that an eviction will look at; None outside prompts.
+        tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
     """
 
     start: Tensor
@@ -63,6 +65,7 @@ class WindowPass:
     choices: Choices | None = None
     sparse: SparseBlocks | None = None
     observer: Observer | None = None
+    tree: Tensor | None = None
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(
@@ -86,6 +89,8 @@ class WindowPass:
         if start.device != query.device:
             start = start.to(query.device)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
+        if self.tree is not None:
+            options["tree"] = self.tree.to(query.device)
         if self.observer is not None:
             self.observer.keep(layer, query, scale)
         elif self.sparse is not None:
@@ -94,7 +99,7 @@ class WindowPass:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
         if self.by_kernel:
-            return dispatch.run(window_attention, query, key, value, start, **options)
+            return dispatch.run(_window_attention, query, key, value, start, **options)
         if options.get("blocks") is not None:
             return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(layout, window, query)
@@ -106,8 +111,42 @@ class WindowPass:
         if name not in self._masks:
             assert layout.indices is not None
             mask = make_mask(layout.indices, layout.visible_length, window, query.dtype)
+            if self.tree is not None:
+                mask = _hide_branches(mask, layout.indices, self.tree)
             self._masks[name] = mask.to(query.device)
         return self._masks[name]
+
+
+def find_ancestors(parents: Tensor) -> Tensor:
+    """Which entries each entry of a tree follows, itself among them: `[R, W, W]` bool.
+
+    Args:
+        parents: `[R, W]` int64, smaller than an entry's own number; -1 for a root.
+    """
+    width = parents.shape[1]
+    entry = torch.arange(width, device=parents.device)
+    found = (parents[..., None] == entry) | (entry[:, None] == entry)
+    reach = 1
+    while reach < width:  # the ancestors of ancestors
+        found = (found.float() @ found.float()) > 0
+        reach *= 2
+    return found
+
+
+def _hide_branches(mask: Tensor, indices: Tensor, tree: Tensor) -> Tensor:
+    """A mask `[R, 1, W, S]` in which entries of a pass see only those that they follow.
+
+    Args:
+        mask: `[R, 1, W, S]`, of entries that see all before them.
+        indices: `[R, W]` int64, cache indices of the entries, one after the other.
+        tree: `[R, W, W]` bool.
+    """
+    width, length = tree.shape[1], mask.shape[-1]
+    entry = torch.arange(length, device=mask.device) - indices[:, :1]  # [R, S]
+    is_inside = (entry >= 0) & (entry < width)
+    index = entry.clamp(0, width - 1)[:, None].expand(-1, width, -1)
+    is_hidden = is_inside[:, None] & ~tree.to(mask.device).gather(2, index)
+    return mask.masked_fill(is_hidden[:, None], float("-inf"))
 
 
 def _attend_under(

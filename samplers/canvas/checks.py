@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, show
-from mmaccel.contracts import Denoiser, Pass, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
@@ -210,7 +210,7 @@ def _first_block(model: Denoiser, head: Tensor, tail: Tensor) -> Tensor:
     reads[:, :-1] = index // block <= index[:, None] // block
     all_rows = index.expand(rows, -1)
     model.reserve(rows, n + 1)
-    entries = Pass(
+    entries = CanvasPass(
         tokens=tokens,
         positions=all_rows,
         cache_indices=all_rows,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, Prompt
+from mmaccel.contracts import CanvasPass, Prompt
 
 
 class ColumnSets(NamedTuple):
@@ -69,7 +69,7 @@ class Columns:
         """`[B]` of the canvas to `[R]` of the pass."""
         return per_row.repeat(self.branches)
 
-    def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> Pass:
+    def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
         """All columns of K canvases, as G * K * B rows.
 
         Args:
@@ -82,7 +82,7 @@ class Columns:
         reads = visible[:, None]  # [R, 1, N]
         if self._blocks is not None:
             reads = reads & (self._blocks[:, None] <= self._blocks[..., None])  # [R, N, N]
-        return Pass(
+        return CanvasPass(
             tokens=tokens,
             positions=self._repeat(self.positions, copies),
             cache_indices=self.index.expand_as(tokens),
@@ -97,7 +97,7 @@ class Columns:
         split = per_row.unflatten(0, (self.branches, 1, -1))
         return split.expand(-1, copies, *split.shape[2:]).flatten(0, 2)
 
-    def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> Pass:
+    def as_entries(self, canvases: Tensor, sets: ColumnSets, slots: Tensor) -> CanvasPass:
         """Some columns of K canvases, in R rows.
 
         Args:
@@ -127,7 +127,7 @@ class Columns:
         order = (sets.computed.cumsum(1) - 1).clamp(min=0)  # [R, N], entry of a column
         entry = order.gather(1, (slots + self.first).repeat(self.branches, 1))  # [R, Q]
         queries = entry[:, None] + step * count  # [R, K, Q]
-        return Pass(
+        return CanvasPass(
             tokens=tokens.flatten(1),
             positions=self.positions.gather(1, columns).repeat(1, copies),
             cache_indices=cache_indices.flatten(1),

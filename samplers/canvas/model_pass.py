@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Pass, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.samplers.arithmetic import ProductFormats, find_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
@@ -166,7 +166,7 @@ class ModelPass:
         random = (drawn.coins * self.model.vocab_size).long().clamp(max=self.model.vocab_size - 1)
         return torch.where(canvas.is_committed, canvas.tokens, random)
 
-    def plan(self, canvas: Canvas, tokens: Tensor, slots: Tensor) -> tuple[Pass, Tensor]:
+    def plan(self, canvas: Canvas, tokens: Tensor, slots: Tensor) -> tuple[CanvasPass, Tensor]:
         """The pass over `tokens` `[K, B, L]` that computes `slots` `[B, Q]`, and the number of
         entries in it, `[]` int64. The cache counts as written from here on.
         """
@@ -228,7 +228,7 @@ class ModelPass:
         return self._noise[copies]
 
 
-def forward_live(model: Denoiser, entries: Pass, live: Tensor | None, batch: int) -> Tensor:
+def forward_live(model: Denoiser, entries: CanvasPass, live: Tensor | None, batch: int) -> Tensor:
     """Run a pass over some rows of a model without a KV cache.
 
     Args:

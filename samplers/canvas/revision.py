@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.canvas.model_pass import ModelPass
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -266,7 +266,9 @@ class ShadowRun(RevisedRun):
         return self.model_pass.left_out
 
 
-def with_shadows(entries: Pass, columns: Columns, checked: Tensor, mask_token: int) -> Pass:
+def with_shadows(
+    entries: CanvasPass, columns: Columns, checked: Tensor, mask_token: int
+) -> CanvasPass:
     """A pass with a shadow for every query.
 
     Args:
@@ -288,7 +290,7 @@ def with_shadows(entries: Pass, columns: Columns, checked: Tensor, mask_token: i
     theirs = reads.gather(1, queries[..., None].expand(-1, -1, columns.cache_size))  # [R, Q, P]
     theirs = theirs.scatter(2, own, False).scatter(2, shadows[..., None], True)
     theirs[..., -1] = False
-    return Pass(
+    return CanvasPass(
         tokens=torch.cat([entries.tokens, torch.full_like(queries, mask_token)], 1),
         positions=torch.cat([entries.positions, entries.positions.gather(1, queries)], 1),
         cache_indices=torch.cat([entries.cache_indices, shadows], 1),

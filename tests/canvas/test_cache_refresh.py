@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.evaluation.exactness.reference_models import families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -33,7 +33,7 @@ class Counted(KVReference):
         self.widths: list[int] = []
         self.n_read: list[int] = []
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         self.widths.append(entries.tokens.shape[1])
         self.n_read.append(int(entries.reads[0, 0].sum()))
         return super().forward(entries)

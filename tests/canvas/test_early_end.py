@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.pipelines.text_to_image.outputs import add_stats
@@ -37,7 +37,7 @@ END = 2
 class Recording(ReferenceDenoiser):
     """Records how many columns each pass attended to."""
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         self.__dict__.setdefault("n_read", []).append(int(entries.reads[0, 0].sum()))
         return super().forward(entries)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import Denoiser, Pass, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.results import Generation, exactness_in
 from mmaccel.samplers.canvas.checks import check_leaks
@@ -66,7 +66,7 @@ class Blocks(Denoiser):
     def reserve(self, rows: int, cache_size: int) -> None:
         self.cache = torch.zeros(rows, cache_size, dtype=torch.float64)
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         self.seen_tokens.append(entries.tokens)
         self.had_gradients |= torch.is_grad_enabled()
         cache = self.cache[: len(entries.tokens)]
@@ -115,7 +115,7 @@ def test_a_model_that_sees_later_blocks_is_refused_with_a_block_cache(leaks: str
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_correct_model_is_served(dtype: torch.dtype) -> None:
     class Rounded(Blocks):
-        def forward(self, entries: Pass) -> Tensor:
+        def forward(self, entries: CanvasPass) -> Tensor:
             return super().forward(entries).to(dtype)
 
     plain = decode(mmaccel.Stepwise(), Rounded())
@@ -171,7 +171,7 @@ def test_later_tokens_are_masks_and_come_from_the_whole_vocabulary() -> None:
 
 def test_a_model_that_returns_committed_tokens_can_still_leak() -> None:
     class ReturnsTokens(Blocks):
-        def forward(self, entries: Pass) -> Tensor:
+        def forward(self, entries: CanvasPass) -> Tensor:
             logits = super().forward(entries)
             tokens = entries.tokens.gather(1, entries.queries)[..., None]
             same = torch.arange(11) == tokens
@@ -190,7 +190,7 @@ def test_the_self_check_uses_the_models_device() -> None:
             with torch.device("cpu"):
                 super().reserve(rows, cache_size)
 
-        def forward(self, entries: Pass) -> Tensor:
+        def forward(self, entries: CanvasPass) -> Tensor:
             with torch.device("cpu"):
                 return super().forward(entries)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -144,7 +144,7 @@ def test_slots_beyond_the_far_field_are_not_attended_to(kind: str) -> None:
     class Filled(type(masked())):  # type: ignore[misc]
         fill = MASK
 
-        def forward(self, entries: Pass) -> torch.Tensor:
+        def forward(self, entries: CanvasPass) -> torch.Tensor:
             is_read = entries.reads.any(1).gather(1, entries.cache_indices)
             self.hidden = getattr(self, "hidden", 0) + int((~is_read).sum())
             tokens = torch.where(is_read, entries.tokens, self.fill)
@@ -173,12 +173,12 @@ def test_a_pass_has_fewer_rows_than_reserved_and_rows_keep_their_own() -> None:
     line = torch.arange(5).expand(3, -1)
     reads = torch.ones(3, 1, 9, dtype=torch.bool)
     reads[..., 5:] = False
-    whole = Pass(tokens=ids, positions=line, cache_indices=line, reads=reads, queries=line)
+    whole = CanvasPass(tokens=ids, positions=line, cache_indices=line, reads=reads, queries=line)
     model.reserve(3, 9)
     full = model.forward(whole)
     assert full.shape == (3, 5, 7)
     one = whole.select(torch.tensor([0]))
-    last = Pass(
+    last = CanvasPass(
         tokens=ids[:2, 4:],
         positions=line[:2, 4:],
         cache_indices=line[:2, 4:],
@@ -189,16 +189,22 @@ def test_a_pass_has_fewer_rows_than_reserved_and_rows_keep_their_own() -> None:
     assert torch.allclose(model.forward(last), full[:2, 4:], rtol=0, atol=1e-9)
     with pytest.raises(ShapeError, match="at most rows x indices as reserved .3 x 9."):
         model.forward(
-            Pass(tokens=ids, positions=line, cache_indices=line, reads=reads[..., :8], queries=line)
+            CanvasPass(
+                tokens=ids, positions=line, cache_indices=line, reads=reads[..., :8], queries=line
+            )
         )
-    far = Pass(tokens=ids, positions=line + 100, cache_indices=line, reads=reads, queries=line)
+    far = CanvasPass(
+        tokens=ids, positions=line + 100, cache_indices=line, reads=reads, queries=line
+    )
     model.reserve(3, 9)
     assert model.forward(far).isfinite().all()  # rotary positions have no end; reserve 97: refused
     model.reserve(3, 97)
     wide = torch.nn.functional.pad(reads, (0, 88))
     with pytest.raises(OptionError, match="expected at most 96"):
         model.forward(
-            Pass(tokens=ids, positions=line + 100, cache_indices=line, reads=wide, queries=line)
+            CanvasPass(
+                tokens=ids, positions=line + 100, cache_indices=line, reads=wide, queries=line
+            )
         )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import EntropyBounded, LosslessUnmask, RevisedParallel, Stepwise
-from mmaccel.contracts import CanvasInterrupt, CanvasProgress, Pass, Prompt
+from mmaccel.contracts import CanvasInterrupt, CanvasPass, CanvasProgress, Prompt
 from mmaccel.errors import NumericsError, OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
@@ -37,7 +37,7 @@ class Late(ReferenceDenoiser):
 
     value = float("nan")
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
         return logits * 0 + self.value if self.passes >= 2 else logits
 
@@ -51,7 +51,7 @@ class Impossible(Late):
 class LateShadow(KVReference):
     """Invalid logits of shadows from its second pass on."""
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries).clone()
         if self.passes >= 2:
             logits[:, logits.shape[1] // 2 :] = float("nan")
@@ -60,7 +60,7 @@ class LateShadow(KVReference):
 
 def test_an_interrupt_carries_what_was_committed() -> None:
     class Interrupted(ReferenceDenoiser):
-        def forward(self, entries: Pass) -> Tensor:
+        def forward(self, entries: CanvasPass) -> Tensor:
             if self.passes == 2:
                 raise KeyboardInterrupt
             return super().forward(entries)
@@ -128,7 +128,7 @@ def test_invalid_logits_of_shadows_that_check_nothing_are_ignored() -> None:
 
 def test_a_temperature_that_leaves_infinities_ends_the_run() -> None:
     class Raised(ReferenceDenoiser):
-        def forward(self, entries: Pass) -> Tensor:
+        def forward(self, entries: CanvasPass) -> Tensor:
             return super().forward(entries) + 1e9
 
     with pytest.raises(NumericsError, match="expected finite logits .*loosen the layout"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
@@ -76,7 +76,7 @@ def test_good_models_pass_the_leak_check_of_a_run(mask: int | None, dtype: torch
             check_leaks(model, rows)
         forward = model.forward
 
-        def attend_to_all(entries: Pass, forward: Any = forward) -> torch.Tensor:
+        def attend_to_all(entries: CanvasPass, forward: Any = forward) -> torch.Tensor:
             reads = torch.ones_like(entries.reads)
             reads[..., -1] = False  # padding
             made: torch.Tensor = forward(replace(entries, reads=reads))

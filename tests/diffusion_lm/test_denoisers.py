@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Pass, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.pipelines.diffusion_lm.models import (
@@ -60,15 +60,15 @@ class Recorded(WrappedDenoiser):
 
     def __init__(self, inner: Any) -> None:
         super().__init__(inner)
-        self.passes: list[tuple[Pass, Tensor]] = []
+        self.passes: list[tuple[CanvasPass, Tensor]] = []
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
         self.passes.append((entries, logits))
         return logits
 
 
-def alone(model: Any, entries: Pass, row: int) -> Tensor:
+def alone(model: Any, entries: CanvasPass, row: int) -> Tensor:
     """Logits `[Q, V]` of one row without padding, by the model's body and a mask written here."""
     seen = entries.reads[row].any(0)
     ids = entries.tokens[row][seen][None]
@@ -163,7 +163,7 @@ def test_a_range_of_the_vocabulary(family: str) -> None:
     assert torch.equal(image_ids(model.inner, made.tokens), made.tokens[:, [0, 1, 3, 4]])
     assert made.stats.passes == 4
     entries, logits = model.passes[-1]
-    ids = model.to_model(entries.tokens)
+    ids = model.inner.to_model(entries.tokens)
     assert torch.equal(ids[2:, -6:], ids[:2, -6:])  # both branches have one canvas
     assert int((ids == MASK).sum()) == 4 and set(ids[0, :3].tolist()) == {5, 26, 7}
     plain = replace(entries, tokens=ids)
@@ -192,4 +192,6 @@ def test_bad_options_and_passes_are_refused() -> None:
     ids = torch.ones(2, 4, dtype=torch.int64)
     reads = torch.ones(2, 1, 4, dtype=torch.bool)
     with pytest.raises(ShapeError, match="call reserve first"):
-        model.forward(Pass(tokens=ids, positions=ids, cache_indices=ids, reads=reads, queries=ids))
+        model.forward(
+            CanvasPass(tokens=ids, positions=ids, cache_indices=ids, reads=reads, queries=ids)
+        )

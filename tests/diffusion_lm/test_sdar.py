@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import CanvasPass
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.diffusion_lm.models import SDARDenoiser
 from mmaccel.samplers.canvas.cache_plan import CachePlan
@@ -33,7 +33,7 @@ class Recorded(SDARDenoiser):
         self.logits.clear()  # of its self-check
         self.model.calls = self.model.tokens_processed = self.model.head_rows = 0
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
         at = entries.positions.gather(1, entries.queries)
         group, steps = at // (self.block or 1), torch.arange(at.shape[1])
@@ -148,7 +148,7 @@ def test_a_model_without_a_cache_computes_everything_and_says_why() -> None:
         ids, reads = torch.ones(1, 3, dtype=torch.int64), torch.ones(1, 1, 6, dtype=torch.bool)
         with pytest.raises(ShapeError, match="received 1 x 6, 3 computed"):
             model.forward(
-                Pass(tokens=ids, positions=ids, cache_indices=ids, reads=reads, queries=ids)
+                CanvasPass(tokens=ids, positions=ids, cache_indices=ids, reads=reads, queries=ids)
             )
         made = run(Stepwise(), model, LENGTH)
         assert torch.equal(made.tokens, run(Stepwise(), cached, LENGTH).tokens)
@@ -169,10 +169,10 @@ def test_an_entry_that_reads_nothing_writes_no_nan() -> None:
     reads[..., 3:] = False
     reads[:, 2] = False
     logits = model.forward(
-        Pass(tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index)
+        CanvasPass(tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index)
     )
     reads[:, 2] = reads[:, 1]
     again = model.forward(
-        Pass(tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index)
+        CanvasPass(tokens=ids, positions=index, cache_indices=index, reads=reads, queries=index)
     )
     assert again.isfinite().all() and not logits[:, :2].isnan().any()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, Prompt
+from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -39,7 +39,7 @@ FILTERS: list[dict[str, Any]] = [
 class Pairs(ReferenceDenoiser):
     """Uniform where a canvas is impossible; what follows there has probability 0 in any case."""
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
         return torch.where((logits == float("-inf")).all(-1, keepdim=True), 0.0, logits)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, Prompt
+from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.evaluation.exactness.canvas_enumeration import enumerate_paths
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas import predictions
@@ -70,7 +70,7 @@ class Watching(ReferenceDenoiser):
 
     is_left_alone = True
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         prompt, given = entries.tokens[:, 0], entries.tokens[:, 2]
         self.is_left_alone &= bool((prompt == 1).all() and (given == 2).all())
         return super().forward(entries)

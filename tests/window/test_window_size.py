@@ -227,6 +227,10 @@ def test_a_run_starts_with_what_others_learnt() -> None:
     class Model:
         model = None
 
+    class Unreferenced:
+        __slots__ = ()
+        model = None
+
     class Wrapper:
         def __init__(self, model: object) -> None:
             self.model = model
@@ -243,7 +247,7 @@ def test_a_run_starts_with_what_others_learnt() -> None:
     for calibration in (
         find_calibration(Wrapper(model), 2),
         find_calibration(Model(), 1),
-        find_calibration(7, 1),
+        find_calibration(Unreferenced(), 1),
         None,
     ):
         assert make_chooser("adaptive", "bitwise", calibration=calibration).choose(100) == 1

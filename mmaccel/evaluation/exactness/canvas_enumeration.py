@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Pass, Prompt
+from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.evaluation.exactness.g_test import total_variation
 from mmaccel.evaluation.exactness.reference_models import (
     ReferenceDenoiser,
@@ -87,7 +87,7 @@ def enumerate_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) ->
 
 
 def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> PolicyPaths:
-    """Pass by pass: every path so far, with every combination of draws at the next pass."""
+    """CanvasPass by pass: every path so far, with every combination of draws at the next pass."""
     outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
     draws = outcomes.new_zeros(1, length, length)  # one path, nothing drawn yet
     weight = torch.ones(1, dtype=torch.float64)
@@ -188,7 +188,7 @@ class _RecordedModel(WrappedDenoiser):
         super().__init__(model)
         self._logits = torch.zeros(0)
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
         is_none = (logits == float("-inf")) | logits.isnan()
         self._logits = torch.where(is_none.all(-1, keepdim=True), 0.0, logits)

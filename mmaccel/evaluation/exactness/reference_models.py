@@ -9,6 +9,7 @@ sequence is a product of softmaxes; counts of sampled sequences are compared wit
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Denoiser, Pass, Prompt, TokenModel
+from mmaccel.contracts import CanvasPass, Denoiser, Pass, Prompt, TokenModel
 from mmaccel.evaluation.exactness.g_test import GTest, count_sequences, g_test
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig, CoarseModel, save_coarse
@@ -31,8 +32,8 @@ _PROMPT = (1, 2)
 
 
 _FACTS = (
-    "vocab_size max_positions model activation_format product_dtypes mask_token block "
-    "supports_kv_cache kv_cache_reason any_rows is_self_checked"
+    "vocab_size max_positions model mask_token block supports_kv_cache kv_cache_reason any_rows "
+    "is_self_checked"
 ).split()
 
 
@@ -52,11 +53,21 @@ class WrappedDenoiser(Denoiser):
         """The inner one's."""
         return self.inner.device
 
+    @property
+    def activation_format(self) -> str:
+        """The inner one's."""
+        return self.inner.activation_format
+
+    @property
+    def product_dtypes(self) -> Collection[torch.dtype]:
+        """The inner one's."""
+        return self.inner.product_dtypes
+
     def reserve(self, rows: int, positions: int) -> None:
         """See `mmaccel.contracts.Model.reserve`."""
         self.inner.reserve(rows, positions)
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """See `mmaccel.contracts.Model.forward`."""
         return self.inner.forward(entries)
 
@@ -86,7 +97,7 @@ class ReferenceDenoiser(Denoiser):
         """See `mmaccel.contracts.Denoiser.reserve`."""
         self.rows = rows
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """Logarithms of the joint's conditionals, float64; of what cannot be: -inf everywhere."""
         self.passes += 1
         canvas = entries.tokens[:, -self.length :]  # [R, L]

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasProgress, Denoiser, Layout, Pass
+from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import read_logits
 from mmaccel.samplers.noise import Noise
@@ -84,7 +84,7 @@ class GemmaDecoder(Denoiser):
                 f"{self._ids.shape[0]} rows; a pass of this model depends on the one before it"
             )
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`. Its logits have been through the logits processors."""
         canvas = entries.tokens[:, -self._length :].contiguous()
         torch.compiler.cudagraph_mark_step_begin()

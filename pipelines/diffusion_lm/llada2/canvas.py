@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasProgress, Denoiser, Layout, OnCanvasStep, Pass, Prompt
+from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
@@ -52,7 +52,7 @@ class BlockDenoiser(Denoiser):
         self._rows, self._cache_size = rows, cache_size
         self._model.reserve(rows, cache_size)
 
-    def forward(self, entries: Pass) -> Tensor:
+    def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`.
 
         Raises:

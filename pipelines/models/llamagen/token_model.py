@@ -35,6 +35,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         OptionError: another attention.
     """
 
+    max_positions: int
     row_inputs, constants = ("_conditions", "_seen"), ("_rotations",)
 
     def __init__(

@@ -1,0 +1,119 @@
+"""Passes over trees: every branch alone, and what is left after a path was accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Pass
+from mmaccel.kernels import compact as compact_module
+from mmaccel.pipelines.causal_lm import kv_cache
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers import attention
+from mmaccel.pipelines.layers.attention import find_ancestors
+from tests.fixtures.tiny_lms import build_lm
+from tests.layers.test_eviction import ROUTES, draw_rows
+
+# entry 0 follows the cache; two rows with trees of their own
+PARENTS = torch.tensor([[-1, 0, 1, 0, 3, 1, 4, 6], [-1, 0, 0, 1, 2, 2, 4, 3]])
+PATHS = torch.tensor([[0, 3, 4, 6], [0, 2, 5, -1]])
+
+
+def draw_tokens() -> Tensor:
+    return torch.tensor(draw_rows(8, 8))
+
+
+def open_window(name: str, fused: bool, rows: list[list[int]]) -> CausalLMWindow:
+    """A window whose cache holds all but the last token of each row."""
+    window = CausalLMWindow(build_lm(name), fused=fused)
+    longest = max(map(len, rows))
+    window.reserve(len(rows), longest + 20)
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+    window.prefill(Pass(ids[:, :-1], torch.zeros(len(rows), dtype=torch.int64)))
+    return window
+
+
+def find_path(row: int, entry: int) -> list[int]:
+    """Entries from the root to an entry."""
+    path = [entry]
+    while int(PARENTS[row, path[0]]) >= 0:
+        path.insert(0, int(PARENTS[row, path[0]]))
+    return path
+
+
+def check_tree(name: str, fused: bool) -> None:
+    prompts, tokens = draw_rows(11, 7), draw_tokens()
+    window = open_window(name, fused, prompts)
+    assert window.takes_trees
+    start = torch.tensor([10, 6])
+    logits = window.forward(Pass(tokens, start, parents=PARENTS))
+    model: Any = build_lm(name)
+    for row, prompt in enumerate(prompts):
+        for entry in range(8):
+            path = find_path(row, entry)
+            ids = torch.tensor([prompt[:-1] + tokens[row, path].tolist()])
+            alone = model(ids).logits[0, -1]
+            torch.testing.assert_close(logits[row, entry], alone, rtol=0, atol=2e-5)
+    window.commit(PATHS)
+    after = torch.tensor([[5, 9, 6], [7, 4, 8]])
+    ends = start + (PATHS >= 0).sum(1)
+    logits = window.forward(Pass(after, ends))
+    for row, prompt in enumerate(prompts):
+        path = PATHS[row][PATHS[row] >= 0]
+        ids = torch.tensor([prompt[:-1] + tokens[row, path].tolist() + after[row].tolist()])
+        alone = model(ids).logits[0, -3:]
+        torch.testing.assert_close(logits[row], alone, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
+def test_a_tree_is_every_branch_alone(name: str, fused: bool) -> None:
+    check_tree(name, fused)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_layers_that_slide_take_no_trees(name: str) -> None:
+    assert not CausalLMWindow(build_lm(name)).takes_trees
+
+
+def test_ancestors() -> None:
+    found = find_ancestors(PARENTS)
+    for row in range(2):
+        for entry in range(8):
+            wanted = torch.zeros(8, dtype=torch.bool)
+            wanted[find_path(row, entry)] = True
+            assert torch.equal(found[row, entry], wanted)
+
+
+BUGS = ("the mask is off by one", "no mask", "depth is the number", "compacted in draft order")
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "the mask is off by one":
+        own = attention._hide_branches
+        monkeypatch.setattr(
+            attention, "_hide_branches",
+            lambda mask, indices, tree: own(mask, indices + 1, tree),
+        )  # fmt: skip
+    elif bug == "no mask":
+        monkeypatch.setattr(attention, "_hide_branches", lambda mask, indices, tree: mask)
+    elif bug == "depth is the number":
+        position_ids = CausalLMWindow.position_ids
+        monkeypatch.setattr(
+            CausalLMWindow, "position_ids",
+            lambda self, at: position_ids(self, at[:, :1] + torch.arange(at.shape[1])),
+        )  # fmt: skip
+    else:
+        move = compact_module.compact
+
+        def in_order(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
+            assert start is not None
+            return move(store, start[:, None] + torch.arange(keep.shape[1]), start)
+
+        monkeypatch.setattr(kv_cache, "compact", in_order)
+    with pytest.raises(AssertionError):
+        check_tree("llama", True)
