@@ -7,10 +7,8 @@ do gate and up; the residual addition and the norms before and after it are one 
 (`rope_write`), the gate of the MLP a third (`gated_act`). On a GPU these are kernels; elsewhere
 their specifications in torch run.
 
-The packed tensor becomes the storage of the model's own parameters, which turn into views of it:
-there is no second copy, and a step of an optimiser or `load_state_dict` is seen here. `unpack`
-gives every parameter a storage of its own again. The model's objects stay as they are, and its own
-forward still runs.
+The model's own parameters turn into views of packed tensors (`packed_linear`) until `unpack`. Its
+objects stay as they are, and its own forward still runs.
 
 Departures: norms multiply by their weight in float32, where some models do so in their own dtype;
 GELU by its tanh approximation is one operation, where some models round after each of eight.
@@ -25,7 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.errors import MMAccelError
@@ -46,126 +44,15 @@ from mmaccel.pipelines.runner.fused_structure import (
     Structure,
     UnrecognisedError,
     find_hook,
-    is_input_major,
     recognise,
 )
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]
 _FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # functions of a position alone
-
-
-class PackedLinear:
-    """Linear layers that read the same input, as one.
-
-    Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
-    that is moved or cast while it is packed frees it.
-
-    While they are packed, `state_dict` gives out every weight with a storage of its own over the
-    same memory, so that whatever saves it sees tensors that share nothing.
-
-    Args:
-        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`, and
-            is never packed.
-    """
-
-    def __init__(self, linears: Sequence[Any]) -> None:
-        self._linears = tuple(linears)
-        self._first = linears[0]._parameters
-        self._is_input_major = is_input_major(linears[0])
-        self._rows = sum(len(linear.weight) for linear in linears)
-        self._address: int | None = None  # of the storage of all weights, once it is packed
-        self._bias_address: int | None = None
-        self._hooks: list[Any] = []
-
-    def pack(self) -> None:
-        """Make one tensor the storage of all weights, and one that of all biases."""
-        if len(self._linears) == 1:
-            return
-        self._address = _pack([linear.weight for linear in self._linears])
-        biases = [linear.bias for linear in self._linears if linear.bias is not None]
-        self._bias_address = _pack(biases) if biases else None
-        self._hooks = [
-            linear.register_state_dict_post_hook(_separate_storages) for linear in self._linears
-        ]
-
-    @property
-    def weight(self) -> Tensor:
-        """`[N, C]`, the rows of all layers; their own weights are views of it."""
-        return self._columns().detach().t()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs `[T, N]` of inputs `[T, C]`."""
-        bias = self._whole_bias()
-        if bias is None:
-            return torch.mm(x, self._columns())
-        return torch.addmm(bias, x, self._columns())
-
-    def _columns(self) -> Tensor:
-        weight = self._first["weight"]
-        assert weight is not None
-        if self._is_input_major:
-            return weight
-        if self._address is None:
-            return weight.t()
-        width = weight.shape[1]
-        return weight.as_strided((width, self._rows), (1, width))
-
-    def _whole_bias(self) -> Tensor | None:
-        bias = self._first["bias"]
-        if bias is None or self._bias_address is None:
-            return bias
-        return bias.as_strided((self._rows,), (1,))
-
-    def unpack(self) -> None:
-        """Give the layers' parameters storages of their own, where they still are views."""
-        for hook in self._hooks:
-            hook.remove()
-        for linear in self._linears:
-            for parameter, address in (
-                (linear.weight, self._address), (linear.bias, self._bias_address),
-            ):  # fmt: skip
-                if address is not None and _is_at(parameter, address):
-                    with torch.inference_mode(False), torch.no_grad():
-                        parameter.data = parameter.data.clone()
-
-
-@torch.no_grad()
-def _pack(parameters: Sequence[Tensor]) -> int:
-    """Make parameters views of one tensor that has them one after the other.
-
-    Returns:
-        The address of its storage.
-    """
-    with torch.inference_mode(False):
-        packed = torch.cat([parameter.data for parameter in parameters])
-        rows = packed.split([len(parameter) for parameter in parameters])
-        for parameter, own in zip(parameters, rows):
-            parameter.data = own
-    return packed.untyped_storage().data_ptr()
-
-
-def _separate_storages(
-    linear: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
-) -> None:
-    """A hook of `state_dict`: tensors over the memory of a packed layer's parameters that have
-    storages of their own. What saves weights (accelerate, safetensors, transformers) takes tensors
-    of one storage for tied weights, and drops or copies all but one.
-    """
-    for name in (f"{prefix}weight", f"{prefix}bias"):
-        tensor = state.get(name)
-        if type(tensor) is not Tensor or tensor.device.type not in ("cpu", "cuda"):
-            continue  # a parameter itself, or a device whose memory DLPack may not describe
-        if tensor.untyped_storage().nbytes() > tensor.nbytes:
-            state[name] = torch.from_dlpack(tensor)
-
-
-def _is_at(parameter: Tensor, address: int) -> bool:
-    if type(parameter) is not nn.Parameter:  # quantised since
-        return False
-    return parameter.untyped_storage().data_ptr() == address
 
 
 @dataclass(frozen=True)

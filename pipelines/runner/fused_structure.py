@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from mmaccel.kernels.gated_act import Activation
 from mmaccel.kernels.norm import HeadNorms, Norm, NormKind
 from mmaccel.kernels.rope_write import sign_sine
+from mmaccel.pipelines.runner.packed_linear import is_input_major
 
 _NORMS: dict[str, tuple[NormKind, float]] = {  # what a norm's forward names: kind, weight's offset
     "dtype to torch float32 pow mean rsqrt variance_epsilon weight": ("rms", 0.0),
@@ -518,11 +519,6 @@ def _read_linears(name: str, module: Any, own: Sequence[str]) -> tuple[Any, ...]
     if len({linear.bias is None for linear in linears}) > 1:
         raise UnrecognisedError(f"{name}, where only some of {', '.join(own)} have a bias")
     return tuple(linears)
-
-
-def is_input_major(linear: nn.Module) -> bool:
-    """Whether a linear layer keeps its weight as `[C, N]`, as transformers' `Conv1D` does."""
-    return not isinstance(linear, nn.Linear)
 
 
 def _count_inputs(linear: Any) -> int:

@@ -26,7 +26,7 @@ from mmaccel.kernels.norm import Norm, normalise
 from mmaccel.pipelines.causal_lm import model as window_model
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
-from mmaccel.pipelines.runner import fused_decoder
+from mmaccel.pipelines.runner import fused_decoder, packed_linear
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.fixtures.checkpoints import build_checkpoint, captions
 from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder
@@ -258,7 +258,7 @@ def test_detaching_in_inference_mode_leaves_a_model_that_can_be_trained() -> Non
 def test_packing_that_ends_midway_leaves_nothing_packed(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, calls, own = build_decoder("llama"), [0], fused_decoder._pack
+    model, calls, own = build_decoder("llama"), [0], packed_linear._pack
 
     def fail_late(parameters: Any) -> int:
         calls[0] += 1
@@ -266,7 +266,7 @@ def test_packing_that_ends_midway_leaves_nothing_packed(
             raise error
         return own(parameters)
 
-    monkeypatch.setattr(fused_decoder, "_pack", fail_late)
+    monkeypatch.setattr(packed_linear, "_pack", fail_late)
     window = CausalLMWindow(model, fused="auto")
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
