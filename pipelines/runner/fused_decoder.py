@@ -38,13 +38,13 @@ from mmaccel.pipelines.causal_lm.attention import WindowPass
 from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
-    MLP,
     Attention,
     Head,
+    Layer,
     Structure,
-    UnrecognisedError,
+    UnknownDecoderError,
     find_hook,
-    recognise,
+    read_structure,
 )
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
@@ -55,31 +55,12 @@ Masks = Tensor | dict[str, Tensor]
 _FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # functions of a position alone
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """A layer as a pass reads it; see `mmaccel.pipelines.runner.fused_structure.Layer`."""
-
-    attention: Attention
-    qkv: PackedLinear
-    out: PackedLinear
-    mlp: MLP
-    up: PackedLinear
-    down: PackedLinear
-    pre_attention: Norm | None
-    post_attention: Norm | None
-    pre_mlp: Norm | None
-    post_mlp: Norm | None
-    is_parallel: bool
-    scale: float
-    kind: str
-
-
 class FusedDecoder:
     """A decoder's layers in few operations.
 
     Args:
         model: of transformers.
-        structure: of `recognise`.
+        structure: of `read_structure`.
 
     Attributes:
         head: makes logits of hidden states; None where the model does that otherwise.
@@ -90,26 +71,10 @@ class FusedDecoder:
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
-        self._structure, self.head = structure, structure.head
+        self._structure = structure
+        self.head = structure.head
         self.head_reason = structure.head_reason
-        self._layers = [
-            _Layer(
-                layer.attention,
-                PackedLinear(layer.attention.projections),
-                PackedLinear([layer.attention.out]),
-                layer.mlp,
-                PackedLinear(layer.mlp.projections),
-                PackedLinear([layer.mlp.out]),
-                layer.pre_attention,
-                layer.post_attention,
-                layer.pre_mlp,
-                layer.post_mlp,
-                layer.is_parallel,
-                layer.scale,
-                layer.kind,
-            )  # fmt: skip
-            for layer in structure.layers
-        ]
+        self._layers = structure.layers
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = model.config._attn_implementation
         self.compiled = CompiledPasses(type(self).run_tensors)
@@ -124,7 +89,7 @@ class FusedDecoder:
 
     def _packed(self) -> Iterator[PackedLinear]:
         for layer in self._layers:
-            yield from (layer.qkv, layer.up)
+            yield from (layer.attention.qkv, layer.mlp.up)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
@@ -173,7 +138,7 @@ class FusedDecoder:
         device = hidden.device.type
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
 
-        def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             store, attention = cache[number], layer.attention
             if not store.has_room:
                 heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
@@ -183,7 +148,7 @@ class FusedDecoder:
             index = store.write_index(store.keys.device)
             queries = write(
                 qkv, *_find_turns(angles, layer), store.keys, store.values, index,
-                interleaved=self._structure.interleaved, grouped=attention.grouped,
+                interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
                 norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             if kernel_pass is not None:
@@ -199,7 +164,7 @@ class FusedDecoder:
             embedded = structure.project_in(embedded)
         if structure.table is None:
             return embedded
-        offset = structure.table_offset
+        offset = structure.spec.first_position
         rows = position_ids + offset if offset else position_ids
         return embedded + F.embedding(rows, structure.table.weight)
 
@@ -230,11 +195,11 @@ class FusedDecoder:
         """
         rows = hidden.shape[0]
 
-        def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             mask, own, attention = _pick(masks, layer.kind), stores[number], layer.attention
             queries = rope_write(
                 qkv, *_find_turns(angles, layer), *own, index,
-                interleaved=self._structure.interleaved, grouped=attention.grouped,
+                interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
                 norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             keys, values = (
@@ -248,7 +213,7 @@ class FusedDecoder:
     def _run_layers(
         self,
         hidden: Tensor,
-        attend: Callable[[int, _Layer, Tensor], Tensor],
+        attend: Callable[[int, Layer, Tensor], Tensor],
         norm: Callable[..., Any],
         gate: Callable[..., Any],
     ) -> Tensor:
@@ -270,7 +235,9 @@ class FusedDecoder:
         for number, layer in enumerate(self._layers):
             hidden, x = add(layer.pre_attention)
             scale = layer.scale
-            update = layer.out(attend(number, layer, layer.qkv(x)).flatten(0, 1))
+            update = layer.attention.out(
+                attend(number, layer, layer.attention.qkv(x)).flatten(0, 1)
+            )
             post = layer.post_attention
             if layer.is_parallel:
                 if layer.pre_mlp is not None:
@@ -290,9 +257,9 @@ class FusedDecoder:
         structure = self._structure
         kinds = getattr(structure.rotary, "rope_type", None)
         kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-        if structure.rotary is None or structure.has_axes or not kinds <= _FIXED:
+        if structure.rotary is None or structure.spec.has_axes or not kinds <= _FIXED:
             return None
-        weight = self._layers[0].qkv.weight
+        weight = self._layers[0].attention.qkv.weight
         with torch.no_grad():
             return self._turn(weight[None], torch.arange(n_positions, device=weight.device)[None])
 
@@ -301,9 +268,9 @@ class FusedDecoder:
         structure = self._structure
         if structure.rotary is None:
             return {}
-        if structure.has_axes and position_ids.ndim == 2:
+        if structure.spec.has_axes and position_ids.ndim == 2:
             position_ids = position_ids.expand(3, -1, -1)
-        if structure.has_kinds:
+        if structure.spec.has_kinds:
             found = {k: structure.rotary(hidden, position_ids, k) for k in self._kinds}
         else:
             found = dict.fromkeys(self._kinds[:1], structure.rotary(hidden, position_ids))
@@ -311,7 +278,7 @@ class FusedDecoder:
             kind: structure.turn_angles(cos.flatten(0, 1), sin.flatten(0, 1))
             for kind, (cos, sin) in found.items()
         }
-        return turned if structure.has_kinds else dict.fromkeys(self._kinds, *turned.values())
+        return turned if structure.spec.has_kinds else dict.fromkeys(self._kinds, *turned.values())
 
     def _attend(
         self, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
@@ -361,7 +328,7 @@ def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:
     return {kind: found[id(cos)] for kind, (cos, _) in tables.items()}
 
 
-def _find_turns(angles: dict[str, Angles], layer: _Layer) -> tuple[Tensor | None, Tensor | None]:
+def _find_turns(angles: dict[str, Angles], layer: Layer) -> tuple[Tensor | None, Tensor | None]:
     return angles[layer.kind] if layer.attention.turns else (None, None)
 
 
@@ -379,10 +346,10 @@ def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any
     return specification
 
 
-def _run_mlp(gate: Callable[..., Any], layer: _Layer, x: Tensor) -> Tensor:
-    up = layer.up(x)
+def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor) -> Tensor:
+    up = layer.mlp.up(x)
     between = layer.mlp.activation(up) if layer.mlp.gate is None else gate(up, layer.mlp.gate)
-    return layer.down(between)
+    return layer.mlp.down(between)
 
 
 def _attend_eagerly(
@@ -429,11 +396,11 @@ def open_fused(
     """The fused decoder of a model, or the reason why there is none.
 
     What was found serves until the model changes: other modules, parameters that moved or were
-    replaced, another dtype, device or attention. Then it is recognised, packed and checked again.
+    replaced, another dtype, device or attention. Then it is read, packed and checked again.
 
     Args:
         model: of transformers, one that `check_causal_lm` accepts.
-        windows: as in `recognise`.
+        windows: as in `read_structure`.
         check: compares a decoder with the model's own forward; returns what is wrong, or "".
 
     Cost: one visit of every module and parameter, where nothing changed.
@@ -445,9 +412,9 @@ def open_fused(
     close_fused(model)
     decoder = None
     try:
-        decoder = FusedDecoder(model, recognise(model, windows))
+        decoder = FusedDecoder(model, read_structure(model, windows))
         reason = "" if is_same else check(decoder)
-    except UnrecognisedError as error:
+    except UnknownDecoderError as error:
         reason = str(error)
     except Exception as error:  # the model's own forward serves, unless the device failed
         if decoder is not None:
@@ -455,7 +422,7 @@ def open_fused(
         if is_device_error(error) or isinstance(error, MMAccelError):
             raise
         text = " ".join(str(error).split())[:80]
-        reason = f"layers that end recognition in a {type(error).__name__} ({text})"
+        reason = f"layers whose reading ends in a {type(error).__name__} ({text})"
         if isinstance(error, torch.OutOfMemoryError):  # there may be memory for the next run
             return None, reason
     except BaseException:  # interrupted

@@ -26,13 +26,19 @@ class PackedLinear:
     Args:
         linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`, and
             is never packed.
+
+    Attributes:
+        shape: `[N, C]`, of `weight`.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
         self._linears = tuple(linears)
         self._first = linears[0]._parameters
-        self._is_input_major = is_input_major(linears[0])
-        self._rows = sum(len(linear.weight) for linear in linears)
+        self._is_input_major = not isinstance(linears[0], nn.Linear)  # transformers' `Conv1D`
+        rows, width = linears[0].weight.shape
+        self.shape = (width, rows) if self._is_input_major else (rows, width)
+        if len(linears) > 1:
+            self.shape = (sum(len(linear.weight) for linear in linears), width)
         self._address: int | None = None  # of the storage of all weights, once it is packed
         self._bias_address: int | None = None
         self._hooks: list[Any] = []
@@ -67,14 +73,14 @@ class PackedLinear:
             return weight
         if self._address is None:
             return weight.t()
-        width = weight.shape[1]
-        return weight.as_strided((width, self._rows), (1, width))
+        rows, width = self.shape
+        return weight.as_strided((width, rows), (1, width))
 
     def _whole_bias(self) -> Tensor | None:
         bias = self._first["bias"]
         if bias is None or self._bias_address is None:
             return bias
-        return bias.as_strided((self._rows,), (1,))
+        return bias.as_strided((self.shape[0],), (1,))
 
     def unpack(self) -> None:
         """Give the layers' parameters storages of their own, where they still are views."""
@@ -125,6 +131,25 @@ def _is_at(parameter: Tensor, address: int) -> bool:
     return parameter.untyped_storage().data_ptr() == address
 
 
-def is_input_major(linear: nn.Module) -> bool:
-    """Whether a linear layer keeps its weight as `[C, N]`, as transformers' `Conv1D` does."""
-    return not isinstance(linear, nn.Linear)
+def find_unpackable(parts: Sequence[nn.Module]) -> str:
+    """What among a decoder's parameters keeps them from being packed; empty where nothing does.
+
+    No plain tensors, several dtypes or devices, or storage that something else shares.
+    """
+    parameters = [
+        parameter
+        for part in parts
+        for _, parameter in part.named_parameters(remove_duplicate=False)
+    ]
+    for parameter in parameters:
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            return f"a {type(parameter).__name__} on {parameter.device}"
+        if parameter.is_inference() or parameter.is_shared() and parameter.device.type == "cpu":
+            return "parameters in shared memory or made in inference mode"
+    if len(set(map(id, parameters))) < len(parameters):
+        return "layers that share parameters"
+    found = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(found) != 1 or not next(iter(found))[0].is_floating_point:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))
+        return f"layers with parameters in {listed or 'no dtype'}"
+    return ""
