@@ -7,10 +7,8 @@ do gate and up; the residual addition and the norms before and after it are one 
 (`rope_write`), the gate of the MLP a third (`gated_act`). On a GPU these are kernels; elsewhere
 their specifications in torch run.
 
-The packed tensor becomes the storage of the model's own parameters, which turn into views of it:
-there is no second copy, and a step of an optimiser or `load_state_dict` is seen here. `unpack`
-gives every parameter a storage of its own again. The model's objects stay as they are, and its own
-forward still runs.
+The model's own parameters turn into views of packed tensors (`packed_linear`) until `unpack`. Its
+objects stay as they are, and its own forward still runs.
 
 Departures: norms multiply by their weight in float32, where some models do so in their own dtype;
 GELU by its tanh approximation is one operation, where some models round after each of eight.
@@ -25,7 +23,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.errors import MMAccelError
@@ -39,15 +37,15 @@ from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
-    MLP,
     Attention,
     Head,
+    Layer,
     Structure,
-    UnrecognisedError,
+    UnknownDecoderError,
     find_hook,
-    is_input_major,
-    recognise,
+    read_structure,
 )
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
 
 Angles = tuple[Tensor, Tensor]
@@ -56,142 +54,12 @@ Masks = Tensor | dict[str, Tensor]
 _FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # functions of a position alone
 
 
-class PackedLinear:
-    """Linear layers that read the same input, as one.
-
-    Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
-    that is moved or cast while it is packed frees it.
-
-    While they are packed, `state_dict` gives out every weight with a storage of its own over the
-    same memory, so that whatever saves it sees tensors that share nothing.
-
-    Args:
-        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`, and
-            is never packed.
-    """
-
-    def __init__(self, linears: Sequence[Any]) -> None:
-        self._linears = tuple(linears)
-        self._first = linears[0]._parameters
-        self._is_input_major = is_input_major(linears[0])
-        self._rows = sum(len(linear.weight) for linear in linears)
-        self._address: int | None = None  # of the storage of all weights, once it is packed
-        self._bias_address: int | None = None
-        self._hooks: list[Any] = []
-
-    def pack(self) -> None:
-        """Make one tensor the storage of all weights, and one that of all biases."""
-        if len(self._linears) == 1:
-            return
-        self._address = _pack([linear.weight for linear in self._linears])
-        biases = [linear.bias for linear in self._linears if linear.bias is not None]
-        self._bias_address = _pack(biases) if biases else None
-        self._hooks = [
-            linear.register_state_dict_post_hook(_separate_storages) for linear in self._linears
-        ]
-
-    @property
-    def weight(self) -> Tensor:
-        """`[N, C]`, the rows of all layers; their own weights are views of it."""
-        return self._columns().detach().t()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs `[T, N]` of inputs `[T, C]`."""
-        bias = self._whole_bias()
-        if bias is None:
-            return torch.mm(x, self._columns())
-        return torch.addmm(bias, x, self._columns())
-
-    def _columns(self) -> Tensor:
-        weight = self._first["weight"]
-        assert weight is not None
-        if self._is_input_major:
-            return weight
-        if self._address is None:
-            return weight.t()
-        width = weight.shape[1]
-        return weight.as_strided((width, self._rows), (1, width))
-
-    def _whole_bias(self) -> Tensor | None:
-        bias = self._first["bias"]
-        if bias is None or self._bias_address is None:
-            return bias
-        return bias.as_strided((self._rows,), (1,))
-
-    def unpack(self) -> None:
-        """Give the layers' parameters storages of their own, where they still are views."""
-        for hook in self._hooks:
-            hook.remove()
-        for linear in self._linears:
-            for parameter, address in (
-                (linear.weight, self._address), (linear.bias, self._bias_address),
-            ):  # fmt: skip
-                if address is not None and _is_at(parameter, address):
-                    with torch.inference_mode(False), torch.no_grad():
-                        parameter.data = parameter.data.clone()
-
-
-@torch.no_grad()
-def _pack(parameters: Sequence[Tensor]) -> int:
-    """Make parameters views of one tensor that has them one after the other.
-
-    Returns:
-        The address of its storage.
-    """
-    with torch.inference_mode(False):
-        packed = torch.cat([parameter.data for parameter in parameters])
-        rows = packed.split([len(parameter) for parameter in parameters])
-        for parameter, own in zip(parameters, rows):
-            parameter.data = own
-    return packed.untyped_storage().data_ptr()
-
-
-def _separate_storages(
-    linear: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
-) -> None:
-    """A hook of `state_dict`: tensors over the memory of a packed layer's parameters that have
-    storages of their own. What saves weights (accelerate, safetensors, transformers) takes tensors
-    of one storage for tied weights, and drops or copies all but one.
-    """
-    for name in (f"{prefix}weight", f"{prefix}bias"):
-        tensor = state.get(name)
-        if type(tensor) is not Tensor or tensor.device.type not in ("cpu", "cuda"):
-            continue  # a parameter itself, or a device whose memory DLPack may not describe
-        if tensor.untyped_storage().nbytes() > tensor.nbytes:
-            state[name] = torch.from_dlpack(tensor)
-
-
-def _is_at(parameter: Tensor, address: int) -> bool:
-    if type(parameter) is not nn.Parameter:  # quantised since
-        return False
-    return parameter.untyped_storage().data_ptr() == address
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A layer as a pass reads it; see `mmaccel.pipelines.runner.fused_structure.Layer`."""
-
-    attention: Attention
-    qkv: PackedLinear
-    out: PackedLinear
-    mlp: MLP
-    up: PackedLinear
-    down: PackedLinear
-    pre_attention: Norm | None
-    post_attention: Norm | None
-    pre_mlp: Norm | None
-    post_mlp: Norm | None
-    is_parallel: bool
-    scale: float
-    kind: str
-
-
 class FusedDecoder:
     """A decoder's layers in few operations.
 
     Args:
         model: of transformers.
-        structure: of `recognise`.
+        structure: of `read_structure`.
 
     Attributes:
         head: makes logits of hidden states; None where the model does that otherwise.
@@ -202,26 +70,10 @@ class FusedDecoder:
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
-        self._structure, self.head = structure, structure.head
+        self._structure = structure
+        self.head = structure.head
         self.head_reason = structure.head_reason
-        self._layers = [
-            _Layer(
-                layer.attention,
-                PackedLinear(layer.attention.projections),
-                PackedLinear([layer.attention.out]),
-                layer.mlp,
-                PackedLinear(layer.mlp.projections),
-                PackedLinear([layer.mlp.out]),
-                layer.pre_attention,
-                layer.post_attention,
-                layer.pre_mlp,
-                layer.post_mlp,
-                layer.is_parallel,
-                layer.scale,
-                layer.kind,
-            )  # fmt: skip
-            for layer in structure.layers
-        ]
+        self._layers = structure.layers
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = model.config._attn_implementation
         self.compiled = CompiledPasses(type(self).run_tensors)
@@ -236,7 +88,7 @@ class FusedDecoder:
 
     def _packed(self) -> Iterator[PackedLinear]:
         for layer in self._layers:
-            yield from (layer.qkv, layer.up)
+            yield from (layer.attention.qkv, layer.mlp.up)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
@@ -285,7 +137,7 @@ class FusedDecoder:
         device = hidden.device.type
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
 
-        def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             store, attention = cache[number], layer.attention
             if not store.has_room:
                 heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
@@ -295,7 +147,7 @@ class FusedDecoder:
             index = store.write_index(store.keys.device)
             queries = write(
                 qkv, *_find_turns(angles, layer), store.keys, store.values, index,
-                interleaved=self._structure.interleaved, grouped=attention.grouped,
+                interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
                 norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             if kernel_pass is not None:
@@ -311,7 +163,7 @@ class FusedDecoder:
             embedded = structure.project_in(embedded)
         if structure.table is None:
             return embedded
-        offset = structure.table_offset
+        offset = structure.spec.first_position
         rows = position_ids + offset if offset else position_ids
         return embedded + F.embedding(rows, structure.table.weight)
 
@@ -342,11 +194,11 @@ class FusedDecoder:
         """
         rows = hidden.shape[0]
 
-        def attend(number: int, layer: _Layer, qkv: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             mask, own, attention = _pick(masks, layer.kind), stores[number], layer.attention
             queries = rope_write(
                 qkv, *_find_turns(angles, layer), *own, index,
-                interleaved=self._structure.interleaved, grouped=attention.grouped,
+                interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
                 norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
             keys, values = (
@@ -360,7 +212,7 @@ class FusedDecoder:
     def _run_layers(
         self,
         hidden: Tensor,
-        attend: Callable[[int, _Layer, Tensor], Tensor],
+        attend: Callable[[int, Layer, Tensor], Tensor],
         norm: Callable[..., Any],
         gate: Callable[..., Any],
     ) -> Tensor:
@@ -382,7 +234,9 @@ class FusedDecoder:
         for number, layer in enumerate(self._layers):
             hidden, x = add(layer.pre_attention)
             scale = layer.scale
-            update = layer.out(attend(number, layer, layer.qkv(x)).flatten(0, 1))
+            update = layer.attention.out(
+                attend(number, layer, layer.attention.qkv(x)).flatten(0, 1)
+            )
             post = layer.post_attention
             if layer.is_parallel:
                 if layer.pre_mlp is not None:
@@ -402,9 +256,9 @@ class FusedDecoder:
         structure = self._structure
         kinds = getattr(structure.rotary, "rope_type", None)
         kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-        if structure.rotary is None or structure.has_axes or not kinds <= _FIXED:
+        if structure.rotary is None or structure.spec.has_axes or not kinds <= _FIXED:
             return None
-        weight = self._layers[0].qkv.weight
+        weight = self._layers[0].attention.qkv.weight
         with torch.no_grad():
             return self._turn(weight[None], torch.arange(n_positions, device=weight.device)[None])
 
@@ -413,9 +267,9 @@ class FusedDecoder:
         structure = self._structure
         if structure.rotary is None:
             return {}
-        if structure.has_axes and position_ids.ndim == 2:
+        if structure.spec.has_axes and position_ids.ndim == 2:
             position_ids = position_ids.expand(3, -1, -1)
-        if structure.has_kinds:
+        if structure.spec.has_kinds:
             found = {k: structure.rotary(hidden, position_ids, k) for k in self._kinds}
         else:
             found = dict.fromkeys(self._kinds[:1], structure.rotary(hidden, position_ids))
@@ -423,7 +277,7 @@ class FusedDecoder:
             kind: structure.turn_angles(cos.flatten(0, 1), sin.flatten(0, 1))
             for kind, (cos, sin) in found.items()
         }
-        return turned if structure.has_kinds else dict.fromkeys(self._kinds, *turned.values())
+        return turned if structure.spec.has_kinds else dict.fromkeys(self._kinds, *turned.values())
 
     def _attend(
         self, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
@@ -473,7 +327,7 @@ def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:
     return {kind: found[id(cos)] for kind, (cos, _) in tables.items()}
 
 
-def _find_turns(angles: dict[str, Angles], layer: _Layer) -> tuple[Tensor | None, Tensor | None]:
+def _find_turns(angles: dict[str, Angles], layer: Layer) -> tuple[Tensor | None, Tensor | None]:
     return angles[layer.kind] if layer.attention.turns else (None, None)
 
 
@@ -491,10 +345,10 @@ def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any
     return specification
 
 
-def _run_mlp(gate: Callable[..., Any], layer: _Layer, x: Tensor) -> Tensor:
-    up = layer.up(x)
+def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor) -> Tensor:
+    up = layer.mlp.up(x)
     between = layer.mlp.activation(up) if layer.mlp.gate is None else gate(up, layer.mlp.gate)
-    return layer.down(between)
+    return layer.mlp.down(between)
 
 
 def _attend_eagerly(
@@ -543,11 +397,11 @@ def open_fused(
     """The fused decoder of a model, or the reason why there is none.
 
     What was found serves until the model changes: other modules, parameters that moved or were
-    replaced, another dtype, device or attention. Then it is recognised, packed and checked again.
+    replaced, another dtype, device or attention. Then it is read, packed and checked again.
 
     Args:
         model: of transformers, one that `check_causal_lm` accepts.
-        windows: as in `recognise`.
+        windows: as in `read_structure`.
         check: compares a decoder with the model's own forward; returns what is wrong, or "".
 
     Cost: one visit of every module and parameter, where nothing changed.
@@ -559,9 +413,9 @@ def open_fused(
     close_fused(model)
     decoder = None
     try:
-        decoder = FusedDecoder(model, recognise(model, windows))
+        decoder = FusedDecoder(model, read_structure(model, windows))
         reason = "" if is_same else check(decoder)
-    except UnrecognisedError as error:
+    except UnknownDecoderError as error:
         reason = str(error)
     except Exception as error:  # the model's own forward serves, unless the device failed
         if decoder is not None:
@@ -569,7 +423,7 @@ def open_fused(
         if is_device_error(error) or isinstance(error, MMAccelError):
             raise
         text = " ".join(str(error).split())[:80]
-        reason = f"layers that end recognition in a {type(error).__name__} ({text})"
+        reason = f"layers whose reading ends in a {type(error).__name__} ({text})"
         if isinstance(error, torch.OutOfMemoryError):  # there may be memory for the next run
             return None, reason
     except BaseException:  # interrupted

@@ -24,7 +24,7 @@ class Layer:
 
 LAYERS = (  # from the lowest to the highest
     Layer(
-        "errors checks limits config_files results contracts canvas_contracts catalog own_code",
+        "errors checks limits config_files results contracts catalog own_code",
         "torch",
     ),
     Layer("kernels", "torch numpy"),

@@ -135,7 +135,7 @@ def test_no_default_is_relaxed() -> None:
         name, options = pick_name(None, {}, kind)
         assert make_policy(name, **options).exactness == "bitwise"
         assert find_policy(name).kind == kind
-    assert pick_policy(None, SimpleNamespace(mask_token=3)).exactness == "bitwise"
-    assert pick_policy(None, SimpleNamespace()).exactness == "bitwise"
+    assert pick_policy(None, SimpleNamespace(kind="canvas")).exactness == "bitwise"
+    assert pick_policy(None, SimpleNamespace(kind="window")).exactness == "bitwise"
     assert mmaccel.Jacobi.exactness == "bitwise"
     assert inspect.signature(TextToImage.__call__).parameters["policy"].default is None

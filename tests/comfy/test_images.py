@@ -21,6 +21,7 @@ from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class
 from mmaccel.comfy.values import refusal
 from mmaccel.comfy.widgets import read_prompts
+from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from tests.comfy.fake_comfy import (
@@ -42,9 +43,9 @@ def count_passes(monkeypatch: pytest.MonkeyPatch, model: LoadedModel) -> list[in
     window: Any = model.pipe.model
     forward = window.forward
 
-    def counted(tokens: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-        begun.append(tokens.shape[1])
-        return forward(tokens, start)
+    def counted(entries: Pass) -> torch.Tensor:
+        begun.append(entries.tokens.shape[1])
+        return forward(entries)
 
     monkeypatch.setattr(window, "forward", counted)
     return begun

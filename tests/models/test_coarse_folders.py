@@ -38,8 +38,8 @@ def check_states(window, call) -> None:
     """The states that a model hands out, times its output matrix, are its logits up to a bias."""
     found, forward = [], window.forward
 
-    def record(tokens, start):
-        logits = forward(tokens, start)
+    def record(entries):
+        logits = forward(entries)
         wrong = window.last_states.float() @ window.output_matrix().float().T - logits
         found.append((wrong - wrong[:1, :1]).abs().max())
         return logits

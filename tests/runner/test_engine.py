@@ -24,6 +24,7 @@ from mmaccel import (
     SpeculativeJacobi,
     UnsupportedModelError,
 )  # fmt: skip
+from mmaccel.contracts import Pass, TokenModel
 from mmaccel.pipelines.runner import engine as engines
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
 from mmaccel.pipelines.runner.engine import Engine
@@ -67,8 +68,30 @@ class Counting(CudaGraphRunner):
         yield
 
 
+class Placed(TokenModel):
+    """A model on a device, of which nothing is computed."""
+
+    takes_runner = True
+    capture_obstacle = ""
+    device = torch.device("cuda")
+
+    def __init__(self, **facts: Any) -> None:
+        vars(self).update({"model": object()} | facts)
+
+    def reserve(self, rows: int, positions: int) -> None: ...
+
+    def forward(self, entries: Pass) -> torch.Tensor:
+        raise AssertionError
+
+
+class Captureless(Placed):
+    """A model whose buffers end with a run."""
+
+    takes_runner = False
+
+
 def window(device: str = "cuda", **others: Any) -> Any:
-    return SimpleNamespace(device=torch.device(device), runner=None, model=object(), **others)
+    return Placed(device=torch.device(device), **others)
 
 
 def test_a_width_is_run_then_captured_then_replayed() -> None:
@@ -199,35 +222,20 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
         ("Speculative, whose passes synchronise", {"policy": Speculative()}),
         ("logits processors", {"params": SamplingParams(processor=lambda s, *_: s)}),
         (
-            "a SimpleNamespace, which takes no step runner",
-            {"window": SimpleNamespace(device=torch.device("cuda"))},
+            "a Captureless, which takes no step runner",
+            {"window": Captureless()},
         ),
         (
             "a model spread over 2 devices",
-            {
-                "window": SimpleNamespace(
-                    device=torch.device("cuda"), runner=None,
-                    model=SimpleNamespace(hf_device_map={"a": 0, "b": 1, "c": 0}),
-                )
-            },
+            {"window": window(model=SimpleNamespace(hf_device_map={"a": 0, "b": 1, "c": 0}))},
         ),
         (
             "outputs of every step",
-            {
-                "window": SimpleNamespace(
-                    device=torch.device("cuda"), runner=None,
-                    recorder=SimpleNamespace(is_active=True),
-                )
-            },
+            {"window": window(recorder=SimpleNamespace(is_active=True))},
         ),
         (
-            "token types, or positions",
-            {
-                "window": SimpleNamespace(
-                    device=torch.device("cuda"), runner=None,
-                    own_prompt=SimpleNamespace(is_plain=False),
-                )
-            },
+            "what the model says of itself",
+            {"window": window(capture_obstacle="what the model says of itself")},
         ),
         ("a forward that synchronises", {"checked": "a forward that synchronises"}),
     ],

@@ -148,9 +148,9 @@ def test_no_memory_for_a_prompt_drops_cached_graphs(
     model, failures, held = build_lm("llama"), 0, []
     prefill = mmaccel.CausalLMWindow.prefill
 
-    def fail(self: Any, tokens: Any, start: Any, lengths: Any) -> None:
+    def fail(self: Any, entries: Any) -> None:
         nonlocal failures
-        prefill(self, tokens, start, lengths)
+        prefill(self, entries)
         held.append(len(cache))
         if failures:
             failures -= 1

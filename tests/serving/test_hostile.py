@@ -289,11 +289,11 @@ def test_a_row_that_fails_takes_no_other_with_it(start: Start) -> None:
     with server.gate() as gate:
         own, rows = gate._forward, []
 
-        def forward(tokens: Any, start: Any) -> Any:
-            rows.append(len(tokens))
-            if len(tokens) == 6:
+        def forward(entries: Any) -> Any:
+            rows.append(len(entries.tokens))
+            if len(entries.tokens) == 6:
                 raise NumericsError("logits: secret", (1,))
-            return own(tokens, start)
+            return own(entries)
 
         gate._forward = forward
         gate.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +16,12 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import DART, DivPrune, FastV, PyramidDrop, SamplingParams, UnsupportedModelError
+from mmaccel import DART, DivPrune, FastV, PyramidDrop, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
-from mmaccel.pipelines.runner.engine import find_obstacle
 from mmaccel.pipelines.vision_language import layers
+from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
 
 pytestmark = pytest.mark.skipif(
@@ -225,12 +225,11 @@ def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     for is_cut in (False, True):
         own = OwnPrompt(mask, mask.sum(1), lambda: None, is_cut=is_cut)
-        window = SimpleNamespace(
-            device=torch.device("cuda"), runner=None, own_prompt=own, model=torch.nn.Linear(1, 1)
-        )
-        params = SamplingParams(processor=object())
-        found = find_obstacle(window, None, mmaccel.Jacobi(4), params)
-        assert ("cache fewer visual tokens" in found) == is_cut
+        window = CausalLMWindow(build_lm("llama"))
+        window.own_prompt = own
+        assert ("cache fewer visual tokens" in window.capture_obstacle) == is_cut
+    window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda: None)
+    assert "token types, or positions" in window.capture_obstacle
 
 
 def test_layers_that_cannot_be_cut_are_refused() -> None:

@@ -1,0 +1,155 @@
+"""Linear layers that read the same input, as one: their weights are views of one packed tensor.
+
+The packed tensor becomes the storage of the layers' own parameters: there is no second copy, and a
+step of an optimiser or `load_state_dict` is seen in the product. `unpack` gives every parameter a
+storage of its own again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class PackedLinear:
+    """Linear layers that read the same input, as one.
+
+    Nothing here holds the packed weight: the layers' parameters do, whose storage it is. So a model
+    that is moved or cast while it is packed frees it.
+
+    While they are packed, `state_dict` gives out every weight with a storage of its own over the
+    same memory, so that whatever saves it sees tensors that share nothing.
+
+    Args:
+        linears: plain ones, all with a bias or none; one alone may keep its weight as `[C, N]`, and
+            is never packed.
+
+    Attributes:
+        shape: `[N, C]`, of `weight`.
+    """
+
+    def __init__(self, linears: Sequence[Any]) -> None:
+        self._linears = tuple(linears)
+        self._first = linears[0]._parameters
+        self._is_input_major = not isinstance(linears[0], nn.Linear)  # transformers' `Conv1D`
+        rows, width = linears[0].weight.shape
+        self.shape = (width, rows) if self._is_input_major else (rows, width)
+        if len(linears) > 1:
+            self.shape = (sum(len(linear.weight) for linear in linears), width)
+        self._address: int | None = None  # of the storage of all weights, once it is packed
+        self._bias_address: int | None = None
+        self._hooks: list[Any] = []
+
+    def pack(self) -> None:
+        """Make one tensor the storage of all weights, and one that of all biases."""
+        if len(self._linears) == 1:
+            return
+        self._address = _pack([linear.weight for linear in self._linears])
+        biases = [linear.bias for linear in self._linears if linear.bias is not None]
+        self._bias_address = _pack(biases) if biases else None
+        self._hooks = [
+            linear.register_state_dict_post_hook(_separate_storages) for linear in self._linears
+        ]
+
+    @property
+    def weight(self) -> Tensor:
+        """`[N, C]`, the rows of all layers; their own weights are views of it."""
+        return self._columns().detach().t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs `[T, N]` of inputs `[T, C]`."""
+        bias = self._whole_bias()
+        if bias is None:
+            return torch.mm(x, self._columns())
+        return torch.addmm(bias, x, self._columns())
+
+    def _columns(self) -> Tensor:
+        weight = self._first["weight"]
+        assert weight is not None
+        if self._is_input_major:
+            return weight
+        if self._address is None:
+            return weight.t()
+        rows, width = self.shape
+        return weight.as_strided((width, rows), (1, width))
+
+    def _whole_bias(self) -> Tensor | None:
+        bias = self._first["bias"]
+        if bias is None or self._bias_address is None:
+            return bias
+        return bias.as_strided((self.shape[0],), (1,))
+
+    def unpack(self) -> None:
+        """Give the layers' parameters storages of their own, where they still are views."""
+        for hook in self._hooks:
+            hook.remove()
+        for linear in self._linears:
+            for parameter, address in (
+                (linear.weight, self._address), (linear.bias, self._bias_address),
+            ):  # fmt: skip
+                if address is not None and _is_at(parameter, address):
+                    with torch.inference_mode(False), torch.no_grad():
+                        parameter.data = parameter.data.clone()
+
+
+@torch.no_grad()
+def _pack(parameters: Sequence[Tensor]) -> int:
+    """Make parameters views of one tensor that has them one after the other.
+
+    Returns:
+        The address of its storage.
+    """
+    with torch.inference_mode(False):
+        packed = torch.cat([parameter.data for parameter in parameters])
+        rows = packed.split([len(parameter) for parameter in parameters])
+        for parameter, own in zip(parameters, rows):
+            parameter.data = own
+    return packed.untyped_storage().data_ptr()
+
+
+def _separate_storages(
+    linear: nn.Module, state: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """A hook of `state_dict`: tensors over the memory of a packed layer's parameters that have
+    storages of their own. What saves weights (accelerate, safetensors, transformers) takes tensors
+    of one storage for tied weights, and drops or copies all but one.
+    """
+    for name in (f"{prefix}weight", f"{prefix}bias"):
+        tensor = state.get(name)
+        if type(tensor) is not Tensor or tensor.device.type not in ("cpu", "cuda"):
+            continue  # a parameter itself, or a device whose memory DLPack may not describe
+        if tensor.untyped_storage().nbytes() > tensor.nbytes:
+            state[name] = torch.from_dlpack(tensor)
+
+
+def _is_at(parameter: Tensor, address: int) -> bool:
+    if type(parameter) is not nn.Parameter:  # quantised since
+        return False
+    return parameter.untyped_storage().data_ptr() == address
+
+
+def find_unpackable(parts: Sequence[nn.Module]) -> str:
+    """What among a decoder's parameters keeps them from being packed; empty where nothing does.
+
+    No plain tensors, several dtypes or devices, or storage that something else shares.
+    """
+    parameters = [
+        parameter
+        for part in parts
+        for _, parameter in part.named_parameters(remove_duplicate=False)
+    ]
+    for parameter in parameters:
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            return f"a {type(parameter).__name__} on {parameter.device}"
+        if parameter.is_inference() or parameter.is_shared() and parameter.device.type == "cpu":
+            return "parameters in shared memory or made in inference mode"
+    if len(set(map(id, parameters))) < len(parameters):
+        return "layers that share parameters"
+    found = {(parameter.dtype, parameter.device) for parameter in parameters}
+    if len(found) != 1 or not next(iter(found))[0].is_floating_point:
+        listed = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in found))
+        return f"layers with parameters in {listed or 'no dtype'}"
+    return ""
