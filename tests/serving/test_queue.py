@@ -152,9 +152,9 @@ SLOW = """
 import time
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 forward = CausalLMWindow.forward
-def slowly(self, tokens, start):
+def slowly(self, entries):
     time.sleep(0.1)
-    return forward(self, tokens, start)
+    return forward(self, entries)
 CausalLMWindow.forward = slowly
 """
 
