@@ -28,9 +28,8 @@ from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
-from mmaccel.samplers.drafting.coarse import first_source
+from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed
-from mmaccel.samplers.window.proposers import check_source
 
 
 @dataclass(frozen=True)
@@ -366,5 +365,7 @@ def choose_policy(policy: Any, layout: Any = None) -> Policy:
     policy = read_policy(policy)
     check_policy(policy)
     check_layout(layout)
-    check_source(first_source(getattr(policy, "drafts", "left")), layout, final=True)
+    source = source_of(policy)
+    if source is not None:
+        source.check_layout(layout)
     return policy

@@ -29,9 +29,8 @@ from mmaccel.checks import check_int, check_number
 from mmaccel.kernels.sort_numpy import sort_falling_numpy
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
-from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
@@ -54,7 +53,7 @@ class GroupedSpeculative(WindowPolicy):
     group: int = 7
     max_gap: float = 0.15
     coupling: Coupling = "maximal"
-    drafts: str | Coarse | DraftSource = "neighbour"
+    drafts: str | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "relaxed"
     is_capturable: ClassVar[bool] = True

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cached_property
 from math import isfinite
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,17 +31,16 @@ from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.checks import check_limit, invalid_logits
-from mmaccel.samplers.drafting.coarse import StateModel, first_source, open_coarse
+from mmaccel.samplers.drafting.contract import (
+    Drafts,
+    Frontier,
+    PassScores,
+    check_proposed,
+)
+from mmaccel.samplers.drafting.copying import last_known
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.counters import RunCounters, count_gains
-from mmaccel.samplers.window.proposers import (
-    DraftSource,
-    Frontier,
-    Proposal,
-    check_source,
-    propose,
-)
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rolling_noise import FreshAhead, RollingNoise
 from mmaccel.samplers.window.scheduler import SupportsContinuousBatching, WindowScheduler
@@ -53,8 +52,12 @@ from mmaccel.samplers.window.step_runner import (
     make_graph_key,
     runner_of,
 )
+from mmaccel.samplers.window.step_state import StepState
 from mmaccel.samplers.window.token_buffer import TokenBuffer, measure
 from mmaccel.samplers.window.window_size import find_calibration, make_chooser
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.policy import WindowPolicy
 
 _SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph
 _ROWS_ON_HOST = 64  # with more, operations over the whole batch take less than rows one by one
@@ -75,7 +78,7 @@ class WindowRun:
     `accept`. A policy whose steps cannot be captured calls these itself, followed by `sync`.
 
     Args:
-        policy: its attributes `window` (1 if it has none) and `drafts` ("left") are used.
+        policy: its `window` and its draft source are used.
         model, prompt, length, params, noise, on_step: as in `mmaccel.contracts.Policy.sample`.
 
     Attributes:
@@ -85,7 +88,10 @@ class WindowRun:
         prompt: of the B rows that are decoded now.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
         impossible: `[S]` int64, ids that need not be drafted, or None.
-        coarse: corrects the drafts between passes; None where the draft source does not ask for it.
+        drafter: drafts the slots that no pass has predicted, and may correct others.
+        state: what a step hands to the next one.
+        last_scores: `[B, V]`, scores of the last pass's right-most slot, where the drafter reads
+            them.
         frozen: `[]` int64, what the kernels are told that frozen noise is for.
         runner: carries steps out.
         recorder: the model's `StepRecorder`; None without one.
@@ -108,7 +114,7 @@ class WindowRun:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: WindowPolicy,
         model: TokenModel,
         prompt: Prompt,
         length: int,
@@ -117,29 +123,33 @@ class WindowRun:
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> None:
-        source = getattr(policy, "drafts", "left")
         _check_run(policy, model, prompt, length, noise)
+        source = policy.draft_source()
+        source.check_layout(prompt.layout)
         self.runner = runner_of(model)
-        self.coarse, note = open_coarse(source, model, prompt.layout, length, self.runner.is_static)
-        if isinstance(model, StateModel):
-            model.keeps_states = self.coarse is not None
-        self._source = first_source(source)
-        check_source(self._source, prompt.layout, final=True)
         self.scheduler = _open_scheduler(self.runner, model, prompt, noise)
         if self.scheduler is not None:
-            self.scheduler.register(model)
             prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
-        self.model, self.prompt, self.length = model, prompt, length
+        self.policy, self.model, self.prompt, self.length = policy, model, prompt, length
         self.params, self.noise, self.on_step = params, noise, on_step
         self.vocab_size = model.vocab_size
+        self.stats = Stats(
+            policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
+        )
+        self.state = StepState(self.runner.is_static, prompt.tokens.device)
+        self.last_scores = self.state.declare("last scores")
+        self._variation = self.state.declare("variation")
+        self.drafter = source.open(self)
+        if self.scheduler is not None:
+            self.scheduler.register(model)
         self.impossible = params.impossible(model.vocab_size)
         self.recorder: StepRecorder | None = getattr(model, "recorder", None)
         self.is_recorded = self.recorder is not None and self.recorder.is_active
 
-        window, calibration = getattr(policy, "window", 1), None
+        window, calibration = policy.window, None
         if window == "adaptive":
             conditions = (
-                prompt.batch, prompt.branches, self._source, params.guidance_scale,
+                prompt.batch, prompt.branches, self.drafter.source, params.guidance_scale,
                 params.temperature, params.top_k, params.top_p, params.min_p,
             )  # fmt: skip
             calibration = find_calibration(model, conditions)
@@ -148,20 +158,16 @@ class WindowRun:
 
         key = make_graph_key(
             self.runner, policy, model, prompt, length, params, widest=widest,
-            drafts=self._source, coarse=self.coarse, has_callback=on_step is not None,
+            drafter=self.drafter, has_callback=on_step is not None,
             is_refilled=self.scheduler is not None,
         )  # fmt: skip
         self._capacity = measure(prompt, length) if key is None else key.capacity
         self._short_prompt = None if self.scheduler is not None else _find_short_prompt(key, prompt)
         self.buffer = TokenBuffer(prompt, self._capacity, widest)
-        self.stats = Stats(
-            policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
-        )
         if "drafts" in vars(policy):  # a field, which the caller chose
-            corrected = "online" if source == "online" else "coarse"
-            self.stats.drafts = str(self._source) if self.coarse is None else corrected
-        if note:
-            self.stats.notes.append(note)
+            self.stats.drafts = self.drafter.source.name or repr(self.drafter.source)
+        if self.drafter.note:
+            self.stats.notes.append(self.drafter.note)
         n_generated = self.buffer.n_generated
         n_each = self.runner.sync_every
         n_passes = (n_each + 1) * self._capacity.slots + n_each  # a retry for each, see `_retry`
@@ -173,7 +179,6 @@ class WindowRun:
         self._ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
         self._n_new = torch.zeros_like(n_generated)  # tokens of the last pass
         self._summary = n_generated.new_zeros(4)  # see `_count`
-        self._held, self._held_names = dict[str, Tensor](), set[str]()
         buffers = self.runner.load(key, self.static_inputs() if self.runner.is_static else {})
         self._buffers = StaticBuffers({}) if buffers is None else buffers
         if buffers is not None:
@@ -206,7 +211,7 @@ class WindowRun:
         for name, value in buffers.inputs.items():
             owner, _, attribute = name.rpartition(".")
             vars(attrgetter(owner)(self) if owner else self)[attribute] = value
-        self._held = buffers.state
+        self.state.use(buffers.state)
 
     def _prefill(self) -> None:
         """Run the prompt without its last token; once more if memory lacked and graphs had some."""
@@ -270,11 +275,11 @@ class WindowRun:
         key: Any = self.width if has_begun else Once("first pass", self.width)
         if self.is_retry:
             n_passes, key = 1, None
-        self._held_names |= self._buffers.first_state  # where that step is replayed
+        self.state.names |= self._buffers.first_state  # where that step is replayed
 
         def step() -> None:
             if not has_begun:
-                self._held_names.clear()
+                self.state.names.clear()
             if self.runner.is_static or n_passes > 1:  # otherwise `_begin_step` has done it
                 self.buffer.move_window(self.width)
             step_fn()
@@ -287,18 +292,38 @@ class WindowRun:
             self.runner.free_memory()  # for the next call
             raise
         if not has_begun:
-            self._buffers.first_state = set(self._held_names)
+            self._buffers.first_state = set(self.state.names)
         self.sync(n_passes, is_usual)
 
-    def propose(self) -> Proposal:
-        """What the draft source proposes for all draft slots of the window, `[B, W-1]`."""
+    def propose(self) -> Drafts:
+        """What the drafter proposes for all draft slots of the window, `[B, W-1]`."""
+        if not self.drafter.source.keeps_predictions:
+            self.buffer.forget_drafts()
+        if self.is_retry:
+            return Drafts(last_known(self.frontier()))
+        found = self.drafter.propose(self)
+        if not self.drafter.source.is_capturable:
+            shape = (len(self.buffer.tokens), self.width - 1, self.vocab_size)
+            check_proposed(self.drafter.source, found, shape)
+        return found
+
+    def frontier(self) -> Frontier:
+        """What is known where the window's drafts begin."""
         buffer = self.buffer
-        frontier = Frontier(
+        return Frontier(
             buffer.tokens, buffer.origin, buffer.filled, buffer.slots[:, :-1],
-            self.held("last scores"), self.prompt.layout, self.vocab_size, self.impossible,
+            self.last_scores.value, self.prompt.layout, self.vocab_size, self.impossible,
             None if self.scheduler is None else buffer.n_generated == 0,
         )  # fmt: skip
-        return propose("left" if self.is_retry else self._source, frontier)
+
+    def observe(self, noise: Tensor | None) -> None:
+        """Show the drafter what the forward pass said; between `forward` and `accept`.
+
+        Args:
+            noise: frozen noise of the window, see `frozen_noise`; None where nothing is corrected.
+        """
+        if self.drafter.source.reads_scores:
+            self.drafter.observe(self, self._pass_scores, noise)
 
     def forced(self) -> Tensor | None:
         """What the layout demands at each draft slot, `[B, W-1]` int64, -1 where free; or None."""
@@ -316,7 +341,7 @@ class WindowRun:
             `[B, W-1]` int64, the drafts that the model will process.
         """
         found = self._window_inputs(new, self.forced())
-        if self.coarse is None:  # which corrects the drafts before the model reads them
+        if not self.drafter.source.corrects:  # before the model reads them
             self._inputs = found
         assert found.drafts is not None
         return found.drafts
@@ -396,7 +421,8 @@ class WindowRun:
         """
         scores = self._to_scores(self.logits(), slice(None))
         self._peak = scores.amax(-1)  # [B, W]
-        self.hold("last scores", scores[:, -1].clone())  # a view would keep the whole window's
+        if self.reads_last_scores:
+            self.last_scores.hold(scores[:, -1].clone())  # a view would keep the whole window's
         return scores
 
     def record_scores(self, logits: Tensor, peak: Tensor, last: Tensor | None = None) -> None:
@@ -412,12 +438,12 @@ class WindowRun:
             return
         if last is None:
             last = self._to_scores(logits[:, -1:], slice(-1, None))[:, 0]
-        self.hold("last scores", last)
+        self.last_scores.hold(last)
 
     @property
     def reads_last_scores(self) -> bool:
         """Whether the next pass drafts from the scores of this one's last slot."""
-        return self._source == "neighbour" or isinstance(self._source, DraftSource)
+        return self.drafter.source.reads_last_scores
 
     def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
         """Logits of a part of the window's slots to scores of their target distribution."""
@@ -427,9 +453,10 @@ class WindowRun:
             logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
         )
         scores = self.params.finish_scores(processed, slots, prompt.layout)
-        if self.coarse is not None:  # at temperature 0 the target's scores are of one token
-            self.draft_scores = scores if self.params.temperature else processed
-            self.last_draft_scores = processed[:, -1].clone()
+        if self.drafter.source.reads_scores:
+            # at temperature 0 the target's scores are of one token
+            shown = scores if self.params.temperature else processed
+            self._pass_scores = PassScores(shown, processed[:, -1].clone())
         if self.is_recorded:
             self._record("scores", scores if self.params.temperature else processed)
         return scores
@@ -445,18 +472,20 @@ class WindowRun:
                 slot. Only slots whose tokens were accepted are charged.
         """
         if variation is not None:
-            self.hold("variation", variation)
+            self._variation.hold(variation)
         if self.is_on_host and not self.is_recorded:
             self._accept_on_host(tokens, kept)
+            self.drafter.accepted(self, self._n_new)
             return
         before = self.buffer.n_generated.clone() if self.is_recorded else None
         dispatch.run(
-            accept_prefix, tokens, kept, self._peak, self.held("variation"), self._row_state(),
+            accept_prefix, tokens, kept, self._peak, self._variation.value, self._row_state(),
             self._limit, self._stops, origin=self.buffer.origin, counts=self.on_step is None,
         )  # fmt: skip
         if before is not None:
             assert self.recorder is not None
             self.recorder.accept(before, self._n_new)
+        self.drafter.accepted(self, self._n_new)
 
     def _row_state(self) -> RowState:
         buffer, counters = self.buffer, self.counters
@@ -498,29 +527,6 @@ class WindowRun:
             ended[row] |= n_generated[row] >= self.length
         if self.on_step is None:
             self._count()
-
-    def hold(self, name: str, value: Tensor) -> None:
-        """Store a tensor for the next step, always of one shape. Nobody writes to it any more."""
-        stored = self._held.get(name)
-        if not self.runner.is_static:
-            self._held[name] = value
-        elif stored is None:
-            self._held[name] = value.clone()  # two that share memory would overwrite each other
-        elif stored is not value:
-            stored.copy_(value)
-        self._held_names.add(name)
-
-    def room_for(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A float32 tensor to write what `hold` will store; the stored one where steps are static,
-        so that what the last step stored there has been read before.
-        """
-        stored = self._held.get(name) if self.runner.is_static else None
-        device = self.buffer.tokens.device
-        return torch.empty(shape, device=device) if stored is None else stored
-
-    def held(self, name: str) -> Tensor | None:
-        """The tensor that the last step of this run stored under a name; None before the first."""
-        return self._held[name] if name in self._held_names else None
 
     def sync(self, n_passes: int = 1, is_usual: bool = True) -> None:
         """Read what the last passes generated, refill the batch and begin the next step.
@@ -592,10 +598,10 @@ class WindowRun:
     def _count(self) -> None:
         """Count a pass in which rows gained `_n_new` tokens, and sum up what the host reads."""
         if not self.is_on_host:
-            count_pass(self._row_state(), self.held("variation"), self._limit)
+            count_pass(self._row_state(), self._variation.value, self._limit)
             return
         n_generated, ended, counters = self.buffer.n_generated, self._ended, self.counters
-        counters.count_on_host(self._n_new.tolist(), self.held("variation"))
+        counters.count_on_host(self._n_new.tolist(), self._variation.value)
         made = n_generated.tolist()
         left = [0 if end else self.length - n for n, end in zip(made, ended.tolist())]
         bad = any(n > 0 and is_one for n, is_one in zip(left, counters.is_bad.tolist()))
@@ -639,6 +645,7 @@ class WindowRun:
         self.counters.restart(batch_slots)
         self.noise.refill(noise)
         self._rolling = self._fresh = None
+        self.drafter.begin_rows(self, batch_slots)
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
@@ -649,7 +656,7 @@ class WindowRun:
         self._lengths, self._ended = prompt.lengths, self._ended[batch_slots]
         self._n_new, self.noise = self._n_new[batch_slots], self.noise.rows(batch_slots)
         self._rolling = self._fresh = None
-        self._held = {name: value[batch_slots] for name, value in self._held.items()}
+        self.state.keep_rows(batch_slots)
         self.counters.keep_rows(batch_slots)
 
     def process_filler(self, filler: Tensor, widest: int = 64) -> None:
@@ -708,6 +715,7 @@ class WindowRun:
             self.recorder.finish(self)
         self.stats.seconds = time.perf_counter() - self._began
         self.runner.finish()
+        self.drafter.close(self)
         if self.scheduler is not None:
             self.scheduler.release_models()
         return Generation(tokens, lengths, passes, self.stats)

@@ -32,7 +32,7 @@ class FrozenDraws(Protocol):
         """
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 as the run's coarse model corrects them, if it has one."""
+        """Drafts `[B, W-1]` int64 as the run's drafter corrects them."""
 
     def tokens(self) -> Tensor:
         """Run the forward pass; tokens `[B, W]` int64 from each slot's target distribution."""
@@ -41,12 +41,13 @@ class FrozenDraws(Protocol):
 def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
     """What makes the draws of a run's passes: the kernel where it can run.
 
-    Logits processors, recorded scores and coarse drafts need the separate steps.
+    Logits processors, recorded scores and drafters that read scores need the separate steps.
 
     Raises:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
     """
-    if run.is_recorded or run.coarse or not dispatch.takes("sample", run.buffer.tokens.device.type):
+    is_read = run.is_recorded or run.drafter.source.reads_scores
+    if is_read or not dispatch.takes("sample", run.buffer.tokens.device.type):
         return StepwiseDraws
     if run.params.processor is None:
         return FusedDraws
@@ -83,15 +84,16 @@ class StepwiseDraws:
 
     def redraft(self, drafts: Tensor) -> Tensor:
         """See `FrozenDraws.redraft`."""
-        coarse = self._run.coarse
-        return drafts if coarse is None else coarse.redraft(self._run, drafts, self._noise[:, :-1])
+        drafter = self._run.drafter
+        if not drafter.source.corrects:
+            return drafts
+        return drafter.correct(self._run, drafts, self._noise[:, :-1])[0]
 
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
         run, noise = self._run, self._noise
         found = self._argmax(run.forward() + noise)
-        if run.coarse is not None:
-            run.coarse.record(run, run.draft_scores, noise)
+        run.observe(noise)
         return found
 
 
@@ -113,7 +115,7 @@ class FusedDraws:
         return dispatch.run(sample_frozen, scores, 1, settings, None, *key).tokens
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """See `FrozenDraws.redraft`; a run with coarse drafts has `StepwiseDraws`."""
+        """See `FrozenDraws.redraft`; where drafts are corrected there are `StepwiseDraws`."""
         return drafts
 
     def tokens(self) -> Tensor:
@@ -132,7 +134,7 @@ class FusedDraws:
         key = (run.noise.seeds, run.noise.items, slots, run.frozen)
         last = None
         if run.reads_last_scores and forced is None and not settings.cuts:
-            last = run.room_for("last scores", (len(slots), run.vocab_size))
+            last = run.last_scores.room((len(slots), run.vocab_size))
         found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
         run.record_scores(logits, found.peak, last)
         return found.tokens

@@ -48,9 +48,8 @@ from mmaccel.samplers.acceptance import (
     one_hot,
     residual,
 )
-from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 
 _PART = 8  # drafts of a row that a relaxed rule looks at together
@@ -75,7 +74,7 @@ class SpeculativeJacobi(WindowPolicy):
 
     window: int = 32
     coupling: Coupling = "maximal"
-    drafts: str | Coarse | DraftSource = "neighbour"
+    drafts: str | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True
@@ -114,7 +113,8 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     Returns:
         The finished generation.
     """
-    coarse = run.coarse
+    drafter = run.drafter
+    p_held, first_held = run.state.declare("p_target"), run.state.declare("first slot")
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
     verify, redraw, exact = _verify_all, _redraw, is_kept
@@ -125,14 +125,14 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     def step_fn() -> None:
         slots = run.buffer.slots
         fresh = run.fresh_noise()
-        p_last, first = run.held("p_target"), run.held("first slot")
-        drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
-        if coarse is not None:
-            noise = run.frozen_noise()
-            drafts, p_draft = coarse.redraft_with_law(run, drafts, p_draft, noise[:, :-1])
+        drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_held.value, first_held.value)
+        noise = run.frozen_noise() if drafter.source.corrects else None
+        if noise is not None:
+            drafts, p_own = drafter.correct(run, drafts, noise[:, :-1], p_draft)
+            assert p_own is not None
+            p_draft = p_own
         scores = run.forward()  # [B, W, V]
-        if coarse is not None:
-            coarse.record_law(run, run.draft_scores, noise)
+        run.observe(noise)
         coins, spent = fresh.coins[:, :-1], None
         if is_fused:
             coupled = dispatch.run(couple, scores, p_draft, drafts, coins, fresh.redraws)
@@ -157,8 +157,8 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
             else:
                 keeps = index[:, :-1] < last
                 tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws, last)
-        run.hold("p_target", p_target)
-        run.hold("first slot", slots[:, :1])
+        p_held.hold(p_target)
+        first_held.hold(slots[:, :1])
         run.accept(tokens, accepted, spent)
 
     return run.run(step_fn)
@@ -176,14 +176,17 @@ def _drafts(
         first: `[B, 1]` int64, the first slot of the last pass.
     """
     slots = run.buffer.slots[:, :-1]
-    guess, scores = run.propose()
+    found = run.propose()
+    guess = found.tokens
     if guess is None:
-        assert scores is not None
-        p_new = scores.softmax(-1)  # [B, 1 or W-1, V]
+        assert found.scores is not None
+        p_new = found.scores.softmax(-1)  # [B, 1 or W-1, V]
         guess = draw(p_new, uniforms)
         p_draft = p_new.expand(-1, slots.shape[1], -1)
-    else:
+    elif found.distribution is None:
         p_draft = one_hot(guess, run.vocab_size)
+    else:
+        p_draft = found.distribution
     if p_last is not None and first is not None and run.is_on_host:
         n_predicted = (run.buffer.filled - run.buffer.columns[:, 0]).tolist()
         moved = (run.buffer.slots[:, 0] - first[:, 0]).tolist()

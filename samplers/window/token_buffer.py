@@ -110,12 +110,16 @@ class TokenBuffer:
         """Treat no prediction of the last pass as a draft."""
         self.filled.copy_(self.origin + self.n_generated)
 
-    def model_inputs(self, columns: Tensor) -> Tensor:
-        """Tokens at `columns` `[B, K]` for the rows of all branches, `[R, K]`.
+    def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
+        """What the rows of all branches read at some columns, `[R, K]`.
 
         Before slot 0 every branch gets the last token of its own prompt.
+
+        Args:
+            columns: `[B, K]` int64.
+            tokens: `[B, N]` int64, the token buffer, or a copy with other drafts.
         """
-        tokens = self.tokens.gather(1, columns)  # [B, K]
+        tokens = tokens.gather(1, columns)  # [B, K]
         last = self.last_of_prompt.view(self._branches, -1, 1)  # [G, B, 1]
         return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmaccel import Autoregressive, Grid, Jacobi, Noise, OptionError, SamplingParams
 from mmaccel.contracts import Policy
-from mmaccel.samplers.window.proposers import SOURCES
+from mmaccel.samplers.drafting.sources import SOURCES
 from tests.exactness.bitwise_runs import (
     GRID,
     LENGTH,

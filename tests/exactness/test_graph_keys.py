@@ -368,6 +368,7 @@ def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
         sample, decode = Jacobi.sample, Jacobi.decode
+        draft_source = Jacobi.draft_source
         window = 6
 
     cache = GraphCache()

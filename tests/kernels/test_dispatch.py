@@ -15,6 +15,8 @@ from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import dispatch, gpu_obstacle
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
+from mmaccel.samplers.drafting.contract import Drafter
+from mmaccel.samplers.drafting.left import Left
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, choose_draws
 
@@ -242,7 +244,7 @@ def test_a_logits_processor_and_the_sample_kernel(
         noise=noise,
         vocab_size=5,
         is_recorded=False,
-        coarse=None,
+        drafter=Drafter(Left()),
         frozen_noise=lambda: noise.frozen(ROWS[:, None], 5, 0.0),
     )
     if mode == "triton":

@@ -15,7 +15,7 @@ from mmaccel import GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep
 from mmaccel.results import Generation
-from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import WEIGHTS
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import GRID, OPTIONS, run
@@ -115,12 +115,12 @@ def draft_one_less(patch: Patch) -> None:
 
 def keep_laws(patch: Patch) -> None:
     """The laws of corrected drafts are those before their correction."""
-    redraft = CoarseDrafts.redraft_with_law
+    redraft = CoarseDrafter.redraft_with_distribution
 
     def wrong(self: Any, run: Any, drafts: Any, p_draft: Any, noise: Any) -> Any:
         return redraft(self, run, drafts, p_draft, noise)[0], p_draft
 
-    patch.setattr(CoarseDrafts, "redraft_with_law", wrong)
+    patch.setattr(CoarseDrafter, "redraft_with_distribution", wrong)
 
 
 def _alter(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

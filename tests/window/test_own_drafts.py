@@ -12,7 +12,7 @@ import mmaccel
 from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, OptionError, SpeculativeJacobi
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.runner.engine import is_capturable
-from mmaccel.samplers.window.proposers import DraftSource, Frontier, Proposal
+from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from tests.fixtures.tiny_lms import build_lm
 
 N = 12
@@ -24,21 +24,21 @@ class Told(DraftSource):
 
     answer: tuple[int, ...]
 
-    def propose(self, frontier: Frontier) -> Proposal:
+    def propose(self, frontier: Frontier) -> Drafts:
         slots = frontier.slots.clamp(max=len(self.answer) - 1)
-        return Proposal(torch.tensor(self.answer)[slots], None)
+        return Drafts(torch.tensor(self.answer)[slots], None)
 
 
 @dataclass(frozen=True)
 class Last(DraftSource):
     """Draws from the scores of the last slot of the last pass."""
 
-    def propose(self, frontier: Frontier) -> Proposal:
+    def propose(self, frontier: Frontier) -> Drafts:
         rows = len(frontier.token_buffer)
         scores = frontier.last_scores
         if scores is None:
             scores = torch.zeros(rows, frontier.vocab_size)
-        return Proposal(None, scores[:, None])
+        return Drafts(None, scores[:, None])
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ TOKENS = torch.zeros((), dtype=torch.int64)
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (lambda b, k, v: Proposal(None, None), r"Proposal\(tokens, None\) or Proposal\(None, scor"),
-        (lambda b, k, v: TOKENS.expand(b, k), r"Proposal\(tokens, None\) or Proposal\(None, scor"),
-        (lambda b, k, v: Proposal([[0] * k] * b, None), r"Proposal\(tokens, None\) or Proposal"),
-        (lambda b, k, v: Proposal(TOKENS.expand(b, 1), None), r"tokens \[2, 4\] of torch.int64, "
+        (lambda b, k, v: Drafts(None, None), r"Drafts\(tokens=…\) or Drafts\(scores=…\)"),
+        (lambda b, k, v: TOKENS.expand(b, k), r"Drafts\(tokens=…\) or Drafts\(scores=…\)"),
+        (lambda b, k, v: Drafts([[0] * k] * b, None), r"Drafts\(tokens=…\) or Drafts"),
+        (lambda b, k, v: Drafts(TOKENS.expand(b, 1), None), r"tokens \[2, 4\] of torch.int64, "
          r"received \[2, 1\] of torch.int64"),
-        (lambda b, k, v: Proposal(TOKENS.int().expand(b, k), None), r"received \[2, 4\] .*int32"),
-        (lambda b, k, v: Proposal(TOKENS.expand(b, k) - 1, None), r"tokens in 0..\d+, received -1"),
-        (lambda b, k, v: Proposal(TOKENS.expand(b, k) + v, None), r"tokens in 0..(\d+), received"),
-        (lambda b, k, v: Proposal(None, torch.zeros(b, k, v - 1)), r"scores \[2, 1, \d+\] or "
+        (lambda b, k, v: Drafts(TOKENS.int().expand(b, k), None), r"received \[2, 4\] .*int32"),
+        (lambda b, k, v: Drafts(TOKENS.expand(b, k) - 1, None), r"tokens in 0..\d+, received -1"),
+        (lambda b, k, v: Drafts(TOKENS.expand(b, k) + v, None), r"tokens in 0..(\d+), received"),
+        (lambda b, k, v: Drafts(None, torch.zeros(b, k, v - 1)), r"scores \[2, 1, \d+\] or "
          r"\[2, 4, \d+\] of floating point, received \[2, 4, \d+\] of torch.float32"),
-        (lambda b, k, v: Proposal(None, TOKENS.expand(b, 1, v)), "received .* of torch.int64"),
+        (lambda b, k, v: Drafts(None, TOKENS.expand(b, 1, v)), "received .* of torch.int64"),
     ],
 )  # fmt: skip
 def test_a_wrong_proposal_is_named(returned: Any, said: str, monkeypatch: Any) -> None:
