@@ -19,11 +19,13 @@ from mmaccel.samplers.drafting.ngram import NGram
 from mmaccel.samplers.drafting.online import Online
 from mmaccel.samplers.drafting.previous_frame import PreviousFrame
 from mmaccel.samplers.drafting.random_tokens import Random
+from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 
 SOURCES: dict[str, type[DraftSource]] = {
     "auto": Auto,
     "coarse": ShippedCoarse,
     "online": Online,
+    "token-recycling": TokenRecycling,
     "random": Random,
     "left": Left,
     "above": Above,

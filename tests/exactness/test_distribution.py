@@ -60,7 +60,7 @@ DRAFTER_4 = STRUCTURED.language(seed=2)
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.parametrize("drafts", ["random", "neighbour", "left"])
+@pytest.mark.parametrize("drafts", ["random", "neighbour", "left", "token-recycling"])
 def test_speculative_jacobi(coupling: str, drafts: str) -> None:
     assert_exact(SpeculativeJacobi(3, coupling, drafts), PLAIN)
 

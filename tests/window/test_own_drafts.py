@@ -12,7 +12,13 @@ import mmaccel
 from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, OptionError, SpeculativeJacobi
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.runner.engine import is_capturable
-from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.samplers.drafting.contract import (
+    Drafter,
+    Drafts,
+    DraftSource,
+    Frontier,
+    PassScores,
+)
 from tests.fixtures.tiny_lms import build_lm
 
 N = 12
@@ -122,3 +128,46 @@ def test_only_a_source_that_says_so_is_captured() -> None:
 
     assert is_capturable(Jacobi()) and is_capturable(Jacobi(drafts=Captured()))
     assert not is_capturable(Jacobi(drafts=Last()))
+
+
+@dataclass(frozen=True)
+class Watching(DraftSource):
+    """Proposes copies of token 0, and keeps what its drafter was told."""
+
+    told: list[Any]
+    reads_scores = True
+    corrects = True
+
+    def open(self, run: Any) -> Drafter:
+        self.told.append(("model", run.model.vocab_size))
+        return Watcher(self)
+
+
+@dataclass(eq=False)
+class Watcher(Drafter):
+    def propose(self, run: Any) -> Drafts:
+        return Drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
+
+    def correct(self, run: Any, drafts: Any, noise: Any, distribution: Any = None) -> Any:
+        self.source.told.append(("correct", drafts.shape, noise.shape))  # type: ignore[attr-defined]
+        return drafts, distribution
+
+    def observe(self, run: Any, scores: PassScores, noise: Any) -> None:
+        shapes = scores.window.shape, scores.last.shape, noise.shape
+        self.source.told.append(("observe", *shapes))  # type: ignore[attr-defined]
+
+    def accepted(self, run: Any, n_new: torch.Tensor) -> None:
+        self.source.told.append(("accepted", n_new.tolist()))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", [Jacobi, SpeculativeJacobi], ids=lambda cls: cls.__name__)
+def test_a_drafter_is_told_of_every_pass(policy: Any) -> None:
+    """In the order of the contract; the tokens that it was told of are those that were made."""
+    told: list[Any] = []
+    made, stats = generate(policy(window=4, drafts=Watching(told)))
+    (_, size), *steps = told
+    assert [kind for kind, *_ in steps] == ["correct", "observe", "accepted"] * stats.passes
+    assert steps[0][1:] == ((2, 3), (2, 3, size))
+    assert steps[1][1:] == ((2, 4, size), (2, size), (2, 4, size))
+    gained = torch.tensor([n_new for kind, n_new in steps[2::3]])
+    assert gained.sum(0).tolist() == [made.shape[1]] * 2
