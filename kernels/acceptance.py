@@ -59,3 +59,33 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
         target = target.transpose(1, 2)  # all values are searched in one row
     found = torch.searchsorted(cumulative, target.contiguous(), right=True)
     return found.view(uniform.shape).clamp(max=weights.shape[-1] - 1)
+
+
+def redraw(
+    p_target: Tensor,
+    p_draft: Tensor,
+    drafts: Tensor,
+    keeps: Tensor,
+    uniforms: Tensor,
+    last: Tensor | None = None,
+) -> Tensor:
+    """`drafts` where kept, else draws from (p - q)+; the bonus slot's token is drawn from p.
+
+    Args:
+        p_target: `[B, W, V]` float32.
+        p_draft: `[B, W-1, V]` float32.
+        drafts: `[B, W-1]` int64.
+        keeps: `[B, W-1]` bool.
+        uniforms: `[B, W]` float32 in (0, 1).
+        last: `[B, 1]` int64, the only slot that is drawn from (p - q)+, others from p; None where
+            all are.
+
+    Returns:
+        `[B, W]` int64.
+    """
+    rest = residual(p_target[:, :-1], p_draft)
+    if last is not None:
+        index = torch.arange(rest.shape[1], device=rest.device)
+        rest = torch.where((index == last)[..., None], rest, p_target[:, :-1])
+    drawn = draw(torch.cat([rest, p_target[:, -1:]], 1), uniforms)
+    return torch.cat([torch.where(keeps, drafts, drawn[:, :-1]), drawn[:, -1:]], 1)

@@ -296,7 +296,7 @@ class CausalLMWindow(StaticModelBuffers):
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:
-        """Process the window's own prompt; see `mmaccel.samplers.window.run.process_prompt`."""
+        """Process the window's own prompt; see `mmaccel.samplers.window.model_calls`."""
         own, layout = self.own_prompt, self._kv_layout
         if own is None:
             return None

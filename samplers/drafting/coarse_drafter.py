@@ -27,13 +27,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.kernels import coarse_sweep_numpy, dispatch
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
-from mmaccel.samplers.drafting.coarse_rows import record_rows, redraft_rows
+from mmaccel.samplers.drafting.coarse_rows import RowByRow
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
@@ -146,18 +145,21 @@ class CoarseDrafter(Drafter):
         opened: C.
         is_bitwise: whether nobody asks for the distribution of drafts.
         state: of the run.
+        by_rows: redrafts and records row by row on the host; None for all rows at once.
     """
 
     opened: OpenedCoarse
     is_bitwise: bool
     state: CoarseState
+    by_rows: RowByRow | None
 
     @classmethod
     def begin(cls, source: DraftSource, run: WindowRun, opened: OpenedCoarse) -> Self:
         """A drafter of a run whose model is a `StateModel`, which keeps its states from now on."""
         cast(StateModel, run.model).keep_states(True)
         state = run.state.declare_fields(CoarseState, "coarse")
-        return cls(source, opened, run.policy.exactness == "bitwise", state)
+        by_rows = run.backend.choose(None, RowByRow())
+        return cls(source, opened, run.policy.exactness == "bitwise", state, by_rows)
 
     def close(self, run: WindowRun) -> None:
         """See `Drafter.close`."""
@@ -201,8 +203,8 @@ class CoarseDrafter(Drafter):
         Returns:
             `[B, W-1]` int64, which the token buffer holds now.
         """
-        if self._goes_by_rows(run):
-            return redraft_rows(self, run, drafts, noise, None)[0]
+        if self.by_rows is not None:
+            return self.by_rows.redraft(self, run, drafts, noise, None)[0]
         found = self._slots(run, noise)
         if found is None:
             return drafts
@@ -221,8 +223,8 @@ class CoarseDrafter(Drafter):
             run, drafts, noise: as in `redraft`.
             p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
         """
-        if self._goes_by_rows(run):
-            corrected, own = redraft_rows(self, run, drafts, noise, p_draft)
+        if self.by_rows is not None:
+            corrected, own = self.by_rows.redraft(self, run, drafts, noise, p_draft)
             assert own is not None
             return corrected, own
         found = self._slots(run, noise)
@@ -249,8 +251,8 @@ class CoarseDrafter(Drafter):
 
     def record(self, run: WindowRun, scores: PassScores, noise: Tensor) -> None:
         """Keep what the next sweep needs of a pass; see `observe`."""
-        if self._goes_by_rows(run):
-            record_rows(self, run, scores)
+        if self.by_rows is not None:
+            self.by_rows.record(self, run, scores)
             return
         perturbed = scores.window + noise
         found = perturbed.topk(min(self.opened.candidates, perturbed.shape[-1]), -1)
@@ -262,8 +264,8 @@ class CoarseDrafter(Drafter):
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
         others, whose scores are not corrected.
         """
-        if self._goes_by_rows(run):
-            record_rows(self, run, scores)
+        if self.by_rows is not None:
+            self.by_rows.record(self, run, scores)
             return
         n = min(self.opened.candidates, scores.window.shape[-1] - 1)
         likely = scores.window.topk(n, -1).indices
@@ -317,9 +319,6 @@ class CoarseDrafter(Drafter):
         """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
         return self.opened.table(run)[slots]
 
-    def _goes_by_rows(self, run: WindowRun) -> bool:
-        return run.is_on_host and not dispatch.takes("coarse_sweep", "cpu")
-
     def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
         held, model, buffer = self.state, self.opened.model, run.buffer
@@ -335,10 +334,10 @@ class CoarseDrafter(Drafter):
         rows = torch.arange(len(at), device=at.device)[:, None]
         base = model.base(slots, distances, states[rows, at], prompts[:, None])
         seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
-        is_fixed = (buffer.n_generated == 0)[:, None] | run.is_over(slots)
+        is_fixed = (buffer.n_generated == 0)[:, None] | run.rows.is_over(slots)
         if not model.drafts_new_slots:
             is_fixed = is_fixed | ~is_seen
-        forced = run.forced()
+        forced = run.rows.forced()
         if forced is not None:
             is_fixed = is_fixed | (forced >= 0)
         last_scores = held.last.get()
@@ -358,12 +357,9 @@ class CoarseDrafter(Drafter):
 
     def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
-        kind = work.device.type
-        given = (self.opened.weights, slots, work, _scale(run), n_corrected)
-        if kind == "cpu" and not (run.runner.is_static or dispatch.takes("coarse_sweep", kind)):
-            drafts = coarse_sweep_numpy.coarse_sweep(*given)
-        else:  # a captured step has no numpy in it
-            drafts = dispatch.run(coarse_sweep, *given)
+        drafts = run.backend.run(
+            coarse_sweep, self.opened.weights, slots, work, _scale(run), n_corrected
+        )
         run.buffer.tokens.scatter_(1, slots.columns, drafts)
         return drafts
 

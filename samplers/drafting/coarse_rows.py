@@ -22,49 +22,58 @@ if TYPE_CHECKING:
 _NEVER = float("-inf")
 
 
-def redraft_rows(
-    coarse: CoarseDrafter, run: WindowRun, drafts: Tensor, noise: Tensor, p_draft: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """`CoarseDrafter.redraft`, and with `p_draft` `CoarseDrafter.redraft_with_distribution`.
+class RowByRow:
+    """What a `CoarseDrafter` does between two passes, row by row."""
 
-    Holds in `CoarseState.coming` what `record_rows` will record.
-    """
-    n_ids = coarse.opened.config.vocab_size
-    rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
-    table, firsts = coarse.opened.table(run).numpy(), run.buffer.n_generated.tolist()
-    has_seen = coarse.state.scores.value is not None and not run.is_retry
-    if has_seen and drafts.shape[1]:
-        drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
-    seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
-    coarse.state.coming.hold(seen[0][None] if len(seen) == 1 else torch.stack(seen))
-    return drafts, p_draft
+    def redraft(
+        self,
+        coarse: CoarseDrafter,
+        run: WindowRun,
+        drafts: Tensor,
+        noise: Tensor,
+        p_draft: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`CoarseDrafter.redraft`, and with `p_draft` `CoarseDrafter.redraft_with_distribution`.
 
+        Holds in `CoarseState.coming` what `record` will record.
+        """
+        n_ids = coarse.opened.config.vocab_size
+        rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
+        table, firsts = coarse.opened.table(run).numpy(), run.buffer.n_generated.tolist()
+        has_seen = coarse.state.scores.value is not None and not run.is_retry
+        if has_seen and drafts.shape[1]:
+            drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
+        seen = [
+            torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)
+        ]
+        coarse.state.coming.hold(seen[0][None] if len(seen) == 1 else torch.stack(seen))
+        return drafts, p_draft
 
-def record_rows(coarse: CoarseDrafter, run: WindowRun, scores: PassScores) -> None:
-    """`CoarseDrafter.record` and `record_distribution`: candidates are found when they are needed.
+    def record(self, coarse: CoarseDrafter, run: WindowRun, scores: PassScores) -> None:
+        """`CoarseDrafter.record` and `record_distribution`; candidates are found when needed.
 
-    Args:
-        coarse: the drafter.
-        run: after `redraft_rows` and its forward pass.
-        scores: of the pass.
-    """
-    held, model = coarse.state, coarse.opened.model
-    states, prompts = coarse.guided_states(run), held.prompts.value
-    if prompts is None:
-        held.prompts.hold(model.of_prompt(states[:, 0]))
-    elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
-        is_first = run.buffer.n_generated[:, None] == 0
-        held.prompts.hold(torch.where(is_first, model.of_prompt(states[:, 0]), prompts))
-    held.scores.hold(scores.window)
-    coarse.hold_pass(run, held.coming.get(), states, scores.last)
+        Args:
+            coarse: the drafter.
+            run: after `redraft` and its forward pass.
+            scores: of the pass.
+        """
+        held, model = coarse.state, coarse.opened.model
+        states, prompts = coarse.guided_states(run), held.prompts.value
+        if prompts is None:
+            held.prompts.hold(model.of_prompt(states[:, 0]))
+        elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
+            is_first = run.buffer.n_generated[:, None] == 0
+            held.prompts.hold(torch.where(is_first, model.of_prompt(states[:, 0]), prompts))
+        held.scores.hold(scores.window)
+        coarse.hold_pass(run, held.coming.get(), states, scores.last)
 
 
 def _sweep(
     coarse: CoarseDrafter, run: WindowRun, rows: list[Any], table: Any, drafts: Tensor,
     noise: Tensor, p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    buffer, layout, forced = run.buffer, run.prompt.layout, run.forced()
-    slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.ended()
+    buffer, layout, forced = run.buffer, run.prompt.layout, run.rows.forced()
+    slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.rows.ended.tolist()
     tokens, filled, drafts = buffer.tokens.numpy(), buffer.filled.tolist(), drafts.clone()
     found = drafts.numpy()
     allowed = None if layout is None else layout.allowed(slots)

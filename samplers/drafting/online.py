@@ -82,7 +82,9 @@ class OnlineDrafter(CoarseDrafter):
         assert isinstance(model, OnlineModel)
         if held.neighbours.value is not None:
             first, end, slots = held.first.get(), held.end.get(), run.buffer.slots
-            is_both = (slots <= end) & (run.buffer.n_generated > 0)[:, None] & ~run.is_over(slots)
+            is_both = (
+                (slots <= end) & (run.buffer.n_generated > 0)[:, None] & ~run.rows.is_over(slots)
+            )
             row, now = is_both.nonzero(as_tuple=True)
             before = (slots - first)[row, now]
             model.learn(

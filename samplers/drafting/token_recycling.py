@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mmaccel.kernels.argmax import argmax
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ class RecyclingDrafter(Drafter):
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
         table, buffer, n_ids = self._table(run), run.buffer, run.vocab_size
         read = buffer.tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
-        read = read.masked_fill(run.is_over(buffer.slots), n_ids)
+        read = read.masked_fill(run.rows.is_over(buffer.slots), n_ids)
         # where a token stands several times in the window, the last one counts
         width = read.shape[1]
         is_later = torch.ones(width, width, dtype=torch.bool, device=read.device).triu(1)
         is_repeated = ((read[:, :, None] == read[:, None, :]) & is_later).any(-1)  # [B, W]
-        likeliest = scores.window.argmax(-1)  # [B, W]
+        likeliest = run.backend.run(argmax, scores.window)  # [B, W]
         table.scatter_(1, read.masked_fill(is_repeated, n_ids), likeliest)
         self.successors.hold(table)
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
-from mmaccel.kernels.sort_numpy import sort_falling_numpy
+from mmaccel.kernels.sort import sort_falling
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.drafting.contract import DraftSource
@@ -66,7 +66,7 @@ class GroupedSpeculative(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
-        sort = sort_falling_numpy if run.is_on_host else sort_falling
+        sort = partial(run.backend.run, sort_falling)
         return iterate(run, self.coupling, partial(self.rule, sort=sort))
 
     def rule(
@@ -96,12 +96,6 @@ class GroupedSpeculative(WindowPolicy):
             acceptance = torch.maximum(exact, ratio)
         spent = (p_draft * (acceptance - exact)).sum(-1)
         return coins < at_tokens(acceptance, drafts), spent
-
-
-def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights `[..., V]` by rank, at a tie the first one first, and where they stood (int64)."""
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    return ordered, order
 
 
 def group_ratio(

@@ -8,16 +8,14 @@ processor needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.argmax_numpy import argmax_numpy
+from mmaccel.kernels.argmax import argmax
 from mmaccel.kernels.sample import Settings, sample_frozen
 from mmaccel.samplers.window.run import WindowRun
 
@@ -46,7 +44,7 @@ def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
     Raises:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
     """
-    is_read = run.is_recorded or run.drafter.source.reads_scores
+    is_read = run.calls.is_recorded or run.drafter.source.reads_scores
     if is_read or not dispatch.takes("sample", run.buffer.tokens.device.type):
         return StepwiseDraws
     if run.params.processor is None:
@@ -71,15 +69,14 @@ class StepwiseDraws:
     def __init__(self, run: WindowRun) -> None:
         self._run = run
         self._noise = run.frozen_noise()
-        self._argmax = argmax_numpy if run.is_on_host else partial(torch.argmax, dim=-1)
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""
-        noise, n_new = self._noise[:, :-1], self._run.n_new_drafts()
+        noise, n_new = self._noise[:, :-1], self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new
         if scores.shape[1] > 1:
             scores = scores[:, n_predicted:]
-        found = self._argmax(scores + noise[:, n_predicted:])
+        found = self._run.backend.run(argmax, scores + noise[:, n_predicted:])
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
@@ -92,7 +89,7 @@ class StepwiseDraws:
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
         run, noise = self._run, self._noise
-        found = self._argmax(run.forward() + noise)
+        found = run.backend.run(argmax, run.forward() + noise)
         run.observe(noise)
         return found
 
@@ -123,7 +120,7 @@ class FusedDraws:
         run, params = self._run, self._run.params
         slots, layout, branches = run.buffer.slots, run.prompt.layout, run.prompt.branches
         params.check_branches(branches)
-        logits = run.logits()  # [R, W, V]
+        logits = run.scores.logits()  # [R, W, V]
         mask = None if layout is None else layout.allowed(slots)
         if mask is not None:
             mask = mask[(None,) * (3 - mask.ndim)]
@@ -133,8 +130,8 @@ class FusedDraws:
         )
         key = (run.noise.seeds, run.noise.items, slots, run.frozen)
         last = None
-        if run.reads_last_scores and forced is None and not settings.cuts:
-            last = run.last_scores.room((len(slots), run.vocab_size))
+        if run.scores.reads_last and forced is None and not settings.cuts:
+            last = run.scores.last_scores.room((len(slots), run.vocab_size))
         found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
-        run.record_scores(logits, found.peak, last)
+        run.scores.record(logits, found.peak, last)
         return found.tokens

@@ -79,7 +79,7 @@ class _Recorder:
         run, slots = self.run, self.run.buffer.slots
         model: Any = run.model
         states = guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
-        states, is_over = states.half().cpu(), run.is_over(slots).cpu()
+        states, is_over = states.half().cpu(), run.rows.is_over(slots).cpu()
         seen = _neighbours(self.tokens(), slots, run.buffer.origin, self.config).cpu()
         at = slots.cpu()
         is_accepted = torch.arange(at.shape[1]) < n_accepted.cpu()[:, None]

@@ -67,7 +67,8 @@ def take_scores_of_another_row(patch: Patch) -> None:
 def correct_the_first_drafts(patch: Patch) -> None:
     """A row that was just admitted is corrected by what the last row in its batch slot saw."""
     _alter_slots(
-        patch, lambda run, slots: slots._replace(is_fixed=run.is_over(run.buffer.slots[:, :-1]))
+        patch,
+        lambda run, slots: slots._replace(is_fixed=run.rows.is_over(run.buffer.slots[:, :-1])),
     )
 
 

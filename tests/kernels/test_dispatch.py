@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,14 @@ import pytest
 import torch
 
 from mmaccel.errors import MissingBackendError, OptionError
-from mmaccel.kernels import dispatch, gpu_obstacle
+from mmaccel.kernels import (
+    argmax,
+    argmax_numpy,
+    coarse_sweep,
+    coarse_sweep_numpy,
+    dispatch,
+    gpu_obstacle,
+)
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
 from mmaccel.samplers.drafting.contract import Drafter
@@ -238,12 +248,11 @@ def test_a_logits_processor_and_the_sample_kernel(
     buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
     run: Any = SimpleNamespace(
-        is_on_host=False,
         params=params,
         buffer=buffer,
         noise=noise,
         vocab_size=5,
-        is_recorded=False,
+        calls=SimpleNamespace(is_recorded=False),
         drafter=Drafter(Left()),
         frozen_noise=lambda: noise.frozen(ROWS[:, None], 5, 0.0),
     )
@@ -254,3 +263,54 @@ def test_a_logits_processor_and_the_sample_kernel(
         assert choose_draws(run) is StepwiseDraws
     params.processor = None
     assert choose_draws(run) is (StepwiseDraws if mode == "torch" else FusedDraws)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reads_back", "mode", "expected"),
+    [
+        (1, True, "auto", {"argmax", "coarse_sweep"}),
+        (64, True, "auto", {"argmax", "coarse_sweep"}),
+        (65, True, "auto", {"coarse_sweep"}),  # slot after slot, however many rows there are
+        (1, False, "auto", set()),  # captured steps
+        (1, True, "torch", set()),
+    ],
+)
+def test_a_run_takes_numpy_where_its_few_rows_are_read_on_a_cpu(
+    rows: int, reads_back: bool, mode: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
+    taken: set[str] = set()
+    for module in (argmax_numpy, coarse_sweep_numpy):
+        name = module.__name__.rpartition(".")[2].removesuffix("_numpy")
+        monkeypatch.setattr(module, name, lambda *given, name=name: taken.add(name))
+    backend = dispatch.Backend("cpu", rows, reads_back=reads_back)
+    for module in (argmax, coarse_sweep):
+        name = module.__name__.rpartition(".")[2]
+        specification = getattr(module, name)
+        with suppress(TypeError, AttributeError):  # the real ones want other arguments
+            backend.run(specification, None)
+    assert taken == expected
+    is_on_host = "argmax" in expected
+    assert backend.choose("torch", "numpy") == ("numpy" if is_on_host else "torch")
+
+
+def test_no_numpy_beside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Triton runs, a run takes kernels, and the specifications of what has none."""
+    called = pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
+    for device_type in ("cpu", "cuda"):
+        backend = dispatch.Backend(device_type, 1, reads_back=True)
+        backend.run(uniforms, *CALL)
+        assert called.pop() == "kernel"
+        assert backend.run(argmax.argmax, torch.eye(3)).tolist() == [0, 1, 2]
+        assert backend.choose("torch", "numpy") == "torch"
+
+
+def test_a_numpy_version_has_the_signature_of_its_specification() -> None:
+    for kernel, names in dispatch.NUMPY.items():
+        specification = import_module(f"mmaccel.kernels.{kernel}")
+        version = import_module(f"mmaccel.kernels.{kernel}_numpy")
+        for name in names:
+            wanted = inspect.signature(getattr(specification, name))
+            assert inspect.signature(getattr(version, name)) == wanted, name

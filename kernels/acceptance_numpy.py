@@ -1,4 +1,4 @@
-"""The parts of `couple` on a CPU, in numpy, where a small operation takes a fourth of torch's time.
+"""Accepting and redrawing on a CPU, in numpy, whose small operations take a fourth of the time.
 
 Only what is redrawn is computed.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def is_kept_numpy(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
+def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
     """See `mmaccel.kernels.acceptance.is_kept`; all tensors are on the CPU."""
     tokens = drafts.numpy()
     row, slot = np.arange(tokens.shape[0])[:, None], np.arange(tokens.shape[1])
@@ -18,7 +18,7 @@ def is_kept_numpy(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tens
     return torch.from_numpy(coins.numpy() * q < p)
 
 
-def redraw_numpy(
+def redraw(
     p_target: Tensor,
     p_draft: Tensor,
     drafts: Tensor,
@@ -26,20 +26,7 @@ def redraw_numpy(
     uniforms: Tensor,
     last: Tensor | None = None,
 ) -> Tensor:
-    """`drafts` where kept, else draws from (p - q)+; the bonus slot's token is drawn from p.
-
-    Args:
-        p_target: `[B, W, V]` float32, on the CPU as all others.
-        p_draft: `[B, W-1, V]` float32.
-        drafts: `[B, W-1]` int64.
-        keeps: `[B, W-1]` bool.
-        uniforms: `[B, W]` float32 in (0, 1).
-        last: `[B, 1]` int64, the only slot that is drawn from (p - q)+, others from p; None where
-            all are.
-
-    Returns:
-        `[B, W]` int64.
-    """
+    """See `mmaccel.kernels.acceptance.redraw`; all tensors are on the CPU."""
     batch, width, size = p_target.shape
     redo = np.ones((batch, width), bool)
     np.logical_not(keeps.numpy(), out=redo[:, :-1])
