@@ -27,13 +27,13 @@ from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import ShapeError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
-from mmaccel.samplers.checks import invalid_logits
 from mmaccel.samplers.drafting.contract import Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.draft_calls import make_frontier, name_drafts, propose_drafts
 from mmaccel.samplers.window.model_calls import ModelCalls, check_decodes
 from mmaccel.samplers.window.pass_scores import ScorePasses
+from mmaccel.samplers.window.retry import check_retry
 from mmaccel.samplers.window.rolling_noise import NoiseAhead, PassNoise
 from mmaccel.samplers.window.rows import RunRows
 from mmaccel.samplers.window.run_graphs import RunGraphs
@@ -304,24 +304,8 @@ class WindowRun(StaticPart):
         self._begin_step(remaining)
 
     def _retry(self) -> None:
-        """Verify other drafts after a pass in which a row wanted a token of invalid scores.
-
-        Attention multiplies the values that a mask hides by 0, which leaves NaN: keys and values of
-        a draft that is thrown away make the slots before it invalid. Copies of each row's last
-        token overwrite them. The row is really invalid if that changes nothing.
-
-        Raises:
-            NumericsError: the last pass had no drafts, or was such a pass already; or its first
-                token followed a prompt that the model itself processed.
-        """
-        is_bad = self.rows.bad_rows()
-        is_final = self.is_retry or self.width == 1
-        if not is_final and self.calls.has_own_prompt:
-            is_final = bool((is_bad & (self.buffer.n_generated == 0)).any())
-        if is_final:
-            rows = range(len(is_bad)) if self.scheduler is None else self.scheduler.rows
-            bad = zip(rows, is_bad.tolist())
-            raise invalid_logits(tuple(row for row, is_one in bad if is_one))
+        """Repeat the last pass with other drafts; see `mmaccel.samplers.window.retry`."""
+        check_retry(self)
         self.is_retry = True
         self.counters.is_bad.zero_()
         self.buffer.forget_drafts()
