@@ -48,11 +48,10 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
 
 NUMPY = {  # kernel -> its functions that have a version in kernels/<kernel>_numpy.py
     "accept_prefix": ("accept_prefix", "count_pass"),
-    "acceptance": ("is_kept", "redraw"),
-    "argmax": ("argmax",),
+    "acceptance": ("is_kept", "redraw", "verify", "follow"),
     "coarse_sweep": ("coarse_sweep",),
-    "sort": ("sort_falling",),
-    "verify": ("verify", "follow"),
+    "sample": ("argmax",),
+    "truncation": ("sort_falling",),
     "window_inputs": ("count_new_drafts",),
 }
 _ANY_ROWS = ("coarse_sweep",)  # goes slot after slot: numpy is faster for any number of rows

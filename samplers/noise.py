@@ -166,13 +166,13 @@ class Noise:
 
     @classmethod
     def over(cls, tensors: Mapping[str, Tensor]) -> Noise:
-        """Noise in tensors that exist, see `tensors`."""
+        """Noise of B rows in tensors that exist, see `tensors`: `[B]` and others."""
         noise = cls(tensors["seeds"], tensors["items"])
         vars(noise)["schedule"] = tensors["schedule"]
         return noise
 
     def tensors(self) -> dict[str, Tensor]:
-        """`seeds`, `items` and `schedule` by name."""
+        """`seeds` `[B]`, `items` `[B]` and `schedule` `[ROUNDS, 2, B, 1, 1]` by name."""
         return {"seeds": self.seeds, "items": self.items, "schedule": self.schedule}
 
     def rows(self, index: Tensor) -> Noise:

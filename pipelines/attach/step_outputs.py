@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.window.filler import process_filler
+from mmaccel.samplers.window.recorder import process_filler
 from mmaccel.samplers.window.run import WindowRun
 
 PER_STEP = {"output_scores": "scores", "output_logits": "logits"}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.argmax import argmax
+from mmaccel.kernels.sample import argmax
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
 
 if TYPE_CHECKING:

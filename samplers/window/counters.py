@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.results import Stats
-from mmaccel.samplers.window.static_part import StaticPart
+from mmaccel.samplers.window.step_state import StaticPart
 
 
 class RunCounters(StaticPart):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
-from mmaccel.kernels.sort import sort_falling
+from mmaccel.kernels.truncation import sort_falling
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.drafting.contract import DraftSource

@@ -18,7 +18,7 @@ from mmaccel.kernels.window_inputs import WindowInputs, count_new_drafts, window
 from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.checks import check_limit
 from mmaccel.samplers.window.counters import RunCounters, count_gains
-from mmaccel.samplers.window.static_part import StaticPart
+from mmaccel.samplers.window.step_state import StaticPart
 from mmaccel.samplers.window.token_buffer import Capacity, TokenBuffer
 
 

@@ -30,18 +30,21 @@ from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.drafting.contract import Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.draft_calls import make_frontier, name_drafts, propose_drafts
+from mmaccel.samplers.window.draft_calls import (
+    check_retry,
+    make_frontier,
+    name_drafts,
+    propose_drafts,
+)
 from mmaccel.samplers.window.model_calls import ModelCalls, check_decodes
 from mmaccel.samplers.window.pass_scores import ScorePasses
-from mmaccel.samplers.window.retry import check_retry
 from mmaccel.samplers.window.rolling_noise import NoiseAhead, PassNoise
 from mmaccel.samplers.window.rows import RunRows
 from mmaccel.samplers.window.run_graphs import RunGraphs
 from mmaccel.samplers.window.scheduler import open_scheduler
-from mmaccel.samplers.window.static_part import StaticPart
 from mmaccel.samplers.window.step_pace import StepPace
 from mmaccel.samplers.window.step_runner import Once, make_graph_key, runner_of
-from mmaccel.samplers.window.step_state import StepState
+from mmaccel.samplers.window.step_state import StaticPart, StepState
 from mmaccel.samplers.window.window_size import open_chooser
 
 if TYPE_CHECKING:
@@ -304,7 +307,7 @@ class WindowRun(StaticPart):
         self._begin_step(remaining)
 
     def _retry(self) -> None:
-        """Repeat the last pass with other drafts; see `mmaccel.samplers.window.retry`."""
+        """Repeat the last pass with other drafts; see `mmaccel.samplers.window.draft_calls`."""
         check_retry(self)
         self.is_retry = True
         self.counters.is_bad.zero_()

@@ -12,9 +12,8 @@ from mmaccel.contracts import Prompt
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.window.static_part import StaticPart
 from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers, StepRunner
-from mmaccel.samplers.window.step_state import StepState
+from mmaccel.samplers.window.step_state import StaticPart, StepState
 from mmaccel.samplers.window.token_buffer import Capacity, measure
 
 _SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph

@@ -15,8 +15,7 @@ from torch.nn.functional import pad
 
 from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.argmax import argmax
-from mmaccel.kernels.sample import Settings, sample_frozen
+from mmaccel.kernels.sample import Settings, argmax, sample_frozen
 from mmaccel.samplers.window.run import WindowRun
 
 

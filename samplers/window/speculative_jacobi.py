@@ -33,10 +33,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.acceptance import redraw
-from mmaccel.kernels.argmax import argmax
+from mmaccel.kernels.acceptance import Rule, exact_rule, follow, redraw, verify
 from mmaccel.kernels.couple import couple
-from mmaccel.kernels.verify import Rule, exact_rule, follow, verify
+from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import (
     Coupling,

@@ -1,4 +1,7 @@
-"""What a step hands to the next one: tensors that keep their addresses where steps are captured.
+"""Tensors that outlive a step, and keep their addresses where steps are captured.
+
+A `StaticPart` of a run has some that every run begins with. What a step hands to the next one is in
+the `StepState`.
 
 A captured step runs no Python when it is replayed. So a value reaches the next step only in a
 tensor that both know: `Held` stores a value in the same tensor every time. Which of them a run's
@@ -7,14 +10,35 @@ first pass stores is known after it was carried out once, also to the runs that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+class StaticPart:
+    """Base of the parts of a run.
+
+    Attributes:
+        static: names of the attributes that are such tensors; some may be None in a run.
+    """
+
+    static: ClassVar[tuple[str, ...]] = ()
+
+    def static_inputs(self) -> dict[str, Tensor]:
+        """These tensors by name, with the values that the run begins with."""
+        found = {name: getattr(self, name) for name in self.static}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def use_static(self, inputs: Mapping[str, Tensor]) -> None:
+        """Go on with other tensors of the same values, `static_inputs` by name."""
+        for name, value in inputs.items():
+            assert name in self.static, name
+            setattr(self, name, value)
 
 
 class StepState:

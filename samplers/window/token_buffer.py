@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
-from mmaccel.samplers.window.static_part import StaticPart
+from mmaccel.samplers.window.step_state import StaticPart
 
 _FILLER = 64  # slots of a pass over fillers, which may be wider than the window
 _STEP = 64  # capacities are rounded up to it, so that prompts of many lengths share graphs

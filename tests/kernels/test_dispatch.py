@@ -16,12 +16,12 @@ import torch
 
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import (
-    argmax,
-    argmax_numpy,
     coarse_sweep,
     coarse_sweep_numpy,
     dispatch,
     gpu_obstacle,
+    sample,
+    sample_numpy,
 )
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
@@ -280,13 +280,11 @@ def test_a_run_takes_numpy_where_its_few_rows_are_read_on_a_cpu(
 ) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, mode)
     taken: set[str] = set()
-    for module in (argmax_numpy, coarse_sweep_numpy):
-        name = module.__name__.rpartition(".")[2].removesuffix("_numpy")
+    specifications = {"argmax": sample.argmax, "coarse_sweep": coarse_sweep.coarse_sweep}
+    for module, name in ((sample_numpy, "argmax"), (coarse_sweep_numpy, "coarse_sweep")):
         monkeypatch.setattr(module, name, lambda *given, name=name: taken.add(name))
     backend = dispatch.Backend("cpu", rows, reads_back=reads_back)
-    for module in (argmax, coarse_sweep):
-        name = module.__name__.rpartition(".")[2]
-        specification = getattr(module, name)
+    for specification in specifications.values():
         with suppress(TypeError, AttributeError):  # the real ones want other arguments
             backend.run(specification, None)
     assert taken == expected
@@ -303,7 +301,7 @@ def test_no_numpy_beside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         backend = dispatch.Backend(device_type, 1, reads_back=True)
         backend.run(uniforms, *CALL)
         assert called.pop() == "kernel"
-        assert backend.run(argmax.argmax, torch.eye(3)).tolist() == [0, 1, 2]
+        assert backend.run(sample.argmax, torch.eye(3)).tolist() == [0, 1, 2]
         assert backend.choose("torch", "numpy") == "torch"
 
 

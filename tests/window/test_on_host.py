@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from mmaccel.catalog import make_policy
-from mmaccel.kernels import acceptance_numpy, argmax_numpy, dispatch, noise, sort_numpy
+from mmaccel.kernels import acceptance_numpy, dispatch, noise, sample_numpy, truncation_numpy
 from mmaccel.kernels.acceptance import is_kept, redraw
-from mmaccel.kernels.argmax import argmax
 from mmaccel.kernels.noise_numpy import uniforms
-from mmaccel.kernels.sort import sort_falling
-from mmaccel.kernels.sort_numpy import largest
+from mmaccel.kernels.sample import argmax
+from mmaccel.kernels.truncation import sort_falling
+from mmaccel.kernels.truncation_numpy import largest
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.rolling_noise import FreshAhead
@@ -98,9 +98,9 @@ def test_arg_max_sort_and_selection() -> None:
     rng = torch.Generator().manual_seed(0)
     scores = torch.randint(-3, 4, (2, 50, 17), generator=rng).float()  # many ties
     scores[0, 0, 5], scores[0, 1] = float("nan"), float("-inf")
-    assert torch.equal(argmax_numpy.argmax(scores), argmax(scores))
+    assert torch.equal(sample_numpy.argmax(scores), argmax(scores))
     weights = torch.randint(0, 4, (2, 50, 17), generator=rng) / 3
-    for found, wanted in zip(sort_numpy.sort_falling(weights), sort_falling(weights)):
+    for found, wanted in zip(truncation_numpy.sort_falling(weights), sort_falling(weights)):
         assert torch.equal(found, wanted)
     for many in (weights[0], torch.randn(50, 17, generator=rng)):  # with ties and without
         places = torch.from_numpy(largest(many.numpy(), 4))
