@@ -66,7 +66,10 @@ class GroupedSpeculative(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
-        sort = partial(run.backend.run, sort_falling)
+
+        def sort(weights: Tensor) -> tuple[Tensor, Tensor]:
+            return run.backend.run(sort_falling, weights)
+
         return iterate(run, self.coupling, partial(self.rule, sort=sort))
 
     def rule(
