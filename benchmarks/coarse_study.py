@@ -34,7 +34,7 @@ from mmaccel.outputs.machine import describe_machine  # noqa: E402
 from mmaccel.outputs.whole_files import write_whole  # noqa: E402
 from mmaccel.pipelines.text_to_image.model import choose_params  # noqa: E402
 from mmaccel.results import EXACT_DTYPE  # noqa: E402
-from mmaccel.samplers.drafting.coarse import CoarseDrafts  # noqa: E402
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter  # noqa: E402
 from mmaccel.samplers.drafting.coarse_model import describe_coarse  # noqa: E402
 from mmaccel.samplers.sampling_params import SamplingParams  # noqa: E402
 
@@ -145,18 +145,18 @@ def measure_online(
 def timed_sweeps() -> Iterator[Seconds]:
     """Time every call between two passes that coarse drafts need."""
     seconds: Seconds = defaultdict(lambda: defaultdict(list))
-    originals = {name: getattr(CoarseDrafts, name) for name in ("redraft", "record")}
+    originals = {name: getattr(CoarseDrafter, name) for name in ("redraft", "record")}
     try:
         for name, original in originals.items():
-            setattr(CoarseDrafts, name, _timed(name, original, seconds))
+            setattr(CoarseDrafter, name, _timed(name, original, seconds))
         yield seconds
     finally:
         for name, original in originals.items():
-            setattr(CoarseDrafts, name, original)
+            setattr(CoarseDrafter, name, original)
 
 
 def _timed(name: str, original: Callable[..., Any], seconds: Seconds) -> Callable[..., Any]:
-    def call(self: CoarseDrafts, run: Any, *args: Any) -> Any:
+    def call(self: CoarseDrafter, run: Any, *args: Any) -> Any:
         began = time.perf_counter()
         found = original(self, run, *args)
         key = (run.stats.policy, run.params.guidance_scale)

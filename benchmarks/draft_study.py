@@ -22,7 +22,7 @@ from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.results import Progress
-from mmaccel.samplers.window.proposers import SOURCES
+from mmaccel.samplers.drafting.sources import SOURCES
 
 
 def main() -> None:
@@ -39,7 +39,9 @@ def main() -> None:
     pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu", compile=False)
     captions = make_captions(EVALUATION_SEED, range(args.count))
     windows = [int(text) for text in args.windows.split(",")]
-    frames = [source for source in SOURCES if source != "previous-frame"]  # an image is one frame
+    corrected = ("auto", "coarse", "online")
+    frames = ("previous-frame",)  # an image is one frame
+    names = [name for name in SOURCES if name not in (*corrected, *frames)]
     report: dict[str, Any] = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
@@ -49,7 +51,7 @@ def main() -> None:
         "grid": [pipe.image_model.layout.rows, pipe.image_model.layout.width],
         "tokens_per_pass": [
             {"drafts": source, "window": window, "tokens_per_pass": round(gain, 3)}
-            for source in frames
+            for source in names
             for window in windows
             for gain in [study(pipe, captions, window, source, args.guidance)[0]]
         ],

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
-from mmaccel.kernels.sort_numpy import largest
+from mmaccel.kernels.truncation_numpy import largest
 
 
 def coarse_sweep(

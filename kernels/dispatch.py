@@ -1,9 +1,13 @@
-"""Dispatch: whether a kernel runs as its specification in torch or as its Triton version.
+"""Dispatch: whether a kernel runs as its specification in torch, in Triton, or in numpy.
 
 A specification is an ordinary function in `kernels/x.py`. Its Triton version has the same name and
 signature in `kernels/x_triton.py`, next to a function `refuse_<name>` that says which arguments it
-cannot take. The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version
-wherever it can run, `torch` never, and `triton` always; where it cannot run, `triton` raises.
+cannot take. Its numpy version, for few rows on a CPU, has the same name and signature in
+`kernels/x_numpy.py`; a run decides once whether its steps take those (`Backend`).
+
+The environment variable MMACCEL_KERNELS chooses: `auto` takes the Triton version wherever it can
+run, and numpy where a run may; `torch` takes the specifications alone, and `triton` always the
+Triton version; where it cannot run, `triton` raises.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -41,6 +45,17 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "window_inputs": "window_inputs",
     "accept_prefix": "accept_prefix",
 }
+
+NUMPY = {  # kernel -> its functions that have a version in kernels/<kernel>_numpy.py
+    "accept_prefix": ("accept_prefix", "count_pass"),
+    "acceptance": ("is_kept", "redraw", "verify", "follow"),
+    "coarse_sweep": ("coarse_sweep",),
+    "sample": ("argmax",),
+    "truncation": ("sort_falling",),
+    "window_inputs": ("count_new_drafts",),
+}
+_ANY_ROWS = ("coarse_sweep",)  # goes slot after slot: numpy is faster for any number of rows
+_FEW_ROWS = 64  # with more, operations over the whole batch take less than rows one by one
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -132,6 +147,51 @@ def run(specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
             f"received a call it cannot take: {choice.reason}; or set {VARIABLE}=auto"
         )
     return specification(*args, **options)
+
+
+class Backend:
+    """How the operations of a run are carried out; chosen once, before its first pass.
+
+    Args:
+        device_type: where the run's tensors are.
+        rows: of the batch.
+        reads_back: whether a step may read its tensors, as one that is captured may not.
+    """
+
+    def __init__(self, device_type: str, rows: int, *, reads_back: bool) -> None:
+        is_without_triton = mode() != "triton" and find_obstacle(device_type) is not None
+        is_on_host = device_type == "cpu" and reads_back
+        self._is_torch = mode() == "torch" or is_without_triton
+        self._is_numpy = mode() == "auto" and is_without_triton and is_on_host
+        self._has_few_rows = self._is_numpy and rows <= _FEW_ROWS
+        self._versions: dict[Any, Any] = {}  # by specification
+
+    def run(self, specification: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Call a specification, its numpy version or, see `run`, its Triton version.
+
+        Args:
+            specification: a public function of `kernels/x.py`.
+            args, options: its arguments.
+        """
+        version: Callable[P, T] | None = self._versions.get(specification)
+        if version is None:
+            version = self._versions[specification] = self._find_version(specification)
+        return version(*args, **options)
+
+    def choose(self, on_any_device: T, on_host: T) -> T:
+        """The second of two things that do the same, where the run's few rows are read on a CPU."""
+        return on_host if self._has_few_rows else on_any_device
+
+    def _find_version(self, specification: Callable[..., Any]) -> Callable[..., Any]:
+        kernel, name = specification.__module__.rpartition(".")[2], specification.__name__
+        is_worth_it = self._has_few_rows or kernel in _ANY_ROWS
+        if self._is_numpy and is_worth_it and name in NUMPY.get(kernel, ()):
+            module = import_module(f"{specification.__module__}_numpy")
+            version: Callable[..., Any] = getattr(module, name)
+            return version
+        if self._is_torch or KERNELS.get(kernel) != name:
+            return specification
+        return partial(run, specification)
 
 
 def check(device_type: str) -> None:

@@ -108,3 +108,11 @@ def sample_frozen(
     if settings.temperature:
         scores = scores + to_gumbel(uniforms(seeds, items, slots, scores.shape[-1], purpose))
     return Sampled(torch.argmax(scores, -1), peak, lse)
+
+
+def argmax(scores: Tensor) -> Tensor:
+    """The place `[...]` int64 of the largest of `scores` `[..., V]`.
+
+    Of equal ones the first counts, and NaN before any number.
+    """
+    return torch.argmax(scores, -1)

@@ -97,3 +97,9 @@ def make_certain(scores: Tensor, tokens: Tensor) -> Tensor:
     """
     one_hot = torch.full_like(scores, NEVER).scatter(-1, tokens.clamp(min=0)[..., None], 0.0)
     return torch.where((tokens >= 0)[..., None], one_hot, scores)
+
+
+def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights `[..., V]` by rank, at a tie the first one first, and where they stood (int64)."""
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    return ordered, order

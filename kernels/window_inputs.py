@@ -67,3 +67,13 @@ def window_inputs(
     found = torch.where(read < origin, last, tokens.gather(1, read))
     start = lengths.view(-1, len(tokens)) - 1 + n_generated
     return WindowInputs(drafts, found.flatten(0, 1), start.flatten())
+
+
+def count_new_drafts(n_generated: Tensor, filled: Tensor, *, origin: int, n_drafts: int) -> int:
+    """How many draft slots at a window's end may have no prediction in some row.
+
+    Args:
+        n_generated, filled, origin: as in `window_inputs`.
+        n_drafts: W - 1, which is the answer where the tensors are not to be read.
+    """
+    return n_drafts

@@ -36,6 +36,7 @@ _PUBLIC = {
     "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
+    "TokenRecycling": "mmaccel.samplers.drafting.token_recycling",
     "Downsample": "mmaccel.reduction.visual_tokens.downsample",
     "DownsamplePixels": "mmaccel.reduction.visual_tokens.downsample_pixels",
     "RandomTokens": "mmaccel.reduction.visual_tokens.random_tokens",
@@ -170,6 +171,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
     from mmaccel.samplers.canvas.stepwise import Stepwise
     from mmaccel.samplers.drafting.coarse import Coarse
+    from mmaccel.samplers.drafting.token_recycling import TokenRecycling
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
     from mmaccel.samplers.window.autoregressive import Autoregressive

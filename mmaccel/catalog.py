@@ -66,7 +66,7 @@ class DemoModel:
 
 
 _SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
-_DRAFTING = "mmaccel.samplers.drafting.coarse:"
+_DRAFTING = "mmaccel.samplers.drafting.sources:"
 _LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
 

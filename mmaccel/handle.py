@@ -32,9 +32,8 @@ from mmaccel.reduction.kv_cache.contract import CacheMethod, check_cache_method
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, check_attention_method
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
-from mmaccel.samplers.drafting.coarse import first_source
+from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed
-from mmaccel.samplers.window.proposers import check_source
 
 
 @dataclass(frozen=True)
@@ -393,5 +392,7 @@ def choose_policy(policy: Any, layout: Any = None) -> Policy:
     policy = read_policy(policy)
     check_policy(policy)
     check_layout(layout)
-    check_source(first_source(getattr(policy, "drafts", "left")), layout, final=True)
+    source = source_of(policy)
+    if source is not None:
+        source.check_layout(layout)
     return policy

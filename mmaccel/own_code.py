@@ -46,7 +46,7 @@ _WANTED = {  # slot -> name of the option, base class if there is one, what is e
         f"{_CHILD} AttentionMethod",
     ),
     "drafts": (
-        "drafts", "mmaccel.samplers.window.proposers:DraftSource", f"{_CHILD} DraftSource",
+        "drafts", "mmaccel.samplers.drafting.contract:DraftSource", f"{_CHILD} DraftSource",
     ),
 }  # fmt: skip
 

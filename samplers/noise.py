@@ -8,7 +8,7 @@ item, stream and pass).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -163,6 +163,17 @@ class Noise:
             torch.tensor(signed, dtype=torch.int64, device=device),
             torch.tensor(items, dtype=torch.int64, device=device),
         )
+
+    @classmethod
+    def over(cls, tensors: Mapping[str, Tensor]) -> Noise:
+        """Noise of B rows in tensors that exist, see `tensors`: `[B]` and others."""
+        noise = cls(tensors["seeds"], tensors["items"])
+        vars(noise)["schedule"] = tensors["schedule"]
+        return noise
+
+    def tensors(self) -> dict[str, Tensor]:
+        """`seeds` `[B]`, `items` `[B]` and `schedule` `[ROUNDS, 2, B, 1, 1]` by name."""
+        return {"seeds": self.seeds, "items": self.items, "schedule": self.schedule}
 
     def rows(self, index: Tensor) -> Noise:
         """The noise of some rows, `[n]` int64, in tensors of its own."""

@@ -33,8 +33,9 @@ from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.canvas.cache_plan import KINDS
 from mmaccel.samplers.canvas.masked_parallel import SCHEDULES
 from mmaccel.samplers.canvas.orders import ORDERS
-from mmaccel.samplers.drafting.coarse import NAMES, Coarse
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import check_coarse
+from mmaccel.samplers.drafting.sources import NAMES
 
 _HOW = {"window": "token after token", "canvas": "in any order"}
 _EXACTNESS = {
@@ -153,7 +154,7 @@ def policy_inputs(name: str) -> tuple[Widget | Socket, ...]:
     notes = field_tooltips(cls) | _NOTES
     open_fields = [f for f in fields(cls) if f.name not in preset]
     inputs = tuple(_input(name, f, notes[f.name]) for f in open_fields)
-    return (*inputs, _FOLDER) if any("Coarse" in str(f.type) for f in open_fields) else inputs
+    return (*inputs, _FOLDER) if any("DraftSource" in str(f.type) for f in open_fields) else inputs
 
 
 def _input(policy: str, field: Field[Any], note: str) -> Widget | Socket:

@@ -15,7 +15,8 @@ from mmaccel.outputs.machine import versions
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 from mmaccel.results import exactness_in
-from mmaccel.samplers.window.proposers import DraftSource
+from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.contract import DraftSource
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,8 +94,8 @@ def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[st
 
 
 def _describe_value(value: Any) -> Any:
-    """A field's value, ready for JSON. A draft source of the user's own has its name in `repr`."""
-    if isinstance(value, DraftSource):
+    """A field's value, ready for JSON. Draft sources other than a coarse model's are shown."""
+    if isinstance(value, DraftSource) and not isinstance(value, Coarse):
         return repr(value)
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 

@@ -33,7 +33,8 @@ from mmaccel.pipelines.transformers_release import VERSION, describe_untested
 from mmaccel.pipelines.vision_language.layers import LayerReduction
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.results import Progress, Stats
-from mmaccel.samplers.drafting.coarse import CoarseDrafts, StateModel, share_opened, use_folder
+from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
+from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.noise import Noise
 
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
@@ -75,7 +76,7 @@ class GenerateService:
     assume_stateless: bool = False
     history: list[Stats] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
-    coarse_drafts: dict[tuple[Any, ...], CoarseDrafts] = field(default_factory=dict)
+    coarse_drafts: Opened = field(default_factory=dict)
     reduction: VisualReduction = field(default_factory=VisualReduction)
     layer_methods: LayerMethods = field(default_factory=LayerMethods)
 

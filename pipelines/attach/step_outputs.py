@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.samplers.window.recorder import process_filler
 from mmaccel.samplers.window.run import WindowRun
 
 PER_STEP = {"output_scores": "scores", "output_logits": "logits"}
@@ -122,7 +123,7 @@ class StepOutputs:
         lengths: list[int] = run.buffer.n_generated.tolist()
         self._n_steps = max(lengths)
         if self._filler is not None and min(lengths) < self._n_steps:
-            run.process_filler(self._filler)
+            process_filler(run, self._filler)
         if self._cache is not None:
             self._fill_cache(run)
 

@@ -84,7 +84,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         runner: carries out passes of samplers over this model; None runs them eagerly.
         recorder: receives what the passes give out; None records nothing.
         pass_options: arguments of every forward call, such as `output_hidden_states`.
-        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
+        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
         methods: what is done to the caches and the attention of its layers.
         n_evicted: entries that the run's eviction dropped, and entries that there were, over all
@@ -556,8 +556,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """The linear layer that computes the logits."""
         return self.model.get_output_embeddings()
 
+    def keep_states(self, wanted: bool) -> None:
+        """See `mmaccel.samplers.drafting.states.StateModel.keep_states`."""
+        self.keeps_states = wanted
+
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
+        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
     def _run(self, **inputs: Any) -> Any:

@@ -49,7 +49,7 @@ def _operations(key: GraphKey, kind: str) -> Hashable:
     params = key.sampling_params
     filters = (params.top_k is None, params.top_p is None, params.min_p is None)
     draws = (params.temperature > 0, filters, key.branches, type(key.layout), key.n_stops is None)
-    drafts = (key.drafts, key.coarse is None)
+    drafts = (key.drafts, key.draft_weights is None)
     return kind, key.policy, key.options, draws, drafts, key.has_callback, key.is_refilled
 
 
@@ -96,14 +96,14 @@ class GraphCache:
     def take(self, key: GraphKey) -> GraphEntry | None:
         """Take the entry of a key out of the cache.
 
-        Entries of a model or coarse model that was deleted, or of a model whose state changed, are
-        dropped.
+        Entries of a model or of a drafter's weights that were deleted, or of a model whose state
+        changed, are dropped.
         """
         with self._lock:
             for other in list(self._entries):
                 is_same = other.model == key.model
                 has_changed = is_same and other.model_state != key.model_state
-                is_gone = other.coarse is not None and other.coarse() is None
+                is_gone = other.draft_weights is not None and other.draft_weights() is None
                 if has_changed or is_gone or other.model() is None:
                     del self._entries[other]
             return self._entries.pop(key, None)

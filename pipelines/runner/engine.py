@@ -16,6 +16,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
+from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
@@ -168,12 +169,10 @@ def _check_compile(device: str) -> None:
 
 
 def is_capturable(policy: Policy) -> bool:
-    """Whether a policy declares that its passes never synchronise with the host, and so does a
-    draft source of the user's own.
-    """
-    source = getattr(policy, "drafts", None)
-    declared = getattr(policy, "is_capturable", False) and getattr(source, "is_capturable", True)
-    return bool(declared)
+    """Whether a policy and its draft source declare that passes never synchronise with the host."""
+    source = source_of(policy)
+    declared = getattr(policy, "is_capturable", False)
+    return bool(declared) and (source is None or source.is_capturable)
 
 
 def find_obstacle(

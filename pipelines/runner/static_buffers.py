@@ -14,6 +14,7 @@ from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.samplers.arithmetic import find_product_format
+from mmaccel.samplers.drafting.coarse import forget_opened
 
 
 class StaticModelBuffers:
@@ -46,8 +47,7 @@ class StaticModelBuffers:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
-        left_out = ("_cache", "_coarse_drafts")
-        own = {name: value for name, value in vars(self).items() if name not in left_out}
+        own = {name: value for name, value in vars(self).items() if name != "_cache"}
         return own | {"_kv_layout": None, "runner": None}
 
     def moved(self) -> None:
@@ -57,6 +57,7 @@ class StaticModelBuffers:
         state = self.__getstate__()
         vars(self).clear()
         vars(self).update(state | {"last_states": None} | dict.fromkeys(self.row_inputs))
+        forget_opened(self)
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """See `GraphModel.graph_key`."""

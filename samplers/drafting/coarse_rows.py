@@ -1,6 +1,6 @@
 """Coarse drafts on the host: rows one by one, and of a slot only what its draft needs.
 
-The same drafts as `CoarseDrafts` makes of all slots of all rows at once. What the sweep of a row
+The same drafts as `CoarseDrafter` makes of all slots of all rows at once. What the sweep of a row
 computes is in `mmaccel.kernels.coarse_sweep_numpy`.
 """
 
@@ -13,59 +13,67 @@ from torch import Tensor
 
 from mmaccel.kernels.coarse_sweep_numpy import RowPass, read_tokens
 from mmaccel.samplers.acceptance import one_hot
+from mmaccel.samplers.drafting.contract import PassScores
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.drafting.coarse import CoarseDrafts
+    from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
     from mmaccel.samplers.window.run import WindowRun
 
-NEXT = "coarse next"  # held: what `redraft_rows` leaves to `record_rows`
 _NEVER = float("-inf")
 
 
-def redraft_rows(
-    coarse: CoarseDrafts, run: WindowRun, drafts: Tensor, noise: Tensor, p_draft: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """`CoarseDrafts.redraft`, and with `p_draft` `CoarseDrafts.redraft_with_law`.
+class RowByRow:
+    """What a `CoarseDrafter` does between two passes, row by row."""
 
-    Holds as `NEXT` what `record_rows` will record: `[B, W, N]` int64, the ids of all neighbours as
-    the coming pass sees them.
-    """
-    n_ids = coarse.config.vocab_size
-    rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
-    table, firsts = coarse.table(run).numpy(), run.buffer.n_generated.tolist()
-    has_seen = run.held("coarse scores") is not None and not run.is_retry
-    if has_seen and drafts.shape[1]:
-        drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
-    seen = [torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)]
-    run.hold(NEXT, seen[0][None] if len(seen) == 1 else torch.stack(seen))
-    return drafts, p_draft
+    def redraft(
+        self,
+        coarse: CoarseDrafter,
+        run: WindowRun,
+        drafts: Tensor,
+        noise: Tensor,
+        p_draft: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """`CoarseDrafter.redraft`, and with `p_draft` `CoarseDrafter.redraft_with_distribution`.
 
+        Holds in `CoarseState.coming` what `record` will record.
+        """
+        n_ids = coarse.opened.config.vocab_size
+        rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
+        table, firsts = coarse.opened.table(run).numpy(), run.buffer.n_generated.tolist()
+        has_seen = coarse.state.scores.value is not None and not run.is_retry
+        if has_seen and drafts.shape[1]:
+            drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
+        seen = [
+            torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)
+        ]
+        coarse.state.coming.hold(seen[0][None] if len(seen) == 1 else torch.stack(seen))
+        return drafts, p_draft
 
-def record_rows(coarse: CoarseDrafts, run: WindowRun, scores: Tensor) -> None:
-    """`CoarseDrafts.record` and `record_law`: candidates are found when they are needed.
+    def record(self, coarse: CoarseDrafter, run: WindowRun, scores: PassScores) -> None:
+        """`CoarseDrafter.record` and `record_distribution`; candidates are found when needed.
 
-    Args:
-        run: after `redraft_rows` and its forward pass.
-        scores: `[B, W, V]`, those that noise is added to.
-    """
-    states, prompts, seen = coarse.states(run), run.held("coarse prompts"), run.held(NEXT)
-    assert seen is not None
-    if prompts is None:
-        run.hold("coarse prompts", coarse.model.of_prompt(states[:, 0]))
-    elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
-        is_first = run.buffer.n_generated[:, None] == 0
-        own = coarse.model.of_prompt(states[:, 0])
-        run.hold("coarse prompts", torch.where(is_first, own, prompts))
-    run.hold("coarse scores", scores)
-    coarse.hold_pass(run, seen, states)
+        Args:
+            coarse: the drafter.
+            run: after `redraft` and its forward pass.
+            scores: of the pass.
+        """
+        held, model = coarse.state, coarse.opened.model
+        states, prompts = coarse.guided_states(run), held.prompts.value
+        if prompts is None:
+            held.prompts.hold(model.of_prompt(states[:, 0]))
+        elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
+            is_first = run.buffer.n_generated[:, None] == 0
+            held.prompts.hold(torch.where(is_first, model.of_prompt(states[:, 0]), prompts))
+        held.scores.hold(scores.window)
+        coarse.hold_pass(run, held.coming.get(), states, scores.last)
 
 
 def _sweep(
-    coarse: CoarseDrafts, run: WindowRun, rows: list[Any], table: Any, drafts: Tensor,
+    coarse: CoarseDrafter, run: WindowRun, rows: list[Any], table: Any, drafts: Tensor,
     noise: Tensor, p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    buffer, layout, forced = run.buffer, run.prompt.layout, run.forced()
-    slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.ended()
+    buffer, layout, forced = run.buffer, run.prompt.layout, run.rows.forced()
+    slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.rows.ended.tolist()
     tokens, filled, drafts = buffer.tokens.numpy(), buffer.filled.tolist(), drafts.clone()
     found = drafts.numpy()
     allowed = None if layout is None else layout.allowed(slots)
@@ -75,22 +83,23 @@ def _sweep(
     temperature, law = run.params.temperature, None
     if p_draft is not None:
         p_draft, law = p_draft.clone(), torch.empty(p_draft.shape[1:])
-    seen, scores, last = (_held(run, name).numpy() for name in ("neighbours", "scores", "last"))
-    states, prompts = _held(run, "states"), _held(run, "prompts").numpy()
-    firsts = _held(run, "first")[:, 0].tolist()
+    held, opened = coarse.state, coarse.opened
+    seen, scores = held.neighbours.get().numpy(), held.scores.get().numpy()
+    last, prompts = held.last.get().numpy(), held.prompts.get().numpy()
+    states, firsts = held.states.get(), held.first.get()[:, 0].tolist()
     for b, n_made in enumerate(buffer.n_generated.tolist()):
         if not n_made or ended[b]:  # before the row's first pass, or after its end
             continue
         width, moved = filled[b] - origin - firsts[b], n_made - firsts[b]  # of the last pass
         n_slots = min(slots.shape[1], run.length - n_made)
-        if not coarse.model.drafts_new_slots:
+        if not opened.model.drafts_new_slots:
             n_slots = min(n_slots, width - moved)
         column = origin + n_made
-        drafted = coarse.row_sweep.redraft(
+        drafted = opened.row_sweep.redraft(
             rows[b], column, table[n_made : n_made + n_slots], n_made,
             RowPass(seen[b], states[b], scores[b], last[b], prompts[b]), moved, width,
             noise[b].numpy(), None if forced is None else forced[b].numpy() >= 0,
-            1.0 / (temperature or 1.0), coarse.candidates, None if law is None else law.numpy(),
+            1.0 / (temperature or 1.0), opened.candidates, None if law is None else law.numpy(),
         )  # fmt: skip
         if not drafted:
             continue
@@ -106,10 +115,3 @@ def _sweep(
             law[new].masked_fill_(~allowed[b, new], _NEVER)
         p_draft[b, drafted] = law[drafted].softmax(-1)
     return drafts, p_draft
-
-
-def _held(run: WindowRun, name: str) -> Tensor:
-    """What the last pass left."""
-    found = run.held(f"coarse {name}")
-    assert found is not None
-    return found

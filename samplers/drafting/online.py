@@ -18,23 +18,90 @@ not depend on.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout
 from mmaccel.kernels.coarse_sweep import SweepWeights
+from mmaccel.samplers.drafting.coarse import opened_for
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter, OpenedCoarse
 from mmaccel.samplers.drafting.coarse_model import (
     GRID_NEIGHBOURS,
     TEXT_NEIGHBOURS,
     VIDEO_NEIGHBOURS,
     CoarseConfig,
 )
+from mmaccel.samplers.drafting.contract import Drafter, DraftSource
+from mmaccel.samplers.drafting.neighbour import Neighbour
+from mmaccel.samplers.drafting.states import StateModel
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
 
 RANK, WIDTH = 32, 128  # coordinates of embeddings and of states
 RIDGE = 300.0  # how many unit changes of evidence a map needs to be believed half
 EVERY = 16  # passes between two fits
 _LARGEST = 2**26  # numbers in the table of neighbours; the width shrinks for larger vocabularies
 _POSITIVE = 1024.0  # where the sweep's relu changes nothing
+
+
+@dataclass(frozen=True)
+class Online(DraftSource):
+    """A linear C that is learned from the passes; `Neighbour`, with a remark, where none can be."""
+
+    is_capturable = True  # a run whose passes are captured is drafted by `Neighbour`
+    only_bitwise = True
+    reads_scores = True
+    corrects = True
+    name = "online"
+
+    def open(self, run: WindowRun) -> Drafter:
+        """See `DraftSource.open`."""
+        model = run.model
+        if not isinstance(model, StateModel):
+            return _fall_back("the model hands out no hidden states")
+        if run.runner.is_static:
+            return _fall_back("passes are captured")
+        return OnlineDrafter.begin(self, run, _open_weights(model, run.prompt.layout, run.length))
+
+
+def _fall_back(why: str) -> Drafter:
+    return Drafter(Neighbour(), note=f"drafts='online': {why}; drafts='neighbour' instead")
+
+
+@dataclass(eq=False)
+class OnlineDrafter(CoarseDrafter):
+    """A `CoarseDrafter` whose C learns from every pass."""
+
+    def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
+        """As in `CoarseDrafter`; C is first shown the slots that the last pass evaluated too."""
+        model, held = self.opened.model, self.state
+        assert isinstance(model, OnlineModel)
+        if held.neighbours.value is not None:
+            first, end, slots = held.first.get(), held.end.get(), run.buffer.slots
+            is_both = (
+                (slots <= end) & (run.buffer.n_generated > 0)[:, None] & ~run.rows.is_over(slots)
+            )
+            row, now = is_both.nonzero(as_tuple=True)
+            before = (slots - first)[row, now]
+            model.learn(
+                held.neighbours.get()[row, before], seen[row, now],
+                held.states.get()[row, before], states[row, now],
+            )  # fmt: skip
+        super().hold_pass(run, seen, states, last)
+
+
+def _open_weights(model: StateModel, layout: Layout | None, length: int) -> OpenedCoarse:
+    """One for each kind of tokens, which keeps what it has learned."""
+    output, opened = model.output_matrix(), opened_for(model)
+    grid = None if layout is None else (layout.columns, layout.frame, length > layout.frame)
+    key = (Online.name, output.data_ptr(), output.device, grid)
+    if key not in opened:
+        opened[key] = OpenedCoarse(OnlineModel(output, layout, length))
+    return opened[key]
 
 
 class OnlineModel:

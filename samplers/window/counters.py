@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.results import Stats
+from mmaccel.samplers.window.step_state import StaticPart
 
 
-class RunCounters:
+class RunCounters(StaticPart):
     """Counts of B rows.
 
     Args:
@@ -24,6 +25,8 @@ class RunCounters:
         gains: `[capacity, B]` int64, tokens gained in each pass.
         spent: `[B]` float64, total variation.
     """
+
+    static = ("passes", "is_bad", "gains", "spent")
 
     def __init__(self, batch: int, capacity: int, device: torch.device) -> None:
         self.passes = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -41,21 +44,6 @@ class RunCounters:
         """Go on with some rows alone, `[n]` int64."""
         self.passes, self.is_bad = self.passes[rows], self.is_bad[rows]
         self.gains, self.spent = self.gains[:, rows], self.spent[rows]
-
-    def count_on_host(self, n_new: list[int], variation: Tensor | None) -> None:
-        """`mmaccel.kernels.accept_prefix.count_pass`, row by row in plain numbers, on a CPU.
-
-        Args:
-            n_new: tokens that every row gained.
-            variation: `[B, W-1]`, total variation spent on each draft slot; slots whose tokens
-                were not accepted are not charged. None spends nothing.
-        """
-        gains, passes, spent = self.gains.numpy(), self.passes.numpy(), self.spent.numpy()
-        for row, n in enumerate(n_new):
-            gains[min(passes[row], len(gains) - 1), row] = n
-            passes[row] += 1
-            if variation is not None:
-                spent[row] += variation[row, :n].numpy().sum(dtype="float64")
 
     def row(self, index: int) -> tuple[list[int], float]:
         """Tokens that a row gained in each pass that gained some, and total variation spent."""

@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
-from mmaccel.kernels.sort_numpy import sort_falling_numpy
+from mmaccel.kernels.truncation import sort_falling
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
-from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
@@ -54,7 +53,7 @@ class GroupedSpeculative(WindowPolicy):
     group: int = 7
     max_gap: float = 0.15
     coupling: Coupling = "maximal"
-    drafts: str | Coarse | DraftSource = "neighbour"
+    drafts: str | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "relaxed"
     is_capturable: ClassVar[bool] = True
@@ -67,7 +66,10 @@ class GroupedSpeculative(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
-        sort = sort_falling_numpy if run.is_on_host else sort_falling
+
+        def sort(weights: Tensor) -> tuple[Tensor, Tensor]:
+            return run.backend.run(sort_falling, weights)
+
         return iterate(run, self.coupling, partial(self.rule, sort=sort))
 
     def rule(
@@ -97,12 +99,6 @@ class GroupedSpeculative(WindowPolicy):
             acceptance = torch.maximum(exact, ratio)
         spent = (p_draft * (acceptance - exact)).sum(-1)
         return coins < at_tokens(acceptance, drafts), spent
-
-
-def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights `[..., V]` by rank, at a tie the first one first, and where they stood (int64)."""
-    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
-    return ordered, order
 
 
 def group_ratio(

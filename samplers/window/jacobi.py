@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import choose_draws
 
@@ -36,13 +35,13 @@ class Jacobi(WindowPolicy):
         window: tokens processed per pass, or "adaptive" to choose by measured cost.
         drafts: where drafts come from: "auto" (the coarse model that ships with the model, where
             one does, else "neighbour"), "coarse" (the same, and says so where there is none),
-            "online" (a linear one that is learned from the passes), a `Coarse`, a `DraftSource` of
-            your own, or one of "neighbour", "left", "above", "previous-frame", "ngram" and
-            "random".
+            "online" (a linear one that is learned from the passes), a `Coarse`, "token-recycling",
+            one of "neighbour", "left", "above", "previous-frame", "ngram" and "random", or a
+            `DraftSource` of your own.
     """
 
     window: int | str = 32
-    drafts: str | Coarse | DraftSource = "auto"
+    drafts: str | DraftSource = "auto"
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
@@ -53,10 +52,11 @@ class Jacobi(WindowPolicy):
 
         def step_fn() -> None:
             draws = open_draws(run)
-            guess, scores = run.propose()
+            found = run.propose()
+            guess = found.tokens
             if guess is None:
-                assert scores is not None
-                guess = draws.drafts(scores)
+                assert found.scores is not None
+                guess = draws.drafts(found.scores)
             drafts = draws.redraft(run.write_drafts(guess))  # [B, W-1]
             tokens = draws.tokens()  # [B, W]
             run.accept(tokens, tokens[:, :-1] == drafts)

@@ -7,7 +7,8 @@ from typing import ClassVar
 from mmaccel.checks import check_callable
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.results import Exactness, Generation, OnStep
-from mmaccel.samplers.drafting.coarse import check_drafts
+from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.drafting.sources import check_drafts, find_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.run import WindowRun
@@ -16,22 +17,30 @@ from mmaccel.samplers.window.run import WindowRun
 class WindowPolicy:
     """Base of window policies; a child is a frozen dataclass that implements `decode`.
 
-    The fields `window` and `drafts` are checked here where a child has them. "adaptive" is a window
-    of bitwise policies only: under others the tokens depend on the width.
+    A child that drafts has the fields `window` and `drafts`, which are checked here. "adaptive" is
+    a window of bitwise policies only: under others the tokens depend on the width.
 
     Attributes:
+        window: tokens processed per pass, or "adaptive".
+        drafts: where drafts come from, a draft source or its name.
         exactness: what the policy guarantees.
         is_capturable: whether its steps may be captured as CUDA graphs.
     """
 
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
+    window: int | str = 1
+    drafts: str | DraftSource = "left"
 
     def __post_init__(self) -> None:
-        if hasattr(self, "window"):
-            check_window(self.window, adaptive=self.exactness == "bitwise")
-        if hasattr(self, "drafts"):
-            check_drafts(self.drafts, self.exactness)
+        check_window(self.window, adaptive=self.exactness == "bitwise")
+        check_drafts(self.drafts, self.exactness)
+
+    def draft_source(self) -> DraftSource:
+        """The source of drafts in a run."""
+        found = find_source(self.drafts)
+        assert found is not None, "checked when the policy was made"
+        return found
 
     def sample(
         self,
@@ -46,7 +55,11 @@ class WindowPolicy:
         """Generate up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
         check_callable("on_step", on_step)
         run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
-        return self.decode(run)
+        try:
+            return self.decode(run)
+        except BaseException:
+            run.drafter.close(run)
+            raise
 
     def decode(self, run: WindowRun) -> Generation:
         """Decode all rows of a fresh run."""

@@ -1,4 +1,4 @@
-"""Noise of a moving window on a CPU: made in advance, and that of a slot once, not at every pass.
+"""Noise of a moving window: made at every pass, or on a CPU in advance and that of a slot once.
 
 Frozen noise depends on (seed, item, slot) alone, so that what one pass made serves the next ones.
 A window of W slots moves on by a few slots a pass. Their noise is made for some slots in advance,
@@ -22,6 +22,60 @@ from mmaccel.samplers.noise import Fresh, Noise
 _AHEAD = 2**18  # values of a row that are made in advance, at most
 _AT_ONCE = 2**16  # values that are made at once, which takes 12 bytes a value
 _PASSES = 16  # whose fresh uniforms are made at once
+
+
+class PassNoise:
+    """The noise of a run's passes, made at every pass: on any device, and also in captured steps.
+
+    Args:
+        vocab_size: V.
+        temperature: 0 needs no frozen noise.
+        widest: W, the most slots of a window.
+        length: slots that are wanted of a row.
+    """
+
+    def __init__(self, vocab_size: int, temperature: float, widest: int, length: int) -> None:
+        self.vocab_size = vocab_size
+        self.temperature = temperature
+        self.widest = widest
+        self.length = length
+
+    def frozen(self, noise: Noise, slots: Tensor) -> Tensor:
+        """Frozen Gumbel noise `[B, W, V]` of slots `[B, W]`; see `Noise.frozen`."""
+        return noise.frozen(slots, self.vocab_size, self.temperature)
+
+    def fresh(self, noise: Noise, slots: Tensor, passes: Tensor) -> Fresh:
+        """Uniforms of a pass for slots `[B, W]`; see `Noise.fresh`."""
+        return noise.fresh(slots, passes)
+
+    def forget(self) -> None:
+        """The rows of the run have changed."""
+
+
+class NoiseAhead(PassNoise):
+    """The same noise where steps are read on a CPU: made in advance for the rows as they stand."""
+
+    _rolling: RollingNoise | None = None
+    _fresh: FreshAhead | None = None
+
+    def frozen(self, noise: Noise, slots: Tensor) -> Tensor:
+        """See `PassNoise.frozen`, `[B, W, V]`; it may be a view of what the next passes read."""
+        if self.temperature == 0:
+            return super().frozen(noise, slots)
+        if self._rolling is None:
+            self._rolling = RollingNoise(noise, self.vocab_size, self.widest, self.length)
+        return self._rolling.take(slots)
+
+    def fresh(self, noise: Noise, slots: Tensor, passes: Tensor) -> Fresh:
+        """See `PassNoise.fresh`; of slots `[B, W]`."""
+        if self._fresh is None:
+            self._fresh = FreshAhead(noise)
+        return self._fresh.take(slots, passes)
+
+    def forget(self) -> None:
+        """See `PassNoise.forget`."""
+        self._rolling = None
+        self._fresh = None
 
 
 class RollingNoise:

@@ -19,6 +19,7 @@ from mmaccel.contracts import ContinuousBatching, Pass, Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
+from mmaccel.samplers.window.step_runner import StepRunner
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.run import WindowRun
@@ -85,10 +86,10 @@ class WindowScheduler(Scheduler):
         Returns:
             How many rows were admitted.
         """
-        ended = run.ended()
+        ended = run.rows.ended.tolist()
         for batch_slot, is_open in enumerate(self.is_open):
             if is_open and ended[batch_slot]:
-                self.finish(batch_slot, run.finished_row(batch_slot, self.rows[batch_slot]))
+                self.finish(batch_slot, run.rows.finished_row(batch_slot, self.rows[batch_slot]))
         if self.has_room:
             self._receive(run)
         free = [k for k, is_open in enumerate(self.is_open) if not is_open]
@@ -188,6 +189,16 @@ class WindowScheduler(Scheduler):
                 model.select_rows(inputs, rows)
 
 
+def open_scheduler(
+    runner: StepRunner, model: TokenModel, prompt: Prompt, noise: Noise
+) -> WindowScheduler | None:
+    """The scheduler of a run; None without continuous batching."""
+    if prompt.batching is None:
+        return None
+    is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
+    return WindowScheduler(prompt, prompt.batching, noise, is_fixed)
+
+
 def _prefill_rows(model: TokenModel, run: WindowRun, rows: Tensor, width: int) -> int:
     """Prefill the prompts of admitted rows, without their last tokens.
 
@@ -207,6 +218,6 @@ def _prefill_rows(model: TokenModel, run: WindowRun, rows: Tensor, width: int) -
         model.prefill_rows(tokens[rows], start.expand(len(rows)), rows)
         return len(rows) * width
     # The other rows process these tokens where their next pass begins, which overwrites them.
-    start = run.next_positions().index_fill(0, rows, 0)
+    start = run.rows.next_positions().index_fill(0, rows, 0)
     model.prefill(Pass(tokens, start))
     return tokens.numel()

@@ -8,17 +8,14 @@ processor needs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.argmax_numpy import argmax_numpy
-from mmaccel.kernels.sample import Settings, sample_frozen
+from mmaccel.kernels.sample import Settings, argmax, sample_frozen
 from mmaccel.samplers.window.run import WindowRun
 
 
@@ -32,7 +29,7 @@ class FrozenDraws(Protocol):
         """
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """Drafts `[B, W-1]` int64 as the run's coarse model corrects them, if it has one."""
+        """Drafts `[B, W-1]` int64 as the run's drafter corrects them."""
 
     def tokens(self) -> Tensor:
         """Run the forward pass; tokens `[B, W]` int64 from each slot's target distribution."""
@@ -41,12 +38,13 @@ class FrozenDraws(Protocol):
 def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
     """What makes the draws of a run's passes: the kernel where it can run.
 
-    Logits processors, recorded scores and coarse drafts need the separate steps.
+    Logits processors, recorded scores and drafters that read scores need the separate steps.
 
     Raises:
         MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
     """
-    if run.is_recorded or run.coarse or not dispatch.takes("sample", run.buffer.tokens.device.type):
+    is_read = run.calls.is_recorded or run.drafter.source.reads_scores
+    if is_read or not dispatch.takes("sample", run.buffer.tokens.device.type):
         return StepwiseDraws
     if run.params.processor is None:
         return FusedDraws
@@ -70,28 +68,28 @@ class StepwiseDraws:
     def __init__(self, run: WindowRun) -> None:
         self._run = run
         self._noise = run.frozen_noise()
-        self._argmax = argmax_numpy if run.is_on_host else partial(torch.argmax, dim=-1)
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""
-        noise, n_new = self._noise[:, :-1], self._run.n_new_drafts()
+        noise, n_new = self._noise[:, :-1], self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new
         if scores.shape[1] > 1:
             scores = scores[:, n_predicted:]
-        found = self._argmax(scores + noise[:, n_predicted:])
+        found = self._run.backend.run(argmax, scores + noise[:, n_predicted:])
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
         """See `FrozenDraws.redraft`."""
-        coarse = self._run.coarse
-        return drafts if coarse is None else coarse.redraft(self._run, drafts, self._noise[:, :-1])
+        drafter = self._run.drafter
+        if not drafter.source.corrects:
+            return drafts
+        return drafter.correct(self._run, drafts, self._noise[:, :-1])[0]
 
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
         run, noise = self._run, self._noise
-        found = self._argmax(run.forward() + noise)
-        if run.coarse is not None:
-            run.coarse.record(run, run.draft_scores, noise)
+        found = run.backend.run(argmax, run.forward() + noise)
+        run.observe(noise)
         return found
 
 
@@ -113,7 +111,7 @@ class FusedDraws:
         return dispatch.run(sample_frozen, scores, 1, settings, None, *key).tokens
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """See `FrozenDraws.redraft`; a run with coarse drafts has `StepwiseDraws`."""
+        """See `FrozenDraws.redraft`; where drafts are corrected there are `StepwiseDraws`."""
         return drafts
 
     def tokens(self) -> Tensor:
@@ -121,7 +119,7 @@ class FusedDraws:
         run, params = self._run, self._run.params
         slots, layout, branches = run.buffer.slots, run.prompt.layout, run.prompt.branches
         params.check_branches(branches)
-        logits = run.logits()  # [R, W, V]
+        logits = run.scores.logits()  # [R, W, V]
         mask = None if layout is None else layout.allowed(slots)
         if mask is not None:
             mask = mask[(None,) * (3 - mask.ndim)]
@@ -131,8 +129,8 @@ class FusedDraws:
         )
         key = (run.noise.seeds, run.noise.items, slots, run.frozen)
         last = None
-        if run.reads_last_scores and forced is None and not settings.cuts:
-            last = run.room_for("last scores", (len(slots), run.vocab_size))
+        if run.scores.reads_last and forced is None and not settings.cuts:
+            last = run.scores.last_scores.room((len(slots), run.vocab_size))
         found = dispatch.run(sample_frozen, logits, branches, settings, mask, *key, forced, last)
-        run.record_scores(logits, found.peak, last)
+        run.scores.record(logits, found.peak, last)
         return found.tokens

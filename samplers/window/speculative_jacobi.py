@@ -26,18 +26,16 @@ proceeds at its own pace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.argmax_numpy import argmax_numpy
+from mmaccel.kernels.acceptance import Rule, exact_rule, follow, redraw, verify
 from mmaccel.kernels.couple import couple
-from mmaccel.kernels.couple_numpy import is_kept_numpy, redraw_numpy
+from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import (
     Coupling,
@@ -46,18 +44,10 @@ from mmaccel.samplers.acceptance import (
     draw,
     is_kept,
     one_hot,
-    residual,
 )
-from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.run import WindowRun
-
-_PART = 8  # drafts of a row that a relaxed rule looks at together
-
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None]"]
-"""(p_target, p_draft `[B, K, V]`, drafts, coins `[B, K]`) -> accepted `[B, K]` bool, and the total
-variation spent `[B, K]` or None."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ class SpeculativeJacobi(WindowPolicy):
 
     window: int = 32
     coupling: Coupling = "maximal"
-    drafts: str | Coarse | DraftSource = "neighbour"
+    drafts: str | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True
@@ -87,19 +77,6 @@ class SpeculativeJacobi(WindowPolicy):
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
         return iterate(run, self.coupling, exact_rule)
-
-
-def exact_rule(
-    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Accept with probability min(1, p/q); spends nothing."""
-    return is_kept(p_target, p_draft, drafts, coins), None
-
-
-def _exact_rule_numpy(
-    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    return is_kept_numpy(p_target, p_draft, drafts, coins), None
 
 
 def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
@@ -114,51 +91,48 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
     Returns:
         The finished generation.
     """
-    coarse = run.coarse
+    drafter = run.drafter
+    p_held, first_held = run.state.declare("p_target"), run.state.declare("first slot")
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
-    verify, redraw, exact = _verify_all, _redraw, is_kept
-    if run.is_on_host:
-        verify, redraw, exact = _verify_until, redraw_numpy, is_kept_numpy
-        rule = _exact_rule_numpy if rule is exact_rule else rule
+    compute = run.backend.run
 
     def step_fn() -> None:
         slots = run.buffer.slots
         fresh = run.fresh_noise()
-        p_last, first = run.held("p_target"), run.held("first slot")
-        drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_last, first)
-        if coarse is not None:
-            noise = run.frozen_noise()
-            drafts, p_draft = coarse.redraft_with_law(run, drafts, p_draft, noise[:, :-1])
+        drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_held.value, first_held.value)
+        noise = run.frozen_noise() if drafter.source.corrects else None
+        if noise is not None:
+            drafts, p_own = drafter.correct(run, drafts, noise[:, :-1], p_draft)
+            assert p_own is not None
+            p_draft = p_own
         scores = run.forward()  # [B, W, V]
-        if coarse is not None:
-            coarse.record_law(run, run.draft_scores, noise)
+        run.observe(noise)
         coins, spent = fresh.coins[:, :-1], None
         if is_fused:
             coupled = dispatch.run(couple, scores, p_draft, drafts, coins, fresh.redraws)
             p_target, tokens, accepted = coupled.p_target, coupled.verified, coupled.kept
         else:
             p_target = scores.softmax(-1)
-            accepted, spent = verify(rule, p_target[:, :-1], p_draft, drafts, coins)
+            accepted, spent = compute(verify, rule, p_target[:, :-1], p_draft, drafts, coins)
             index = torch.arange(run.width, device=drafts.device)[None]
             last = count_leading(accepted)[:, None]  # the slot that is redrawn, or the bonus slot
             keeps = accepted
             if coupling == "maximal":
                 if spent is not None:
-                    remains = exact(p_target[:, :-1], p_draft, drafts, coins)
+                    remains = compute(is_kept, p_target[:, :-1], p_draft, drafts, coins)
                     keeps = torch.where(index[:, :-1] <= last, accepted, remains)
-                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws)
+                tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws)
             elif coupling == "gumbel":
                 keeps = index[:, :-1] != last
-                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws)
-                argmax = argmax_numpy if run.is_on_host else partial(torch.argmax, dim=-1)
-                frozen = argmax(scores + run.frozen_noise())
+                tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws)
+                frozen = compute(argmax, scores + run.frozen_noise())
                 tokens = torch.where(index <= last, tokens, frozen)
             else:
                 keeps = index[:, :-1] < last
-                tokens = redraw(p_target, p_draft, drafts, keeps, fresh.redraws, last)
-        run.hold("p_target", p_target)
-        run.hold("first slot", slots[:, :1])
+                tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws, last)
+        p_held.hold(p_target)
+        first_held.hold(slots[:, :1])
         run.accept(tokens, accepted, spent)
 
     return run.run(step_fn)
@@ -176,86 +150,24 @@ def _drafts(
         first: `[B, 1]` int64, the first slot of the last pass.
     """
     slots = run.buffer.slots[:, :-1]
-    guess, scores = run.propose()
+    found = run.propose()
+    guess = found.tokens
     if guess is None:
-        assert scores is not None
-        p_new = scores.softmax(-1)  # [B, 1 or W-1, V]
+        assert found.scores is not None
+        p_new = found.scores.softmax(-1)  # [B, 1 or W-1, V]
         guess = draw(p_new, uniforms)
         p_draft = p_new.expand(-1, slots.shape[1], -1)
-    else:
+    elif found.distribution is None:
         p_draft = one_hot(guess, run.vocab_size)
-    if p_last is not None and first is not None and run.is_on_host:
-        n_predicted = (run.buffer.filled - run.buffer.columns[:, 0]).tolist()
-        moved = (run.buffer.slots[:, 0] - first[:, 0]).tolist()
-        p_draft = _follow(p_last, moved, n_predicted, p_draft)
-    elif p_last is not None and first is not None:  # predicted drafts were drawn from these
-        index = (slots - first).clamp(0, p_last.shape[1] - 1)
-        rows = torch.arange(index.shape[0], device=index.device)[:, None]
-        p_draft = torch.where(run.buffer.is_predicted()[..., None], p_last[rows, index], p_draft)
+    else:
+        p_draft = found.distribution
+    if p_last is not None and first is not None:  # predicted drafts were drawn from these
+        buffer = run.buffer
+        moved = buffer.slots[:, 0] - first[:, 0]
+        n_predicted = buffer.filled - buffer.columns[:, 0]
+        p_draft = run.backend.run(follow, p_last, moved, n_predicted, p_draft)
     drafts = run.write_drafts(guess)
-    forced = run.forced()
+    forced = run.rows.forced()
     if forced is not None:
         p_draft = torch.where((forced >= 0)[..., None], one_hot(drafts, run.vocab_size), p_draft)
     return drafts, p_draft
-
-
-def _follow(p_last: Tensor, moved: list[int], n_predicted: list[int], p_new: Tensor) -> Tensor:
-    """`p_new` `[B, K, V]`, in its first `n_predicted` slots the last pass's distributions.
-
-    Args:
-        p_last: `[B, W, V]`.
-        moved: slots by which each row has moved on since.
-        n_predicted: of each row.
-        p_new: of slots that the last pass did not predict.
-    """
-    rows, width = [], p_new.shape[1]
-    for row, (start, n) in enumerate(zip(moved, n_predicted)):
-        n = min(max(n, 0), width)
-        rows.append(torch.cat([p_last[row, start : start + n], p_new[row, n:]]))
-    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
-
-
-def _verify_all(
-    rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """What a rule says of all drafts."""
-    return rule(p_target, p_draft, drafts, coins)
-
-
-def _verify_until(
-    rule: Rule, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """What a rule says of a row's drafts up to the first rejected one; nobody asks for the others.
-
-    They count as rejected, and spend nothing. `_PART` slots are looked at together.
-    """
-    if rule is _exact_rule_numpy:  # which is cheap
-        return rule(p_target, p_draft, drafts, coins)
-    accepted, spent = torch.zeros_like(drafts, dtype=torch.bool), torch.zeros_like(coins)
-    rows: slice | Tensor = slice(None)  # those that still want more
-    for first in range(0, drafts.shape[1], _PART):
-        part = slice(first, first + _PART)
-        here, variation = rule(*(x[rows, part] for x in (p_target, p_draft, drafts, coins)))
-        accepted[rows, part] = here
-        if variation is not None:
-            spent[rows, part] = variation
-        is_open = here.all(-1)
-        if not is_open.any():
-            break
-        if not is_open.all():
-            index = torch.arange(len(drafts)) if isinstance(rows, slice) else rows
-            rows = index[is_open]
-    return accepted, spent
-
-
-def _redraw(
-    p_target: Tensor, p_draft: Tensor, drafts: Tensor, keeps: Tensor, uniforms: Tensor,
-    last: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """See `mmaccel.kernels.couple_numpy.redraw_numpy`; of tensors on any device."""
-    rest = residual(p_target[:, :-1], p_draft)
-    if last is not None:
-        index = torch.arange(rest.shape[1], device=rest.device)
-        rest = torch.where((index == last)[..., None], rest, p_target[:, :-1])
-    drawn = draw(torch.cat([rest, p_target[:, -1:]], 1), uniforms)
-    return torch.cat([torch.where(keeps, drafts, drawn[:, :-1]), drawn[:, -1:]], 1)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
+from mmaccel.samplers.drafting.contract import Drafter, DraftSource
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.proposers import DraftSource
 from mmaccel.samplers.window.token_buffer import Capacity, measure
 
 
@@ -46,7 +46,7 @@ class GraphKey(NamedTuple):
         capacity: columns of the prompt, slots and positions, rounded up.
         widest: the widest window there will be.
         drafts: the draft source.
-        coarse: the `CoarseDrafts`, whose weights a graph reads; None without.
+        draft_weights: what a graph reads of the drafter, see `Drafter.weights`; None for nothing.
         has_callback: whether a callback is called after every step; counters then are updated
             outside the step.
         is_refilled: whether a row may begin while others are decoded.
@@ -65,8 +65,8 @@ class GraphKey(NamedTuple):
     n_stops: int | None
     capacity: Capacity
     widest: int
-    drafts: str | DraftSource
-    coarse: ref[Any] | None
+    drafts: DraftSource
+    draft_weights: ref[Any] | None
     has_callback: bool
     is_refilled: bool
     sync_every: int
@@ -208,8 +208,7 @@ def runner_of(model: TokenModel) -> StepRunner:
 
 def make_graph_key(
     runner: StepRunner, policy: Policy, model: TokenModel, prompt: Prompt, length: int,
-    params: SamplingParams, *, widest: int, drafts: str | DraftSource, coarse: object | None,
-    has_callback: bool, is_refilled: bool,
+    params: SamplingParams, *, widest: int, drafter: Drafter, has_callback: bool, is_refilled: bool,
 ) -> GraphKey | None:  # fmt: skip
     """The key of a run; None where its graphs cannot serve another one.
 
@@ -224,10 +223,11 @@ def make_graph_key(
     module, state, options = model.graph_key()
     n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
     capacity = measure(prompt, length, rounded=True, most=model.max_positions)
+    weights = None if drafter.weights is None else ref(drafter.weights)
     key = GraphKey(
         ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
-        n_stops, capacity, widest, drafts, None if coarse is None else ref(coarse), has_callback,
-        is_refilled, runner.sync_every, prompt.tokens.device,
+        n_stops, capacity, widest, drafter.source, weights, has_callback, is_refilled,
+        runner.sync_every, prompt.tokens.device,
     )  # fmt: skip
     try:
         hash(key)

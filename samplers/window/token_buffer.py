@@ -1,7 +1,7 @@
 """TokenBuffer: prompts, tokens and drafts of a batch in one tensor, and the window over them.
 
 The prompts are right-aligned, so that slot i of every row has the same column. A model's positions
-count from the row's own first token instead; see `WindowRun.next_positions`.
+count from the row's own first token instead; see `RunRows.next_positions`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Prompt
+from mmaccel.samplers.window.step_state import StaticPart
 
 _FILLER = 64  # slots of a pass over fillers, which may be wider than the window
 _STEP = 64  # capacities are rounded up to it, so that prompts of many lengths share graphs
@@ -44,7 +45,7 @@ def measure(
     return Capacity(origin, slots, positions if most is None else max(needed, min(positions, most)))
 
 
-class TokenBuffer:
+class TokenBuffer(StaticPart):
     """The tokens of every row, and which W slots of each row the next pass covers.
 
     Args:
@@ -61,6 +62,8 @@ class TokenBuffer:
         index: `[N]` int64, the numbers from 0 on.
         slots: `[B, W]` int64, the slots that the window covers.
     """
+
+    static = ("tokens", "n_generated", "filled", "last_of_prompt", "index")
 
     def __init__(self, prompt: Prompt, capacity: Capacity, widest: int) -> None:
         self.origin, self._branches = capacity.origin, prompt.branches
@@ -110,12 +113,16 @@ class TokenBuffer:
         """Treat no prediction of the last pass as a draft."""
         self.filled.copy_(self.origin + self.n_generated)
 
-    def model_inputs(self, columns: Tensor) -> Tensor:
-        """Tokens at `columns` `[B, K]` for the rows of all branches, `[R, K]`.
+    def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
+        """What the rows of all branches read at some columns, `[R, K]`.
 
         Before slot 0 every branch gets the last token of its own prompt.
+
+        Args:
+            columns: `[B, K]` int64.
+            tokens: `[B, N]` int64, the token buffer, or a copy with other drafts.
         """
-        tokens = self.tokens.gather(1, columns)  # [B, K]
+        tokens = tokens.gather(1, columns)  # [B, K]
         last = self.last_of_prompt.view(self._branches, -1, 1)  # [G, B, 1]
         return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
 

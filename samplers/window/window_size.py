@@ -22,8 +22,15 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import NormalDist, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from mmaccel.contracts import Prompt, TokenModel
+from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.policy import WindowPolicy
 
 CANDIDATES = (1, 8, 16, 32, 64)
 _TIMED = 4  # timed passes of a width before it is judged
@@ -289,6 +296,26 @@ def make_chooser(
     if window == "adaptive":
         return AdaptiveWidth(rows, length, calibration)
     return FixedWidth(int(window)) if exactness == "bitwise" else ConstantWidth(int(window))
+
+
+def open_chooser(
+    policy: WindowPolicy, model: TokenModel, prompt: Prompt, length: int, params: SamplingParams,
+    source: DraftSource,
+) -> FixedWidth | AdaptiveWidth:  # fmt: skip
+    """What chooses the widths of a run.
+
+    Args:
+        policy, model, prompt, length, params: of the run.
+        source: of its drafts.
+    """
+    calibration = None
+    if policy.window == "adaptive":
+        conditions = (
+            prompt.batch, prompt.branches, source, params.guidance_scale, params.temperature,
+            params.top_k, params.top_p, params.min_p,
+        )  # fmt: skip
+        calibration = find_calibration(model, conditions)
+    return make_chooser(policy.window, policy.exactness, prompt.batch, length, calibration)
 
 
 _CALIBRATIONS: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()

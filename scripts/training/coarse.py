@@ -25,8 +25,9 @@ from mmaccel.checks import check_int, check_number
 from mmaccel.errors import OptionError
 from mmaccel.loading import DTYPES
 from mmaccel.results import EXACT_DTYPE
-from mmaccel.samplers.drafting.coarse import Coarse, StateModel
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import save_coarse
+from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.window.jacobi import Jacobi
 from scripts.training.coarse_fit import CoarseTraining, FitOptions
 from scripts.training.coarse_passes import PassData, RecordedJacobi, collect_passes

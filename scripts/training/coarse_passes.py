@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,6 +24,7 @@ from mmaccel.kernels.truncation import guide
 from mmaccel.results import Generation
 from mmaccel.samplers.acceptance import count_leading
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
+from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.run import WindowRun
 from scripts.training.coarse_targets import Target
@@ -57,7 +58,7 @@ class RecordedJacobi(Jacobi):
             recorder.record(1 + count_leading(kept))
             accept(tokens, kept)
 
-        run.model.keeps_states = True  # type: ignore[attr-defined]
+        cast(StateModel, run.model).keep_states(True)
         vars(run)["accept"] = record_and_accept
         generation = super().decode(run)
         self.runs.append(recorder.collect(generation.lengths))
@@ -78,7 +79,7 @@ class _Recorder:
         run, slots = self.run, self.run.buffer.slots
         model: Any = run.model
         states = guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
-        states, is_over = states.half().cpu(), run.is_over(slots).cpu()
+        states, is_over = states.half().cpu(), run.rows.is_over(slots).cpu()
         seen = _neighbours(self.tokens(), slots, run.buffer.origin, self.config).cpu()
         at = slots.cpu()
         is_accepted = torch.arange(at.shape[1]) < n_accepted.cpu()[:, None]

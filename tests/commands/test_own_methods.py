@@ -38,7 +38,7 @@ from typing import ClassVar
 
 import mmaccel
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.proposers import DraftSource
+from mmaccel.samplers.drafting.contract import DraftSource
 
 Path("it-ran").touch()
 
@@ -79,7 +79,7 @@ class Filler:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder, with the modules `mine` of docs/extending.md, `broken` and `raises`."""
     blocks = re.findall(r"^```python\n(# mine\.py\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     (tmp_path / "mine.py").write_text("\n".join(blocks), encoding="utf-8")
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     (tmp_path / "raises.py").write_text("import nothing_of_this_name", encoding="utf-8")

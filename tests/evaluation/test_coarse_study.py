@@ -9,7 +9,7 @@ import pytest
 import mmaccel
 from benchmarks.coarse_study import make_setups, measure_online, share_of_a_pass, timed_sweeps
 from mmaccel.commands.bench.window import Row
-from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from tests.fixtures.tiny_coarse import build_coarse
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -25,11 +25,11 @@ def test_setups_are_windows_by_sources_and_candidates_of_the_first() -> None:
 def test_every_pass_is_timed_by_policy(tiny_folder: Path, tmp_path: Path) -> None:
     pipe = mmaccel.TextToImage.from_pretrained(tiny_folder)
     coarse = mmaccel.Jacobi(8, mmaccel.Coarse(build_coarse(pipe, tmp_path / "coarse")))
-    before = vars(CoarseDrafts)["redraft"]
+    before = vars(CoarseDrafter)["redraft"]
     with timed_sweeps() as seconds:
         for policy in (mmaccel.Jacobi(8, "neighbour"), coarse):
             made = pipe(CAPTIONS[0], policy=policy, seed=0, guidance_scale=1.0)
-    assert vars(CoarseDrafts)["redraft"] is before and list(seconds) == [(repr(coarse), 1.0)]
+    assert vars(CoarseDrafter)["redraft"] is before and list(seconds) == [(repr(coarse), 1.0)]
     times = seconds[repr(coarse), 1.0]
     assert [len(times[name]) for name in ("redraft", "record")] == [made.stats.passes] * 2
     times["redraft"], times["record"] = [9.0, 0.2, 0.1], [0.1]

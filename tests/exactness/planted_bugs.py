@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass
+from mmaccel.kernels import acceptance
 from mmaccel.kernels.truncation import truncate
 from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.samplers.acceptance import count_leading, residual
 from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window import run as window_run
+from mmaccel.samplers.window import rows as run_rows
 from mmaccel.samplers.window import speculative, speculative_jacobi
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.toy_models import ToyLanguage
@@ -81,7 +82,7 @@ def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor],
 
 def redraw_from_target(patch: Patch) -> None:
     """Lumina-2: after a rejection the token comes from p instead of (p - q)+."""
-    for module in (speculative_jacobi, speculative):
+    for module in (acceptance, speculative):
         patch.setattr(module, "residual", lambda p_target, p_draft: p_target)
 
 
@@ -93,7 +94,7 @@ def filter_residual_again(patch: Patch, **options: Any) -> None:
         rest = residual(p_target, p_draft).log()
         return truncate(rest, again.temperature, again.top_k, again.top_p, again.min_p).softmax(-1)
 
-    for module in (speculative_jacobi, speculative):
+    for module in (acceptance, speculative):
         patch.setattr(module, "residual", twice)
 
 
@@ -159,7 +160,7 @@ def use_one_branch(patch: Patch) -> None:
         conditional = last[: len(tokens)].repeat(len(last) // len(tokens), 1)
         return window_inputs(tokens, n_generated, filled, conditional, *others, **options)
 
-    patch.setattr(window_run, "window_inputs", inputs)
+    patch.setattr(run_rows, "window_inputs", inputs)
 
 
 def record_uniform_distribution(patch: Patch) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.drafting import coarse
-from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting import coarse_drafter
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from mmaccel.samplers.window.run import WindowRun
 
@@ -25,12 +25,12 @@ def take_contexts_of_wrong_pass(patch: Patch) -> None:
     accept = WindowRun.accept
 
     def wrong(run: WindowRun, *arguments: Any) -> None:
-        drafts = run.coarse
-        if drafts is None:  # the plain loop
+        drafts = run.drafter
+        if not isinstance(drafts, CoarseDrafter):  # the plain loop
             return accept(run, *arguments)
         columns = drafts._neighbours(run, run.buffer.slots)
         accept(run, *arguments)
-        run.hold("coarse neighbours", coarse._gather(drafts._tokens(run), columns))
+        drafts.state.neighbours.hold(coarse_drafter._gather(drafts._tokens(run), columns))
 
     patch.setattr(WindowRun, "accept", wrong)
 
@@ -67,19 +67,20 @@ def take_scores_of_another_row(patch: Patch) -> None:
 def correct_the_first_drafts(patch: Patch) -> None:
     """A row that was just admitted is corrected by what the last row in its batch slot saw."""
     _alter_slots(
-        patch, lambda run, slots: slots._replace(is_fixed=run.is_over(run.buffer.slots[:, :-1]))
+        patch,
+        lambda run, slots: slots._replace(is_fixed=run.rows.is_over(run.buffer.slots[:, :-1])),
     )
 
 
 def count_noise_twice(patch: Patch) -> None:
     """Scores of seen slots have their noise twice."""
-    for name in ("record", "record_law"):
-        record = getattr(CoarseDrafts, name)
+    for name in ("record", "record_distribution"):
+        record = getattr(CoarseDrafter, name)
 
-        def wrong(self: Any, run: Any, scores: Tensor, noise: Tensor, record: Any = record) -> None:
-            record(self, run, scores + noise, noise)
+        def wrong(self: Any, run: Any, scores: Any, noise: Tensor, record: Any = record) -> None:
+            record(self, run, scores._replace(window=scores.window + noise), noise)
 
-        patch.setattr(CoarseDrafts, name, wrong)
+        patch.setattr(CoarseDrafter, name, wrong)
 
 
 def count_noise_twice_in_new_slots(patch: Patch) -> None:
@@ -97,7 +98,7 @@ def shift_columns(patch: Patch) -> None:
 
 def verify_other_drafts(patch: Patch) -> None:
     """The model processes the drafts without their correction."""
-    sweep = CoarseDrafts._sweep
+    sweep = CoarseDrafter._sweep
 
     def wrong(self: Any, run: WindowRun, *arguments: Any) -> Tensor:
         kept = run.buffer.tokens.clone()
@@ -105,31 +106,31 @@ def verify_other_drafts(patch: Patch) -> None:
         run.buffer.tokens.copy_(kept)
         return drafts
 
-    patch.setattr(CoarseDrafts, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "_sweep", wrong)
 
 
 def record_uncorrected_law(patch: Patch) -> None:
     """The distribution of a draft is that before its correction."""
-    redraft = CoarseDrafts.redraft_with_law
+    redraft = CoarseDrafter.redraft_with_distribution
 
     def wrong(self: Any, run: Any, drafts: Tensor, p_draft: Tensor, noise: Tensor) -> Any:
         corrected, _ = redraft(self, run, drafts, p_draft, noise)
         return corrected, p_draft
 
-    patch.setattr(CoarseDrafts, "redraft_with_law", wrong)
+    patch.setattr(CoarseDrafter, "redraft_with_distribution", wrong)
 
 
-def record_law_of_other_contexts(patch: Patch) -> None:
+def record_distribution_of_other_contexts(patch: Patch) -> None:
     """The drafts are corrected for what the pass saw, their distribution for what it made."""
-    redraft, hidden = CoarseDrafts._sweep, CoarseDrafts._hidden
+    redraft, hidden = CoarseDrafter._sweep, CoarseDrafter._hidden
 
     def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
         drafts = redraft(self, run, slots, work, n)
-        now = coarse._gather(self._tokens(run), slots.neighbours).roll(1, 1)
+        now = coarse_drafter._gather(self._tokens(run), slots.neighbours).roll(1, 1)
         slots.hidden_seen.copy_(hidden(self, now, slots.base))
         return drafts
 
-    patch.setattr(CoarseDrafts, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "_sweep", wrong)
 
 
 def correct_law_of_kept_drafts(patch: Patch) -> None:
@@ -139,46 +140,46 @@ def correct_law_of_kept_drafts(patch: Patch) -> None:
 
 def choose_candidates_with_noise(patch: Patch) -> None:
     """The corrected candidates are those whose noise is largest, too."""
-    record = CoarseDrafts.record_law
+    record = CoarseDrafter.record_distribution
 
-    def wrong(self: Any, run: Any, scores: Tensor, noise: Tensor) -> None:
+    def wrong(self: Any, run: Any, scores: Any, noise: Tensor) -> None:
         record(self, run, scores, noise)
-        n = min(self.candidates, scores.shape[-1] - 1)
-        found = (scores + noise).topk(n + 1, -1)
-        self._record(run, found.values, found.indices)
+        n = min(self.opened.candidates, scores.window.shape[-1] - 1)
+        found = (scores.window + noise).topk(n + 1, -1)
+        self._record(run, found.values, found.indices, scores.last)
 
-    patch.setattr(CoarseDrafts, "record_law", wrong)
+    patch.setattr(CoarseDrafter, "record_distribution", wrong)
 
 
 def forget_the_others(patch: Patch) -> None:
     """No draft comes from outside the candidates; the distribution says that some do."""
-    record = CoarseDrafts._record
+    record = CoarseDrafter._record
 
-    def wrong(self: Any, run: Any, values: Tensor, ids: Tensor) -> None:
+    def wrong(self: Any, run: Any, values: Tensor, ids: Tensor, last: Tensor) -> None:
         values = values.clone()
         values[..., -1] = float("-inf")
-        record(self, run, values, ids)
+        record(self, run, values, ids, last)
 
-    patch.setattr(CoarseDrafts, "_record", wrong)
+    patch.setattr(CoarseDrafter, "_record", wrong)
 
 
 def _alter_slots(patch: Patch, change: Any) -> None:
-    find = CoarseDrafts._slots
+    find = CoarseDrafter._slots
 
     def wrong(self: Any, run: WindowRun, *arguments: Any, **options: Any) -> Any:
         found = find(self, run, *arguments, **options)
         return None if found is None else change(run, found)
 
-    patch.setattr(CoarseDrafts, "_slots", wrong)
+    patch.setattr(CoarseDrafter, "_slots", wrong)
 
 
 def _alter_sweep(patch: Patch, change: Any) -> None:
-    sweep = CoarseDrafts._sweep
+    sweep = CoarseDrafter._sweep
 
     def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
         return sweep(self, run, change(run, slots), work, n)
 
-    patch.setattr(CoarseDrafts, "_sweep", wrong)
+    patch.setattr(CoarseDrafter, "_sweep", wrong)
 
 
 def _noise(run: WindowRun) -> Tensor:
@@ -191,7 +192,7 @@ OF_DRAFTS = (
     leave_noise_out_of_new_slots, shift_columns, verify_other_drafts,
 )  # fmt: skip
 OF_LAWS = (
-    record_uncorrected_law, record_law_of_other_contexts, correct_law_of_kept_drafts,
+    record_uncorrected_law, record_distribution_of_other_contexts, correct_law_of_kept_drafts,
     take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
     choose_candidates_with_noise, forget_the_others,
 )  # fmt: skip

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mmaccel import Autoregressive, Grid, Jacobi, Noise, OptionError, SamplingParams
 from mmaccel.contracts import Policy
-from mmaccel.samplers.window.proposers import SOURCES
+from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.sources import SOURCES
 from tests.exactness.bitwise_runs import (
     GRID,
     LENGTH,
@@ -58,6 +59,17 @@ def test_any_window_any_drafts(options: dict[str, Any], window: int | str) -> No
             assert fast.stats.passes == LENGTH
         elif window != "adaptive":
             assert fast.stats.passes < LENGTH
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_drafts_of_a_small_model(options: dict[str, Any]) -> None:
+    """It drafts the slots that no pass has predicted, and reads the predicted ones."""
+    plain = run(Autoregressive(), options)
+    assert_same(run(Jacobi(5, DraftModel(ToyLanguage(5, seed=4, depth=2))), options), plain)
+    told = run(Jacobi(5, DraftModel(ToyLanguage(5, depth=6))), options)  # the large one itself
+    assert_same(told, plain)
+    if options.get("temperature") == 0:
+        assert told.stats.passes == -(-LENGTH // 5)
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -14,8 +14,8 @@ import pytest
 
 from mmaccel import ContinuousBatching, GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import FinishedRow, Policy
+from mmaccel.kernels import dispatch
 from mmaccel.results import Generation
-from mmaccel.samplers.window.run import WindowRun
 from tests.exactness import planted_coarse_bugs as bugs
 from tests.exactness.test_continuous_batching import ALL, assert_alone, decode, tiny
 from tests.fixtures.coarse import strong_coarse
@@ -68,7 +68,7 @@ def test_planted_bug_is_seen(
     alone: Callable[..., list], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     wanted = alone("sjd", 1.0)
-    monkeypatch.setattr(WindowRun, "is_on_host", False)  # bugs are planted in what takes all rows
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")  # bugs are planted in what takes all rows
     plant(monkeypatch)
     given: list[FinishedRow] = []
     made = decode(policy_of("sjd"), ALL, 1.0, ContinuousBatching(3, given.append))

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from mmaccel import Autoregressive, Coarse, ContinuousBatching, Jacobi, Noise, SamplingParams
+from mmaccel.kernels import dispatch
 from mmaccel.results import Generation, Progress
-from mmaccel.samplers.window.run import WindowRun
 from tests.exactness import planted_coarse_bugs as bugs
 from tests.exactness.bitwise_runs import (
     GRID,
@@ -172,7 +172,7 @@ def test_also_for_rows_that_are_admitted_later(options: dict[str, Any], perfect:
 def test_planted_bug_is_seen(
     plant: Callable[[pytest.MonkeyPatch], None], perfect: Coarse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(WindowRun, "is_on_host", False)  # bugs are planted in what takes all rows
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")  # bugs are planted in what takes all rows
     plant(monkeypatch)
     with pytest.raises(AssertionError, match="rows part at|accepted less than 5"):
         check_perfect(perfect, 5, {})

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from mmaccel import CausalLMWindow, Coarse, GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Policy
+from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import (
     TEXT_NEIGHBOURS,
     WEIGHTS,
@@ -26,7 +27,7 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window import run as run_module
+from mmaccel.samplers.window import window_size
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 from tests.exactness.test_graph_reuse import CALLS, Call, assert_like
 from tests.fixtures.fake_device import same
@@ -134,7 +135,7 @@ def test_a_wide_sweep_after_a_narrow_pass(
     model: Any, source: Coarse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Held tensors are as wide as the widest window: a sweep reads no slot that no pass had."""
-    make, base, read = run_module.make_chooser, CoarseModel.base, []
+    make, base, read = window_size.make_chooser, CoarseModel.base, []
 
     def make_chooser(*args: Any) -> Any:
         chooser, widths = make(*args), cycle((2, 6, 3))
@@ -145,8 +146,8 @@ def test_a_wide_sweep_after_a_narrow_pass(
         read.append((float(states.abs().sum(-1).min()), int(distances.max())))
         return base(self, slots, distances, states, *rest)
 
-    monkeypatch.setattr(run_module.WindowRun, "is_on_host", False)
-    monkeypatch.setattr(run_module, "make_chooser", make_chooser)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    monkeypatch.setattr(window_size, "make_chooser", make_chooser)
     monkeypatch.setattr(CoarseModel, "base", watch)
     Calls(model).run(Jacobi(12, source), CALLS[0], EagerRunner())
     assert len(read) > 5 and min(read)[0] > 0  # zeros are what a narrow pass is filled up with
@@ -180,8 +181,8 @@ def test_drafts_come_from_the_graph_that_was_captured(
 ) -> None:
     """A replay sweeps without Python: C's function is not called, and drafts are C's."""
     calls, cache, swept = Calls(model), GraphCache(), []
-    real = CoarseDrafts.redraft
-    monkeypatch.setattr(CoarseDrafts, "redraft", lambda *args: (swept.append(1), real(*args))[1])
+    real = CoarseDrafter.redraft
+    monkeypatch.setattr(CoarseDrafter, "redraft", lambda *args: (swept.append(1), real(*args))[1])
     made = [calls.run(Jacobi(6, source), CALLS[0], Replay(1, cache)) for _ in range(2)]
     assert made[0].stats.passes == made[1].stats.passes > 4
     assert len(swept) == 3 + 1  # eager, to warm up, recorded; the second run's first pass

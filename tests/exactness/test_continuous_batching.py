@@ -50,8 +50,10 @@ def policies() -> dict[str, Policy]:
         "plain": Autoregressive(),
         "jacobi": Jacobi(6),
         "jacobi ngram": Jacobi(6, "ngram"),
+        "jacobi recycling": Jacobi(6, "token-recycling"),
         "jacobi adaptive": Jacobi("adaptive"),
         "sjd maximal": SpeculativeJacobi(5),
+        "sjd recycling": SpeculativeJacobi(5, drafts="token-recycling"),
         "sjd gumbel": SpeculativeJacobi(5, coupling="gumbel"),
         "sjd left": SpeculativeJacobi(5, coupling="independent", drafts="left"),
         "grouped": GroupedSpeculative(window=5, group=3),
@@ -136,7 +138,9 @@ def test_the_adaptive_window_makes_the_same_tokens() -> None:
     assert made.tokens.equal(wanted)
 
 
-@pytest.mark.parametrize("name", ["plain", "jacobi", "jacobi ngram", "sjd maximal", "grouped"])
+@pytest.mark.parametrize(
+    "name", ["plain", "jacobi", "jacobi ngram", "jacobi recycling", "sjd maximal", "grouped"]
+)
 @pytest.mark.parametrize("sync_every", [1, 3])
 def test_captured_steps_with_admitted_rows(name: str, sync_every: int, fused: bool) -> None:
     """Admitted rows are written into the static tensors; no batch slot is dropped."""

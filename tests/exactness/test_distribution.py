@@ -19,6 +19,7 @@ from mmaccel import (
 )
 from mmaccel.contracts import Policy
 from mmaccel.samplers.acceptance import COUPLINGS
+from mmaccel.samplers.drafting.draft_model import DraftModel
 from tests.fixtures.toy_distribution import Setting, assert_exact, sample_tokens
 
 PLAIN = Setting()
@@ -60,7 +61,7 @@ DRAFTER_4 = STRUCTURED.language(seed=2)
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.parametrize("drafts", ["random", "neighbour", "left"])
+@pytest.mark.parametrize("drafts", ["random", "neighbour", "left", "token-recycling"])
 def test_speculative_jacobi(coupling: str, drafts: str) -> None:
     assert_exact(SpeculativeJacobi(3, coupling, drafts), PLAIN)
 
@@ -94,6 +95,8 @@ def test_any_window(window: int, coupling: str) -> None:
         Speculative(3),
         Speculative(2, DRAFTER),
         Speculative(8, DRAFTER),
+        SpeculativeJacobi(3, "maximal", DraftModel(DRAFTER)),
+        SpeculativeJacobi(3, "gumbel", DraftModel(DRAFTER)),
         GroupedSpeculative(3, group=0),
     ],
     ids=lambda policy: (

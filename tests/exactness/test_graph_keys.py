@@ -25,7 +25,9 @@ from mmaccel import (
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.window import run as window_run
+from mmaccel.samplers.window import rows
+from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.run_graphs import static_tensors
 from mmaccel.samplers.window.token_buffer import measure
 from tests.exactness.test_graph_reuse import CALLS, FREE, GRID, Call, assert_like, decode
 from tests.fixtures.graph_replay import Replay, Tried
@@ -106,13 +108,13 @@ def test_a_pass_that_synchronises_is_found_before_the_capture(
     if place == "model":
         own.model.layers[1].register_forward_hook(look)
     elif place:
-        accept = window_run.accept_prefix
+        accept = rows.accept_prefix
 
         def accept_and_look(*given: Any, **options: Any) -> None:
             accept(*given, **options)  # the tokens of the pass are generated
             look()
 
-        monkeypatch.setattr(window_run, "accept_prefix", accept_and_look)
+        monkeypatch.setattr(rows, "accept_prefix", accept_and_look)
     runners = [Tried(), Tried(cache=GraphCache()), Tried(cache=GraphCache())]
     for runner in runners:
         made = decode(policy, FREE, None, own, runner=runner)
@@ -368,6 +370,7 @@ def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
         sample, decode = Jacobi.sample, Jacobi.decode
+        draft_source = Jacobi.draft_source
         window = 6
 
     cache = GraphCache()
@@ -385,19 +388,18 @@ def test_copies_of_a_cache_are_empty(model: Any) -> None:
 def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     """A tensor of a run that is no static input would be another one in the next run."""
     prompt = make_prompt([[5, 9], [7]], stop_tokens=torch.tensor([9]), layout=GRID)
-    run = window_run.WindowRun(
+    run = WindowRun(
         Jacobi(window=6), CausalLMWindow(model), prompt, 28, params=SamplingParams(),
         noise=Noise.from_seed(0, 2),
     )  # fmt: skip
-    parts = {
-        "": run, "buffer.": run.buffer, "noise.": run.noise, "counters.": run.counters,
-    }  # fmt: skip
+    parts = {**run.parts(), "noise": run.noise}
     found = {
-        prefix + name for prefix, part in parts.items()
+        f"{owner}.{name}" for owner, part in parts.items()
         for name, value in vars(part).items() if isinstance(value, torch.Tensor)
     }  # fmt: skip
     every_pass = {"buffer.slots", "buffer.columns"}  # set by `move_window` in every step
-    assert found - every_pass == run.static_inputs().keys() - {"noise.schedule"}
+    declared = static_tensors(run.parts(), run.noise).keys()
+    assert found - every_pass == declared - {"noise.schedule"}
 
 
 def test_noise_takes_anothers_keys_in_its_own_tensors() -> None:

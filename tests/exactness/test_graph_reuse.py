@@ -26,7 +26,7 @@ from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
-from mmaccel.samplers.window import run as window_run
+from mmaccel.samplers.window import run_graphs
 from mmaccel.samplers.window.step_runner import EagerRunner, Once
 from tests.fixtures.graph_replay import HostSync, Replay, Tried
 from tests.fixtures.tiny_lms import VOCAB, build_lm
@@ -45,7 +45,9 @@ POLICIES: list[Policy] = [
     Jacobi(window=6),
     Jacobi(window=6, drafts="ngram"),
     Jacobi(window=6, drafts="above"),
+    Jacobi(window=6, drafts="token-recycling"),
     SpeculativeJacobi(window=5),
+    SpeculativeJacobi(window=5, drafts="token-recycling"),
     SpeculativeJacobi(window=5, coupling="gumbel"),
     SpeculativeJacobi(window=5, coupling="independent", drafts="left"),
     GroupedSpeculative(window=5, group=3),
@@ -279,7 +281,7 @@ def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monk
         changed.setattr(CausalLMWindow, "prefill", look)
         assert decode_often(GraphCache()) == [6, Once("first pass", 6)]
     with monkeypatch.context() as changed:
-        changed.setattr(window_run, "_SHORT", 2 * 64 - 1)  # of two rows
+        changed.setattr(run_graphs, "_SHORT", 2 * 64 - 1)  # of two rows
         assert decode_often(GraphCache()) == [6, Once("first pass", 6)]
     with monkeypatch.context() as changed:
         changed.setattr(Replay, "_capture", _refuse_once(Replay._capture))

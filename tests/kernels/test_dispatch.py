@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +15,18 @@ import pytest
 import torch
 
 from mmaccel.errors import MissingBackendError, OptionError
-from mmaccel.kernels import dispatch, gpu_obstacle
+from mmaccel.kernels import (
+    coarse_sweep,
+    coarse_sweep_numpy,
+    dispatch,
+    gpu_obstacle,
+    sample,
+    sample_numpy,
+)
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.noise import uniforms
+from mmaccel.samplers.drafting.contract import Drafter
+from mmaccel.samplers.drafting.left import Left
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, choose_draws
 
@@ -236,13 +248,12 @@ def test_a_logits_processor_and_the_sample_kernel(
     buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
     run: Any = SimpleNamespace(
-        is_on_host=False,
         params=params,
         buffer=buffer,
         noise=noise,
         vocab_size=5,
-        is_recorded=False,
-        coarse=None,
+        calls=SimpleNamespace(is_recorded=False),
+        drafter=Drafter(Left()),
         frozen_noise=lambda: noise.frozen(ROWS[:, None], 5, 0.0),
     )
     if mode == "triton":
@@ -252,3 +263,52 @@ def test_a_logits_processor_and_the_sample_kernel(
         assert choose_draws(run) is StepwiseDraws
     params.processor = None
     assert choose_draws(run) is (StepwiseDraws if mode == "torch" else FusedDraws)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reads_back", "mode", "expected"),
+    [
+        (1, True, "auto", {"argmax", "coarse_sweep"}),
+        (64, True, "auto", {"argmax", "coarse_sweep"}),
+        (65, True, "auto", {"coarse_sweep"}),  # slot after slot, however many rows there are
+        (1, False, "auto", set()),  # captured steps
+        (1, True, "torch", set()),
+    ],
+)
+def test_a_run_takes_numpy_where_its_few_rows_are_read_on_a_cpu(
+    rows: int, reads_back: bool, mode: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
+    taken: set[str] = set()
+    specifications = {"argmax": sample.argmax, "coarse_sweep": coarse_sweep.coarse_sweep}
+    for module, name in ((sample_numpy, "argmax"), (coarse_sweep_numpy, "coarse_sweep")):
+        monkeypatch.setattr(module, name, lambda *given, name=name: taken.add(name))
+    backend = dispatch.Backend("cpu", rows, reads_back=reads_back)
+    for specification in specifications.values():
+        with suppress(TypeError, AttributeError):  # the real ones want other arguments
+            backend.run(specification, None)
+    assert taken == expected
+    is_on_host = "argmax" in expected
+    assert backend.choose("torch", "numpy") == ("numpy" if is_on_host else "torch")
+
+
+def test_no_numpy_beside_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Triton runs, a run takes kernels, and the specifications of what has none."""
+    called = pretend(monkeypatch)
+    on_gpu(monkeypatch)
+    monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
+    for device_type in ("cpu", "cuda"):
+        backend = dispatch.Backend(device_type, 1, reads_back=True)
+        backend.run(uniforms, *CALL)
+        assert called.pop() == "kernel"
+        assert backend.run(sample.argmax, torch.eye(3)).tolist() == [0, 1, 2]
+        assert backend.choose("torch", "numpy") == "torch"
+
+
+def test_a_numpy_version_has_the_signature_of_its_specification() -> None:
+    for kernel, names in dispatch.NUMPY.items():
+        specification = import_module(f"mmaccel.kernels.{kernel}")
+        version = import_module(f"mmaccel.kernels.{kernel}_numpy")
+        for name in names:
+            wanted = inspect.signature(getattr(specification, name))
+            assert inspect.signature(getattr(version, name)) == wanted, name

@@ -20,7 +20,8 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Layout
-from mmaccel.samplers.window.proposers import Frontier, propose
+from mmaccel.samplers.drafting.contract import Frontier
+from mmaccel.samplers.drafting.sources import find_source
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 
@@ -106,7 +107,9 @@ def test_drafts_of_the_same_slot(source: str) -> None:
     )
     frames = Frames(((0, 4), (2, 6), (3, 8)), 10)
     at = Frontier(tokens, 1, torch.tensor([8]), slots, None, frames, 10)
-    drafts, _ = propose(source, at)
+    found = find_source(source)
+    assert found is not None
+    drafts = found.propose(at).tokens
     assert drafts is not None and drafts.tolist() == [[5, 6, 1, 5, 6]]
 
 

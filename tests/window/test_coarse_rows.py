@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from mmaccel import GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Policy
+from mmaccel.kernels import dispatch
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep
 from mmaccel.results import Generation
-from mmaccel.samplers.drafting.coarse import CoarseDrafts
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import WEIGHTS
-from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import GRID, OPTIONS, run
 from tests.fixtures.coarse import StateLanguage, strong_coarse
 
@@ -74,7 +74,7 @@ def test_a_run_is_the_same(
     given = [{"grid": GRID if has_grid else None, **others} for others in settings]
     made = [decode(policy, options, **others) for others in given]
     assert sum(map(len, swept)) > 100
-    monkeypatch.setattr(WindowRun, "is_on_host", False)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
     del swept[:]
     for one, others in zip(made, given, strict=True):
         assert_like(one, decode(policy, options, **others))
@@ -83,7 +83,7 @@ def test_a_run_is_the_same(
 
 def test_learned_drafts_are_the_same(monkeypatch: Patch) -> None:
     made = decode(Jacobi(7, "online"), {}, grid=None, length=60)
-    monkeypatch.setattr(WindowRun, "is_on_host", False)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
     assert_like(made, decode(Jacobi(7, "online"), {}, grid=None, length=60))
     assert (
         made.stats.passes != decode(Jacobi(7, "neighbour"), {}, grid=None, length=60).stats.passes
@@ -115,12 +115,12 @@ def draft_one_less(patch: Patch) -> None:
 
 def keep_laws(patch: Patch) -> None:
     """The laws of corrected drafts are those before their correction."""
-    redraft = CoarseDrafts.redraft_with_law
+    redraft = CoarseDrafter.redraft_with_distribution
 
     def wrong(self: Any, run: Any, drafts: Any, p_draft: Any, noise: Any) -> Any:
         return redraft(self, run, drafts, p_draft, noise)[0], p_draft
 
-    patch.setattr(CoarseDrafts, "redraft_with_law", wrong)
+    patch.setattr(CoarseDrafter, "redraft_with_distribution", wrong)
 
 
 def _alter(patch: Patch, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -146,7 +146,7 @@ def test_planted_bug_is_seen(
 ) -> None:
     policy = POLICIES["mc-sjd"](source_of(True))
     with monkeypatch.context() as patch:
-        patch.setattr(WindowRun, "is_on_host", False)
+        patch.setenv(dispatch.VARIABLE, "torch")
         wanted = decode(policy, {})
     plant(monkeypatch)
     with pytest.raises(AssertionError):

@@ -21,8 +21,8 @@ from mmaccel import (
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Pass, Policy
+from mmaccel.kernels import dispatch
 from mmaccel.results import Generation, Progress
-from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -67,9 +67,9 @@ def _sample(policy: Policy, model: Any, **options: Any) -> Generation:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
-def test_the_call_goes_on(policy: Policy, on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WindowRun, "is_on_host", on_host)
+@pytest.mark.parametrize("mode", ["auto", "torch"], ids=["numpy", "torch"])
+def test_the_call_goes_on(policy: Policy, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
     model = Contagious(9, depth=2)
     made = _sample(policy, model)
     assert model.n_spoiled > 0  # the drafts were invalid
@@ -100,9 +100,9 @@ def _forward_without_checks(model: Contagious, entries: Pass) -> Tensor:
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, Autoregressive()], ids=repr)
-@pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
+@pytest.mark.parametrize("mode", ["auto", "torch"], ids=["numpy", "torch"])
 def test_a_row_that_is_really_invalid_ends_the_call(
-    policy: Policy, on_host: bool, monkeypatch: pytest.MonkeyPatch
+    policy: Policy, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(ToyLanguage):
         def logits_after(self, memory: Tensor, last: Tensor) -> Tensor:
@@ -110,14 +110,14 @@ def test_a_row_that_is_really_invalid_ends_the_call(
             row = torch.arange(len(memory))[:, None, None]
             return torch.where((row == 4) & (last >= 9)[..., None], math.nan, logits)
 
-    monkeypatch.setattr(WindowRun, "is_on_host", on_host)
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
     with pytest.raises(NumericsError) as error:
         _sample(policy, Broken(9, depth=2))
     assert error.value.rows == (4,)
 
 
-@pytest.mark.parametrize("on_host", [True, False], ids=["numpy", "torch"])
-def test_invalid_slots_behind_a_rows_end(on_host: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["auto", "torch"], ids=["numpy", "torch"])
+def test_invalid_slots_behind_a_rows_end(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`on_step` ends rows after the pass: what the pass made behind their end is not wanted."""
 
     class Finite(ToyLanguage):
@@ -129,7 +129,7 @@ def test_invalid_slots_behind_a_rows_end(on_host: bool, monkeypatch: pytest.Monk
     def on_step(progress: Progress) -> Tensor:
         return torch.full_like(progress.lengths, 4)
 
-    monkeypatch.setattr(WindowRun, "is_on_host", on_host)
+    monkeypatch.setenv(dispatch.VARIABLE, mode)
     made = _sample(Jacobi(6, "left"), Finite(9, depth=2), on_step=on_step)
     assert made.lengths.tolist() == [4] * N_ROWS and made.tokens[:, :4].eq(7).all()
 

@@ -8,17 +8,15 @@ import pytest
 import torch
 
 from mmaccel.catalog import make_policy
-from mmaccel.kernels import noise
-from mmaccel.kernels.acceptance import is_kept
-from mmaccel.kernels.argmax_numpy import argmax_numpy
-from mmaccel.kernels.couple_numpy import is_kept_numpy, redraw_numpy
+from mmaccel.kernels import acceptance_numpy, dispatch, noise, sample_numpy, truncation_numpy
+from mmaccel.kernels.acceptance import is_kept, redraw
 from mmaccel.kernels.noise_numpy import uniforms
-from mmaccel.kernels.sort_numpy import largest, sort_falling_numpy
+from mmaccel.kernels.sample import argmax
+from mmaccel.kernels.truncation import sort_falling
+from mmaccel.kernels.truncation_numpy import largest
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.rolling_noise import FreshAhead
-from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.speculative_jacobi import _redraw
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 LENGTH = 23
@@ -49,8 +47,8 @@ def test_a_run_is_the_same(
     prompts = [[1, 2, 3], [4], [5, 6, 7, 8]][:rows]
     branches = 2 if "guidance_scale" in options else 1
     others = {} if stops is None else {"stop_tokens": torch.tensor(stops)}
-    for is_on_host in (True, False):
-        monkeypatch.setattr(WindowRun, "is_on_host", is_on_host)
+    for mode in ("auto", "torch"):
+        monkeypatch.setenv(dispatch.VARIABLE, mode)
         model = ToyLanguage(vocab_size=9, depth=3, seed=1)
         prompt = make_prompt(prompts * branches, branches, **others)
         seeds = Noise.from_seed([4, 2**63 + 1, 4][:rows], rows)
@@ -100,11 +98,9 @@ def test_arg_max_sort_and_selection() -> None:
     rng = torch.Generator().manual_seed(0)
     scores = torch.randint(-3, 4, (2, 50, 17), generator=rng).float()  # many ties
     scores[0, 0, 5], scores[0, 1] = float("nan"), float("-inf")
-    assert torch.equal(argmax_numpy(scores), scores.argmax(-1))
+    assert torch.equal(sample_numpy.argmax(scores), argmax(scores))
     weights = torch.randint(0, 4, (2, 50, 17), generator=rng) / 3
-    for found, wanted in zip(
-        sort_falling_numpy(weights), weights.sort(dim=-1, descending=True, stable=True)
-    ):
+    for found, wanted in zip(truncation_numpy.sort_falling(weights), sort_falling(weights)):
         assert torch.equal(found, wanted)
     for many in (weights[0], torch.randn(50, 17, generator=rng)):  # with ties and without
         places = torch.from_numpy(largest(many.numpy(), 4))
@@ -122,8 +118,8 @@ def test_redraws(rows: int, has_last: bool) -> None:
     drafts = torch.randint(0, 12, (rows, 6), generator=rng)
     coins, redraws = (torch.rand(rows, n, generator=rng) for n in (6, 7))
     keeps = is_kept(p[:, :-1], q, drafts, coins)
-    assert torch.equal(is_kept_numpy(p[:, :-1], q, drafts, coins), keeps)
+    assert torch.equal(acceptance_numpy.is_kept(p[:, :-1], q, drafts, coins), keeps)
     keeps[:, 2] = False
     last = torch.tensor([[2], [6], [0]][:rows]) if has_last else None
     given = (p, q, drafts, keeps, redraws, last)
-    assert torch.equal(redraw_numpy(*given), _redraw(*given))
+    assert torch.equal(acceptance_numpy.redraw(*given), redraw(*given))

@@ -12,7 +12,13 @@ import mmaccel
 from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, OptionError, SpeculativeJacobi
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.runner.engine import is_capturable
-from mmaccel.samplers.window.proposers import DraftSource, Frontier, Proposal
+from mmaccel.samplers.drafting.contract import (
+    Drafter,
+    Drafts,
+    DraftSource,
+    Frontier,
+    PassScores,
+)
 from tests.fixtures.tiny_lms import build_lm
 
 N = 12
@@ -24,21 +30,21 @@ class Told(DraftSource):
 
     answer: tuple[int, ...]
 
-    def propose(self, frontier: Frontier) -> Proposal:
+    def propose(self, frontier: Frontier) -> Drafts:
         slots = frontier.slots.clamp(max=len(self.answer) - 1)
-        return Proposal(torch.tensor(self.answer)[slots], None)
+        return Drafts(torch.tensor(self.answer)[slots], None)
 
 
 @dataclass(frozen=True)
 class Last(DraftSource):
     """Draws from the scores of the last slot of the last pass."""
 
-    def propose(self, frontier: Frontier) -> Proposal:
+    def propose(self, frontier: Frontier) -> Drafts:
         rows = len(frontier.token_buffer)
         scores = frontier.last_scores
         if scores is None:
             scores = torch.zeros(rows, frontier.vocab_size)
-        return Proposal(None, scores[:, None])
+        return Drafts(None, scores[:, None])
 
 
 @dataclass(frozen=True)
@@ -91,17 +97,17 @@ TOKENS = torch.zeros((), dtype=torch.int64)
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        (lambda b, k, v: Proposal(None, None), r"Proposal\(tokens, None\) or Proposal\(None, scor"),
-        (lambda b, k, v: TOKENS.expand(b, k), r"Proposal\(tokens, None\) or Proposal\(None, scor"),
-        (lambda b, k, v: Proposal([[0] * k] * b, None), r"Proposal\(tokens, None\) or Proposal"),
-        (lambda b, k, v: Proposal(TOKENS.expand(b, 1), None), r"tokens \[2, 4\] of torch.int64, "
+        (lambda b, k, v: Drafts(None, None), r"Drafts\(tokens=…\) or Drafts\(scores=…\)"),
+        (lambda b, k, v: TOKENS.expand(b, k), r"Drafts\(tokens=…\) or Drafts\(scores=…\)"),
+        (lambda b, k, v: Drafts([[0] * k] * b, None), r"Drafts\(tokens=…\) or Drafts"),
+        (lambda b, k, v: Drafts(TOKENS.expand(b, 1), None), r"tokens \[2, 4\] of torch.int64, "
          r"received \[2, 1\] of torch.int64"),
-        (lambda b, k, v: Proposal(TOKENS.int().expand(b, k), None), r"received \[2, 4\] .*int32"),
-        (lambda b, k, v: Proposal(TOKENS.expand(b, k) - 1, None), r"tokens in 0..\d+, received -1"),
-        (lambda b, k, v: Proposal(TOKENS.expand(b, k) + v, None), r"tokens in 0..(\d+), received"),
-        (lambda b, k, v: Proposal(None, torch.zeros(b, k, v - 1)), r"scores \[2, 1, \d+\] or "
+        (lambda b, k, v: Drafts(TOKENS.int().expand(b, k), None), r"received \[2, 4\] .*int32"),
+        (lambda b, k, v: Drafts(TOKENS.expand(b, k) - 1, None), r"tokens in 0..\d+, received -1"),
+        (lambda b, k, v: Drafts(TOKENS.expand(b, k) + v, None), r"tokens in 0..(\d+), received"),
+        (lambda b, k, v: Drafts(None, torch.zeros(b, k, v - 1)), r"scores \[2, 1, \d+\] or "
          r"\[2, 4, \d+\] of floating point, received \[2, 4, \d+\] of torch.float32"),
-        (lambda b, k, v: Proposal(None, TOKENS.expand(b, 1, v)), "received .* of torch.int64"),
+        (lambda b, k, v: Drafts(None, TOKENS.expand(b, 1, v)), "received .* of torch.int64"),
     ],
 )  # fmt: skip
 def test_a_wrong_proposal_is_named(returned: Any, said: str, monkeypatch: Any) -> None:
@@ -122,3 +128,46 @@ def test_only_a_source_that_says_so_is_captured() -> None:
 
     assert is_capturable(Jacobi()) and is_capturable(Jacobi(drafts=Captured()))
     assert not is_capturable(Jacobi(drafts=Last()))
+
+
+@dataclass(frozen=True)
+class Watching(DraftSource):
+    """Proposes copies of token 0, and keeps what its drafter was told."""
+
+    told: list[Any]
+    reads_scores = True
+    corrects = True
+
+    def open(self, run: Any) -> Drafter:
+        self.told.append(("model", run.model.vocab_size))
+        return Watcher(self)
+
+
+@dataclass(eq=False)
+class Watcher(Drafter):
+    def propose(self, run: Any) -> Drafts:
+        return Drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
+
+    def correct(self, run: Any, drafts: Any, noise: Any, distribution: Any = None) -> Any:
+        self.source.told.append(("correct", drafts.shape, noise.shape))  # type: ignore[attr-defined]
+        return drafts, distribution
+
+    def observe(self, run: Any, scores: PassScores, noise: Any) -> None:
+        shapes = scores.window.shape, scores.last.shape, noise.shape
+        self.source.told.append(("observe", *shapes))  # type: ignore[attr-defined]
+
+    def accepted(self, run: Any, n_new: torch.Tensor) -> None:
+        self.source.told.append(("accepted", n_new.tolist()))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("policy", [Jacobi, SpeculativeJacobi], ids=lambda cls: cls.__name__)
+def test_a_drafter_is_told_of_every_pass(policy: Any) -> None:
+    """In the order of the contract; the tokens that it was told of are those that were made."""
+    told: list[Any] = []
+    made, stats = generate(policy(window=4, drafts=Watching(told)))
+    (_, size), *steps = told
+    assert [kind for kind, *_ in steps] == ["correct", "observe", "accepted"] * stats.passes
+    assert steps[0][1:] == ((2, 3), (2, 3, size))
+    assert steps[1][1:] == ((2, 4, size), (2, size), (2, 4, size))
+    gained = torch.tensor([n_new for kind, n_new in steps[2::3]])
+    assert gained.sum(0).tolist() == [made.shape[1]] * 2

@@ -173,7 +173,7 @@ def _prod(values) -> float:  # type: ignore[no-untyped-def]
 class ToyLanguage(TokenModel):
     """A `TokenModel` over ids 0..2 whose logits depend on all tokens before.
 
-    Its hidden states are its logits; see `mmaccel.samplers.drafting.coarse.StateModel`.
+    Its hidden states are its logits; see `mmaccel.samplers.drafting.states.StateModel`.
 
     Args:
         seed: of the table.
@@ -187,12 +187,14 @@ class ToyLanguage(TokenModel):
         generator = torch.Generator().manual_seed(seed)
         n_prefixes = (VOCAB + 1) ** _DEPTH  # digit 0: nothing stands there
         self.table = spread * torch.randn(n_prefixes, VOCAB, generator=generator)
-        self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
 
+    def keep_states(self, wanted: bool) -> None:
+        """See `mmaccel.samplers.drafting.states.StateModel.keep_states`; they always are."""
+
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
+        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return torch.eye(VOCAB)
 
     def reserve(self, rows: int, positions: int) -> None:

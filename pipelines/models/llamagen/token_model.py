@@ -29,7 +29,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     Attributes:
         attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
-        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.coarse.StateModel`.
+        keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
 
     Raises:
         OptionError: another attention.
@@ -118,8 +118,12 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         logits: Tensor = self.model.output(hidden)
         return logits.float()
 
+    def keep_states(self, wanted: bool) -> None:
+        """See `mmaccel.samplers.drafting.states.StateModel.keep_states`."""
+        self.keeps_states = wanted
+
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.coarse.StateModel.output_matrix`."""
+        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return self.model.output.weight
 
     def prefill(self, entries: Pass) -> None:

@@ -14,16 +14,8 @@ from torch import Tensor
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def sort_falling_numpy(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights by rank, the largest first and at a tie the first one.
-
-    Args:
-        weights: `[..., V]` float32 >= 0 on a CPU; V at most 2^32.
-
-    Returns:
-        The sorted weights, and the places `[..., V]` int64 where they stood: what `torch.sort`
-        gives with `descending=True, stable=True`.
-    """
+def sort_falling(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """See `mmaccel.kernels.truncation.sort_falling`; float32 >= 0 on the CPU, V up to 2^32."""
     bits = weights.contiguous().numpy().view(np.uint32)
     keys = bits.astype(np.uint64)
     keys ^= _LOW  # the largest first

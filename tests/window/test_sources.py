@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from mmaccel import Grid, OptionError
 from mmaccel.contracts import Layout
+from mmaccel.samplers.drafting.contract import Drafts, Frontier
+from mmaccel.samplers.drafting.sources import NAMES, check_drafts, find_source
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.proposers import SOURCES, Frontier, check_source, propose
 
 VOCAB = 4
 ORIGIN = 5  # columns of prompt
 GRID = Grid(rows=3, width=2, vocab_size=VOCAB, row_end=3)  # rows of 3 slots, images of 9
+
+
+def propose(source: str, frontier: Frontier) -> Drafts:
+    found = find_source(source)
+    assert found is not None
+    return found.propose(frontier)
 
 
 def make_frontier(
@@ -78,7 +86,7 @@ def continue_ngram(row: list[int], column: int) -> int:
 
 @pytest.mark.parametrize("source", ["left", "above", "previous-frame", "ngram"])
 def test_copying_sources(source: str) -> None:
-    tokens, scores = propose(source, make_frontier(ROWS, MADE, WIDTH))
+    tokens, scores, *_ = propose(source, make_frontier(ROWS, MADE, WIDTH))
     assert scores is None and tokens is not None and tokens.shape == (4, WIDTH)
     checked = 0
     for b, (row, made) in enumerate(zip(ROWS, MADE)):
@@ -102,33 +110,33 @@ def test_ngrams_of_many_random_lines() -> None:
         row = torch.randint(0, 3, (ORIGIN + n,), generator=generator)
         row[: int(pad)] = -1
         rows.append(row.tolist())
-    tokens, _ = propose("ngram", make_frontier(rows, [9] * 300, WIDTH))
+    tokens, *_ = propose("ngram", make_frontier(rows, [9] * 300, WIDTH))
     assert tokens is not None
     for b, row in enumerate(rows):
         assert tokens[b].tolist() == [continue_ngram(row, c) for _, c in new_slots(9, row)]
 
 
 def test_ngram_at_the_very_first_token() -> None:
-    tokens, _ = propose("ngram", make_frontier([[1, 0, 2, 3, 0, 1]], [1], 4))
+    tokens, *_ = propose("ngram", make_frontier([[1, 0, 2, 3, 0, 1]], [1], 4))
     assert tokens is not None and tokens.tolist() == [[0, 2, 3, 0]]
 
 
 def test_above_in_the_first_row_and_beyond() -> None:
     """The first row copies its left neighbour; a slot two rows ahead copies two rows back."""
     row = [-1, -1, -1, -1, 1] + [2, 0, 3]
-    tokens, _ = propose("above", make_frontier([row[:6]], [1], 4))
+    tokens, *_ = propose("above", make_frontier([row[:6]], [1], 4))
     assert tokens is not None and tokens.tolist() == [[2, 2, 2, 2]]
-    tokens, _ = propose("above", make_frontier([row], [3], 7))
+    tokens, *_ = propose("above", make_frontier([row], [3], 7))
     assert tokens is not None and tokens.tolist() == [[2, 0, 3, 2, 0, 3, 2]]
 
 
 def test_prompt_is_not_a_row_above() -> None:
-    tokens, _ = propose("above", make_frontier([[3, 3, 3, 3, 1]], [0], 3))
+    tokens, *_ = propose("above", make_frontier([[3, 3, 3, 3, 1]], [0], 3))
     assert tokens is not None and tokens.tolist() == [[1, 1, 1]]
 
 
 def test_neighbour_is_the_last_distribution() -> None:
-    tokens, scores = propose("neighbour", make_frontier(ROWS, MADE, WIDTH, seen=1))
+    tokens, scores, *_ = propose("neighbour", make_frontier(ROWS, MADE, WIDTH, seen=1))
     assert tokens is None and scores is not None
     assert scores.tolist() == [[[4 * b + v for v in range(4)]] for b in range(4)]
 
@@ -136,11 +144,11 @@ def test_neighbour_is_the_last_distribution() -> None:
 @pytest.mark.parametrize("source", ["random", "neighbour"])
 def test_uniform_distribution(source: str) -> None:
     """Random drafts, and neighbours before any pass: uniform over what may stand there."""
-    tokens, scores = propose(source, make_frontier(ROWS, MADE, WIDTH))
+    tokens, scores, *_ = propose(source, make_frontier(ROWS, MADE, WIDTH))
     assert tokens is None and scores is not None
     assert scores.softmax(-1).expand(4, WIDTH, VOCAB).eq(0.25).all()
     masked = Grid(rows=2, width=2, vocab_size=VOCAB, tokens=(1, 3))
-    _, scores = propose(source, make_frontier(ROWS, MADE, WIDTH, layout=masked))
+    _, scores, *_ = propose(source, make_frontier(ROWS, MADE, WIDTH, layout=masked))
     assert scores is not None
     wanted = torch.tensor([0.0, 0.5, 0.5, 0.0]).expand(4, WIDTH, 4)
     assert scores.softmax(-1).expand(4, WIDTH, 4).equal(wanted)
@@ -156,29 +164,33 @@ def test_mask_that_differs_by_slot() -> None:
         def allowed(self, slots: torch.Tensor) -> torch.Tensor:
             return (torch.arange(VOCAB) + slots[..., None]) % 2 == 0
 
-    _, scores = propose("random", make_frontier(ROWS, MADE, WIDTH, layout=OddOrEven()))
+    _, scores, *_ = propose("random", make_frontier(ROWS, MADE, WIDTH, layout=OddOrEven()))
     assert scores is not None and scores.shape == (4, WIDTH, VOCAB)
     assert scores[0, 0].softmax(-1).tolist() == [0, 0.5, 0, 0.5]  # slot 5
     assert scores[0, 1].softmax(-1).tolist() == [0.5, 0, 0.5, 0]
 
 
 def test_unknown_sources() -> None:
-    for source in SOURCES:
-        check_source(source)
-        check_source(source, GRID, final=True)
-    with pytest.raises(OptionError, match="drafts: expected one of random, .*, received 'up'; "):
-        check_source("up")
+    for name in NAMES:
+        check_drafts(name, "bitwise")
+        source = find_source(name)
+        assert source is not None
+        source.check_layout(GRID)
+    with pytest.raises(OptionError, match="drafts: expected one of auto, .*, received 'up'; "):
+        check_drafts("up", "bitwise")
 
 
-@pytest.mark.parametrize("source", ["above", "previous-frame"])
-def test_a_layout_without_rows_is_refused(source: str) -> None:
+@pytest.mark.parametrize("name", ["above", "previous-frame"])
+def test_a_layout_without_rows_is_refused(name: str) -> None:
     class Bare:
         columns = frame = 0
 
-    check_source(source)
-    for layout in (None, Bare()):
+    source = find_source(name)
+    assert source is not None
+    bare: Any = Bare()
+    for layout in (None, bare):
         with pytest.raises(OptionError, match="expected .*, received .*; use drafts='left'"):
-            check_source(source, layout, final=True)
+            source.check_layout(layout)
 
 
 def test_nothing_is_drafted_that_no_slot_can_have() -> None:

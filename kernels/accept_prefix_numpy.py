@@ -1,0 +1,70 @@
+"""`accept_prefix` on a CPU, row by row in plain numbers: thirty small operations of torch take
+longer.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from torch import Tensor
+
+from mmaccel.kernels.accept_prefix import RowState
+
+
+def accept_prefix(
+    new: Tensor,
+    kept: Tensor,
+    peak: Tensor,
+    variation: Tensor | None,
+    state: RowState,
+    limit: Tensor,
+    stops: Tensor | None,
+    *,
+    origin: int,
+    counts: bool,
+) -> None:
+    """See `mmaccel.kernels.accept_prefix.accept_prefix`; all tensors are on the CPU."""
+    width, most = new.shape[1], int(limit)
+    n_accepted = [1 + (row + [False]).index(False) for row in kept.tolist()]
+    written, found, peaks = state.tokens.numpy(), new.numpy(), peak.detach().numpy()
+    n_generated, filled = state.n_generated.numpy(), state.filled.numpy()
+    ended, is_bad, gained = state.ended.numpy(), state.is_bad.numpy(), state.n_new.numpy()
+    stop_tokens = () if stops is None else stops.tolist()
+    for row, n_new in enumerate(n_accepted):
+        first = origin + int(n_generated[row])
+        filled[row] = first + width
+        if ended[row]:
+            written[row, first : first + width] = gained[row] = 0
+            continue
+        written[row, first : first + width] = found[row]
+        n_new = min(n_new, most - int(n_generated[row]))
+        scores = peaks[row, :n_new].tolist()
+        for k, token in enumerate(found[row, :n_new].tolist()):
+            if not isfinite(scores[k]):
+                is_bad[row] = True
+                n_new = k
+                break
+            if token in stop_tokens:
+                ended[row] = True
+                n_new = k + 1
+                break
+        gained[row] = n_new
+        n_generated[row] += n_new
+        ended[row] |= n_generated[row] >= most
+    if counts:
+        count_pass(state, variation, limit)
+
+
+def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None:
+    """See `mmaccel.kernels.accept_prefix.count_pass`; all tensors are on the CPU."""
+    most, n_new = int(limit), state.n_new.tolist()
+    gains, passes, spent = state.gains.numpy(), state.passes.numpy(), state.spent.numpy()
+    for row, n in enumerate(n_new):
+        gains[min(passes[row], len(gains) - 1), row] = n
+        passes[row] += 1
+        if variation is not None:
+            spent[row] += variation[row, :n].numpy().sum(dtype="float64")
+    made = state.n_generated.tolist()
+    left = [0 if end else most - n for n, end in zip(made, state.ended.tolist())]
+    bad = any(n > 0 and is_one for n, is_one in zip(left, state.is_bad.tolist()))
+    state.summary.numpy()[:] = max(left), sum(n > 0 for n in left), sum(made), bad

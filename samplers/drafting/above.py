@@ -1,0 +1,27 @@
+"""The token above, in a grid of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmaccel.contracts import Layout
+from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.samplers.drafting.copying import check_period, copy_back
+
+
+@dataclass(frozen=True)
+class Above(DraftSource):
+    """Tokens of the row above; in the first row copies of the last known token."""
+
+    is_capturable = True
+    reads_last_scores = False
+    name = "above"
+
+    def propose(self, frontier: Frontier) -> Drafts:
+        """See `DraftSource.propose`."""
+        assert frontier.layout is not None
+        return Drafts(copy_back(frontier, frontier.layout.columns))
+
+    def check_layout(self, layout: Layout | None) -> None:
+        """See `DraftSource.check_layout`."""
+        check_period(self.name, 0 if layout is None else layout.columns, "rows")

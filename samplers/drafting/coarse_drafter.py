@@ -1,0 +1,397 @@
+"""Coarse drafts: between two passes a small model sweeps the window from left to right.
+
+Parareal (J.-L. Lions, Y. Maday, G. Turinici, "Résolution d'EDP par un schéma en temps pararéel",
+C. R. Acad. Sci. 332, 2001) with tokens for time. With the noise fixed, the token of slot j is y_j =
+argmax_v (log p_j(v | y_<j) + g_j(v)). A pass evaluates all slots of the window on a guess; its
+scores are stale where the guess on their left has changed since. A coarse model C, cheap enough to
+run slot after slot, says what that change does:
+
+    seen slot:    argmax of stale score + C's scores on the tokens now - C's scores on those seen
+    unseen slot:  argmax of gate * scores of the last slot seen + C's scores on the tokens now + g_j
+
+Only drafts change. Policies that are bitwise keep their tokens; those that are exact in
+distribution record the distribution that the corrected scores describe.
+
+Departures: C corrects the large model's last hidden state instead of its scores, sees the stale
+state of the slot, and is trained for that, so that the correction has no weight alpha; only the
+best `candidates` of the stale scores are corrected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
+from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
+from mmaccel.kernels.truncation import guide
+from mmaccel.samplers.acceptance import one_hot
+from mmaccel.samplers.drafting.coarse_model import CoarseConfig
+from mmaccel.samplers.drafting.coarse_rows import RowByRow
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
+from mmaccel.samplers.drafting.neighbour import Neighbour
+from mmaccel.samplers.drafting.states import StateModel
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.samplers.window.step_state import Held
+
+_TABLES = 64  # of neighbours, by lengths of prompt and run
+_NEW_SLOTS = Neighbour()  # drafts slots that C has not seen, before it corrects them
+
+
+class SweepModel(Protocol):
+    """A coarse model C as its sweeps see it; `CoarseModel` describes its methods.
+
+    Attributes:
+        config: sizes.
+        drafts_new_slots: whether C scores slots that no pass has seen, too.
+    """
+
+    config: CoarseConfig
+    drafts_new_slots: bool
+
+    def sweep_weights(self) -> SweepWeights:
+        """The weights as a sweep reads them."""
+
+    def slot_weights(self) -> SlotWeights | None:
+        """The weights of `base` as the sweep of a row reads them; None without any."""
+
+    def of_prompt(self, prompts: Tensor) -> Tensor:
+        """What is known of all slots, `[..., H]`, from states `[..., D]` of slot 0."""
+
+    def base(self, slots: Tensor, distances: Tensor, states: Tensor, prompts: Tensor) -> Tensor:
+        """What is known of slots `[...]` before their neighbours are, `[..., H]`."""
+
+    def gate(self, distances: Tensor) -> Tensor:
+        """Weights `[..., 1]` of a state at distances `[...]` of 1 and more."""
+
+
+class OpenedCoarse:
+    """A coarse model that was opened for a token model, as all its runs use it.
+
+    Args:
+        model: C.
+        candidates: how many of a slot's stale scores are corrected.
+    """
+
+    def __init__(self, model: SweepModel, candidates: int = 16) -> None:
+        self.model = model
+        self.config = model.config
+        self.candidates = candidates
+        self._tables: tuple[dict[tuple[int, int], Tensor], ...] = ({}, {})  # eager, captured
+        with torch.no_grad():
+            self.weights = model.sweep_weights()
+
+    @cached_property
+    def row_sweep(self) -> RowSweep:
+        """Sweeps with `weights` on a CPU."""
+        return RowSweep(self.weights, self.model.slot_weights())
+
+    def table(self, run: WindowRun) -> Tensor:
+        """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
+        origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
+        tables = self._tables[run.runner.is_static]
+        table = tables.get((origin, n_columns))
+        if table is None:
+            index = torch.arange(n_columns - origin, device=run.buffer.tokens.device)
+            found, exists = self.config.find_neighbours(index)
+            columns = found + origin
+            table = torch.where(exists & (columns >= 0), columns, n_columns)
+            if len(tables) >= _TABLES and not run.runner.is_static:
+                tables.clear()  # prompts and runs of many lengths
+            tables[origin, n_columns] = table  # those that captured graphs read stay
+        return table
+
+
+@dataclass(frozen=True)
+class CoarseState:
+    """What a pass hands to the next one.
+
+    Attributes:
+        values: `[B, W, M]`, the best stale scores of every slot, noise included.
+        ids: `[B, W, M]` int64, their tokens.
+        scores: `[B, W, V]`, all stale scores.
+        neighbours: `[B, W, N]` int64, the ids that the pass saw.
+        states: `[B, W, D]`, of the pass.
+        prompts: `[B, D]`, states of slot 0; on the host `[B, H]`, what C makes of them.
+        first, end: `[B, 1]` int64, the first and the last slot of the pass.
+        last: `[B, V]`, scores of the last slot.
+        coming: `[B, W, N]` int64, on the host the ids that the coming pass will see.
+    """
+
+    values: Held
+    ids: Held
+    scores: Held
+    neighbours: Held
+    states: Held
+    prompts: Held
+    first: Held
+    end: Held
+    last: Held
+    coming: Held
+
+
+@dataclass(eq=False)
+class CoarseDrafter(Drafter):
+    """Coarse drafts of one run.
+
+    Args:
+        opened: C.
+        is_bitwise: whether nobody asks for the distribution of drafts.
+        state: of the run.
+        by_rows: redrafts and records row by row on the host; None for all rows at once.
+    """
+
+    opened: OpenedCoarse
+    is_bitwise: bool
+    state: CoarseState
+    by_rows: RowByRow | None
+
+    @classmethod
+    def begin(cls, source: DraftSource, run: WindowRun, opened: OpenedCoarse) -> Self:
+        """A drafter of a run whose model is a `StateModel`, which keeps its states from now on."""
+        cast(StateModel, run.model).keep_states(True)
+        state = run.state.declare_fields(CoarseState, "coarse")
+        by_rows = run.backend.choose(None, RowByRow())
+        return cls(source, opened, run.policy.exactness == "bitwise", state, by_rows)
+
+    def close(self, run: WindowRun) -> None:
+        """See `Drafter.close`."""
+        cast(StateModel, run.model).keep_states(False)
+
+    @property
+    def weights(self) -> object:
+        """See `Drafter.weights`."""
+        return self.opened
+
+    def propose(self, run: WindowRun) -> Drafts:
+        """See `Drafter.propose`."""
+        return _NEW_SLOTS.propose(run.frontier())
+
+    def correct(
+        self, run: WindowRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `Drafter.correct`."""
+        if distribution is None:
+            return self.redraft(run, drafts, noise), None
+        return self.redraft_with_distribution(run, drafts, distribution, noise)
+
+    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+        """See `Drafter.observe`."""
+        assert noise is not None
+        if self.is_bitwise:
+            self.record(run, scores, noise)
+        else:
+            self.record_distribution(run, scores, noise)
+
+    @torch.no_grad()
+    def redraft(self, run: WindowRun, drafts: Tensor, noise: Tensor) -> Tensor:
+        """The window's drafts, corrected.
+
+        Args:
+            run: after `write_drafts` of a step.
+            drafts: `[B, W-1]` int64, from `write_drafts`.
+            noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
+                temperature 0.
+
+        Returns:
+            `[B, W-1]` int64, which the token buffer holds now.
+        """
+        if self.by_rows is not None:
+            return self.by_rows.redraft(self, run, drafts, noise, None)[0]
+        found = self._slots(run, noise)
+        if found is None:
+            return drafts
+        return self._sweep(run, found, self._tokens(run), found.ids.shape[-1])
+
+    @torch.no_grad()
+    def redraft_with_distribution(
+        self, run: WindowRun, drafts: Tensor, p_draft: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`redraft`, and the distributions `[B, W-1, V]` from which the drafts were drawn.
+
+        Given the slots on its left, a corrected draft is distributed as the softmax of its
+        corrected scores, because the noise of a slot has no part in any slot before it.
+
+        Args:
+            run, drafts, noise: as in `redraft`.
+            p_draft: `[B, W-1, V]`, the distributions from which `drafts` were drawn.
+        """
+        if self.by_rows is not None:
+            corrected, own = self.by_rows.redraft(self, run, drafts, noise, p_draft)
+            assert own is not None
+            return corrected, own
+        found = self._slots(run, noise)
+        if found is None:
+            return drafts, p_draft
+        work, ids = self._tokens(run), found.ids[..., :-1]  # without the best of all others
+        corrected = self._sweep(run, found, work, ids.shape[-1])
+        now = _gather(work, found.neighbours)
+        is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
+        if run.params.temperature == 0:
+            p_corrected = one_hot(corrected, run.vocab_size)
+        else:
+            weights = self.opened.weights
+            hidden = self._hidden(now, found.base)
+            change = (hidden - found.hidden_seen)[..., None]
+            moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
+            stale = self._stale_scores(run)
+            seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
+            fresh = (hidden @ weights.head.T + weights.head_bias) * _scale(run)
+            fresh = fresh + share_of(found.last[:, None], found.gates[..., None])
+            fresh = _mask(run, fresh)
+            p_corrected = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
+        return corrected, torch.where(is_kept[..., None], p_draft, p_corrected)
+
+    def record(self, run: WindowRun, scores: PassScores, noise: Tensor) -> None:
+        """Keep what the next sweep needs of a pass; see `observe`."""
+        if self.by_rows is not None:
+            self.by_rows.record(self, run, scores)
+            return
+        perturbed = scores.window + noise
+        found = perturbed.topk(min(self.opened.candidates, perturbed.shape[-1]), -1)
+        self._record(run, found.values, found.indices, scores.last)
+
+    def record_distribution(self, run: WindowRun, scores: PassScores, noise: Tensor) -> None:
+        """`record` for policies that use `redraft_with_distribution`.
+
+        Candidates are the most likely tokens, whatever the noise. The last one is the best of all
+        others, whose scores are not corrected.
+        """
+        if self.by_rows is not None:
+            self.by_rows.record(self, run, scores)
+            return
+        n = min(self.opened.candidates, scores.window.shape[-1] - 1)
+        likely = scores.window.topk(n, -1).indices
+        perturbed = scores.window + noise
+        rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
+        values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
+        self.state.scores.hold(scores.window)  # probabilities of zero would forget theirs
+        self._record(run, values, torch.cat([likely, rest.indices], -1), scores.last)
+
+    def _record(self, run: WindowRun, values: Tensor, ids: Tensor, last: Tensor) -> None:
+        state, slots = self.state, run.buffer.slots
+        states, prompts = self.guided_states(run), state.prompts.value
+        prompt = states[:, 0]
+        if prompts is not None:
+            prompt = torch.where(slots[:, :1] == 0, prompt, prompts)
+        state.prompts.hold(prompt)
+        _hold_window(run, state.values, values)
+        _hold_window(run, state.ids, ids)
+        seen = _gather(self._tokens(run), self._neighbours(run, slots))
+        self.hold_pass(run, seen, states, last)
+
+    def guided_states(self, run: WindowRun) -> Tensor:
+        """States `[B, W, D]` float32 of the guided logits: guidance is linear in both."""
+        states = cast(StateModel, run.model).last_states
+        assert states is not None
+        return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
+
+    def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
+        """Keep what a pass saw and said.
+
+        Args:
+            run: after its forward pass.
+            seen: `[B, W, N]` int64, the ids of all neighbours.
+            states: `[B, W, D]`.
+            last: `[B, V]`, see `PassScores.last`.
+        """
+        slots = run.buffer.slots
+        _hold_window(run, self.state.neighbours, seen)
+        _hold_window(run, self.state.states, states)
+        self.state.first.hold(slots[:, :1])
+        self.state.end.hold(slots[:, -1:])
+        self.state.last.hold(last)
+
+    def _tokens(self, run: WindowRun) -> Tensor:
+        """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
+        n_ids = self.opened.config.vocab_size
+        tokens = F.pad(run.buffer.tokens, (0, 1), value=n_ids)
+        return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
+
+    def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
+        """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
+        return self.opened.table(run)[slots]
+
+    def _slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
+        """What the next sweep knows; None before the first pass and for a window of one slot."""
+        held, model, buffer = self.state, self.opened.model, run.buffer
+        slots = buffer.slots[:, :-1]
+        if held.values.value is None or not slots.shape[1] or run.is_retry:
+            return None
+        values, ids, states = held.values.get(), held.ids.get(), held.states.get()
+        seen, prompts = held.neighbours.get(), held.prompts.get()
+        first, last = held.first.get(), held.end.get()  # slots of the last pass
+        is_seen = buffer.is_predicted()
+        distances = (slots - last).masked_fill(is_seen, 0).clamp(min=0)
+        at = slots.clamp(first, last) - first
+        rows = torch.arange(len(at), device=at.device)[:, None]
+        base = model.base(slots, distances, states[rows, at], prompts[:, None])
+        seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
+        is_fixed = (buffer.n_generated == 0)[:, None] | run.rows.is_over(slots)
+        if not model.drafts_new_slots:
+            is_fixed = is_fixed | ~is_seen
+        forced = run.rows.forced()
+        if forced is not None:
+            is_fixed = is_fixed | (forced >= 0)
+        last_scores = held.last.get()
+        gates = model.gate(distances)[..., 0] * _scale(run)
+        noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
+        return SweepSlots(
+            buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
+            self._hidden(seen, base), ids, values, last_scores, gates, noise,
+        )  # fmt: skip
+
+    def _stale_scores(self, run: WindowRun) -> Tensor:
+        """`[B, W-1, V]`, the last pass's scores of the window's slots; meaningless for new ones."""
+        scores, first = self.state.scores.get(), self.state.first.get()
+        at = (run.buffer.slots[:, :-1] - first).clamp(0, scores.shape[1] - 1)
+        rows = torch.arange(len(at), device=at.device)[:, None]
+        return scores[rows, at]
+
+    def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
+        """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
+        drafts = run.backend.run(
+            coarse_sweep, self.opened.weights, slots, work, _scale(run), n_corrected
+        )
+        run.buffer.tokens.scatter_(1, slots.columns, drafts)
+        return drafts
+
+    def _hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+        """`CoarseModel.hidden` from the table of neighbours."""
+        weights, n_ids = self.opened.weights, self.opened.config.vocab_size + 1
+        offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
+        flat = (neighbours + offsets).flatten()
+        starts = torch.arange(0, len(flat), len(offsets), device=base.device)
+        mixed = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
+        first = (mixed + base).relu().flatten(0, -2)
+        hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
+        return hidden.view(base.shape)
+
+
+def _hold_window(run: WindowRun, held: Held, value: Tensor) -> None:
+    """Hold `[B, W, ...]` with zeros up to the widest window, as a held tensor has one shape."""
+    missing = run.chooser.widest - value.shape[1]
+    held.hold(F.pad(value, (0, 0, 0, missing)) if missing else value)
+
+
+def _scale(run: WindowRun) -> float:
+    return 1.0 / (run.params.temperature or 1.0)
+
+
+def _mask(run: WindowRun, scores: Tensor) -> Tensor:
+    """Scores `[B, W-1, V]`, -inf where the layout allows no token."""
+    layout = run.prompt.layout
+    allowed = None if layout is None else layout.allowed(run.buffer.slots[:, :-1])
+    return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
+
+
+def _gather(work: Tensor, index: Tensor) -> Tensor:
+    """`[B, K, N]`, the entries of `work` `[B, M]` at `index` `[B, K, N]`."""
+    return work.gather(1, index.flatten(1)).view(index.shape)

@@ -1,0 +1,257 @@
+"""The contract between the window loop and what drafts for it.
+
+A `DraftSource` is configuration: a frozen dataclass that a policy carries in its field `drafts`. At
+the beginning of a run it opens a `Drafter`, which has the state of that run. The loop calls it in
+this order in every step:
+
+    propose     drafts, of the slots that no pass has predicted or of all
+    correct     all drafts of the window, once they stand in the token buffer
+    observe     what the forward pass said of the window, before tokens are accepted
+    accepted    how many tokens each row has gained
+
+A source without a state implements `DraftSource.propose` alone. What a step hands to the next one
+is a `Held` tensor that the drafter declares (`run.state.declare`), so that steps may be captured as
+CUDA graphs and rows may be dropped.
+
+Policies that are exact in distribution record the distribution from which a draft was really drawn;
+that of a proposed token is one-hot unless the drafter says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import show
+from mmaccel.contracts import Layout
+from mmaccel.errors import ShapeError
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
+
+
+class Drafts(NamedTuple):
+    """Drafts of the K draft slots of a window: either `tokens` or `scores` to draw them from.
+
+    Where the source keeps predictions, only those of slots that no pass has predicted are used.
+
+    Attributes:
+        tokens: `[B, K]` int64.
+        scores: `[B, 1 or K, V]`, unnormalised log-probabilities.
+        distribution: `[B, K, V]`, from which `tokens` were drawn with noise that nothing else
+            reads; None where they are certain.
+        parents: `[B, K]` int64, the draft that each one follows. None where each follows the one on
+            its left, which is all that a window verifies.
+    """
+
+    tokens: Tensor | None = None
+    scores: Tensor | None = None
+    distribution: Tensor | None = None
+    parents: Tensor | None = None
+
+
+class PassScores(NamedTuple):
+    """What a forward pass said of a window.
+
+    Attributes:
+        window: `[B, W, V]`, the scores that noise is added to: those of the target distribution.
+            At temperature 0, where they name one token alone, those before temperature and filters.
+        last: `[B, V]`, of the last slot, before temperature and filters.
+    """
+
+    window: Tensor
+    last: Tensor
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """What is known where the drafts of a window begin.
+
+    Attributes:
+        token_buffer: `[B, N]` int64, prompt (left-padded with -1), tokens and drafts so far.
+        origin: column of slot 0 in `token_buffer`.
+        filled: `[B]` int64, first column of `token_buffer` that no pass has predicted.
+        slots: `[B, K]` int64, the drafts' slots.
+        last_scores: `[B, V]`, scores of the right-most slot of the last pass; None before the first
+            pass, and for a source that does not read them.
+        layout: what is known about the slots.
+        vocab_size: V.
+        impossible: `[S]` int64, ids that no slot can have; None if none are known.
+        is_first: `[B]` bool, rows before their first pass, whose last scores are those of another
+            row; None if all rows began together.
+    """
+
+    token_buffer: Tensor
+    origin: int
+    filled: Tensor
+    slots: Tensor
+    last_scores: Tensor | None
+    layout: Layout | None
+    vocab_size: int
+    impossible: Tensor | None = None
+    is_first: Tensor | None = None
+
+    @property
+    def columns(self) -> Tensor:
+        """`[B, K]` int64, the drafts' columns in `token_buffer`."""
+        return self.slots + self.origin
+
+
+class DraftSource:
+    """Base of draft sources; a child is a frozen dataclass.
+
+    A child implements `propose`, or `open` if it keeps something from one pass to the next. The
+    class variables say what it asks of the loop.
+
+    Attributes:
+        is_capturable: whether its steps may be captured as CUDA graphs; then its drafts are not
+            checked.
+        only_bitwise: whether drafts depend on the noise of other slots, so that no distribution of
+            them is known.
+        keeps_predictions: whether what the last pass has predicted for a slot stays its draft;
+            otherwise all drafts of a window are proposed anew.
+        reads_last_scores: whether `Frontier.last_scores` is read.
+        reads_scores: whether the drafter's `observe` reads the scores of every pass.
+        corrects: whether the drafter's `correct` changes drafts, and both it and `observe` read the
+            slots' frozen noise.
+        name: what statistics and policies call it; empty for one that has no short name.
+    """
+
+    is_capturable: ClassVar[bool] = False
+    only_bitwise: ClassVar[bool] = False
+    keeps_predictions: ClassVar[bool] = True
+    reads_last_scores: ClassVar[bool] = True
+    reads_scores: ClassVar[bool] = False
+    corrects: ClassVar[bool] = False
+    name: ClassVar[str] = ""
+
+    def propose(self, frontier: Frontier) -> Drafts:
+        """Drafts `[B, K]` of the window's slots, or scores `[B, 1 or K, V]` to draw them from.
+
+        Args:
+            frontier: what is known.
+        """
+        raise NotImplementedError
+
+    def open(self, run: WindowRun) -> Drafter:
+        """What drafts in one run.
+
+        Args:
+            run: before its first pass; it has its prompt and its model, and no token buffer yet.
+        """
+        return Drafter(self)
+
+    def check_layout(self, layout: Layout | None) -> None:
+        """Raise OptionError for a layout that lacks what this source needs."""
+
+
+@dataclass(eq=False)
+class Drafter:
+    """Drafts of one run. A child has the state that passes hand to each other.
+
+    Args:
+        source: what it is drafting by; its class variables hold for this drafter.
+        note: a remark for the statistics of the run; empty for none.
+    """
+
+    source: DraftSource
+    note: str = field(default="", kw_only=True)
+
+    @property
+    def weights(self) -> object | None:
+        """What captured steps read besides the run's tensors; its graphs end with it."""
+        return None
+
+    def propose(self, run: WindowRun) -> Drafts:
+        """Drafts of the window's slots; see `Drafts`."""
+        return self.source.propose(run.frontier())
+
+    def correct(
+        self, run: WindowRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The window's drafts, corrected.
+
+        Args:
+            run: whose token buffer holds the drafts, and then the corrected ones.
+            drafts: `[B, W-1]` int64.
+            noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
+                temperature 0.
+            distribution: `[B, W-1, V]`, from which `drafts` were drawn; None if nobody asks.
+
+        Returns:
+            `[B, W-1]` int64, and the distribution from which these were drawn.
+        """
+        return drafts, distribution
+
+    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+        """Read what a pass said, before any of its tokens is accepted.
+
+        Args:
+            run: after its forward pass.
+            scores: of the window.
+            noise: as in `correct`, of all W slots; None for a source that corrects nothing.
+        """
+
+    def accepted(self, run: WindowRun, n_new: Tensor) -> None:
+        """Read how many tokens each row gained in this pass, `[B]` int64."""
+
+    def close(self, run: WindowRun) -> None:
+        """End the run: give back what `DraftSource.open` has asked of its model."""
+
+    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+        """Forget the rows that stood in these batch slots, `[n]` int64."""
+
+
+def check_proposed(
+    source: DraftSource, found: object, frontier_shape: tuple[int, int, int]
+) -> None:
+    """Raise ShapeError unless a source proposes what `Drafts` describes.
+
+    Args:
+        source: that proposed it.
+        found: what it proposed.
+        frontier_shape: B, K and V.
+
+    Cost: a host synchronisation, for the range of tokens.
+    """
+    rows, drafts, size = frontier_shape
+    name = f"drafts: expected {source!r} to propose"
+    given = [part for part in found[:2] if part is not None] if isinstance(found, Drafts) else []
+    if not isinstance(found, Drafts) or len(given) != 1 or not isinstance(given[0], Tensor):
+        raise ShapeError(
+            f"{name} Drafts(tokens=…) or Drafts(scores=…), received {show(found)}; return one of "
+            "them"
+        )
+    if found.parents is not None:
+        raise ShapeError(
+            f"{name} drafts that follow each other, received parents; leave them out: a window "
+            "verifies a chain"
+        )
+    if found.scores is not None:
+        shapes = ([rows, 1, size], [rows, drafts, size])
+        if list(found.scores.shape) not in shapes or not found.scores.is_floating_point():
+            raise ShapeError(
+                f"{name} scores {shapes[0]} or {shapes[1]} of floating point, received "
+                f"{_describe(found.scores)}; score every token of the vocabulary"
+            )
+        return
+    tokens = found.tokens
+    assert tokens is not None
+    if list(tokens.shape) != [rows, drafts] or tokens.dtype != torch.int64:
+        raise ShapeError(
+            f"{name} tokens [{rows}, {drafts}] of torch.int64, received {_describe(tokens)}; "
+            "propose a token for every slot of frontier.slots"
+        )
+    if bool(((tokens < 0) | (tokens >= size)).any()):
+        low, high = int(tokens.min()), int(tokens.max())
+        raise ShapeError(
+            f"{name} tokens in 0..{size - 1}, received {low}..{high}; leave out padding, which is "
+            "-1 in frontier.token_buffer"
+        )
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} of {tensor.dtype}"

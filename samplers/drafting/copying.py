@@ -1,0 +1,40 @@
+"""What sources that copy known tokens have in common."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.errors import OptionError
+from mmaccel.samplers.drafting.contract import Frontier
+
+
+def tokens_at(frontier: Frontier, columns: Tensor) -> Tensor:
+    """Tokens `[B, K]` at `columns` `[B, 1 or K]`; token 0 for padding and before the buffer."""
+    columns = columns.expand(-1, frontier.slots.shape[1])
+    found = frontier.token_buffer.gather(1, columns.clamp(min=0))
+    return torch.where(columns >= 0, found, 0).clamp(0, frontier.vocab_size - 1)
+
+
+def last_known(frontier: Frontier) -> Tensor:
+    """Copies `[B, K]` of each row's last known token."""
+    return tokens_at(frontier, frontier.filled[:, None] - 1)
+
+
+def copy_back(frontier: Frontier, period: int) -> Tensor:
+    """`[B, K]`, the token one or more whole periods back that is known; else the last known one."""
+    ahead = frontier.columns - frontier.filled[:, None]  # [B, K], how far beyond what is known
+    periods = (ahead.clamp(min=0) // period) + 1
+    back = periods * period
+    generated = back <= frontier.slots
+    left = frontier.filled[:, None] - 1
+    return tokens_at(frontier, torch.where(generated, frontier.columns - back, left))
+
+
+def check_period(source: str, period: int, what: str) -> None:
+    """Raise OptionError for a source that copies from a period ago, where there is none."""
+    if period < 1:
+        raise OptionError(
+            f"drafts={source!r}: expected a model whose tokens form {what}, received one "
+            "without; use drafts='left', or give a layout"
+        )

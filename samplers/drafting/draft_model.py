@@ -1,0 +1,142 @@
+"""A small model that drafts token by token.
+
+Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C. Chen et al., 2023
+(arXiv 2302.01318), algorithm 2.
+
+Departures: every row proceeds at its own pace; the draft model uses the target's sampling
+parameters, guidance included; after a fully accepted window it processes the tokens it has not read
+together with the next, so that no pass is spent on catching up; drafts that the last pass predicted
+are read and not drawn again. Where a prompt has images, the draft model reads the text
+alone, at positions of its own: images come from the target, and drafts change speed only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Pass, TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.samplers.acceptance import draw
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.samplers.window.step_state import Held
+
+
+@dataclass(frozen=True)
+class DraftModel(DraftSource):
+    """Drafts of a small model with the target's vocabulary.
+
+    Args:
+        model: the small model. Its keys and values are the drafter's.
+    """
+
+    model: TokenModel = field(repr=False)
+
+    reads_last_scores = False
+
+    def open(self, run: WindowRun) -> Drafter:
+        """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
+
+        Raises:
+            OptionError: a model with another vocabulary.
+        """
+        if self.model.vocab_size != run.vocab_size:
+            raise OptionError(
+                f"draft_model: expected a vocabulary of {run.vocab_size}, received "
+                f"{self.model.vocab_size}; take a draft model of the same family"
+            )
+        drafter = ModelDrafter(self, self.model, run.state.declare("next slot of the draft model"))
+        drafter.prefill(run)
+        return drafter
+
+
+@dataclass(eq=False)
+class ModelDrafter(Drafter):
+    """Drafts of a model in one run.
+
+    Args:
+        model: the small model, whose cache holds the rows of the run.
+        next_slot: `[B]` int64, the first slot whose token is not in its cache; -1 is the last token
+            of the prompt.
+    """
+
+    model: TokenModel
+    next_slot: Held
+
+    def prefill(self, run: WindowRun) -> None:
+        """Process the text of the prompt without its last token."""
+        if run.scheduler is not None:
+            run.scheduler.register(self.model)
+        tokens, lengths = run.prompt.text
+        self.model.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
+        if tokens.shape[1] > 1:
+            self.model.prefill(Pass(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths)))
+            run.stats.draft_passes += 1
+
+    def propose(self, run: WindowRun) -> Drafts:
+        """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
+        buffer, passes = run.buffer, run.counters.passes  # [B]
+        unread = self._unread(run)
+        work = buffer.tokens.clone()  # the token buffer with the drafts so far
+        is_predicted, probabilities = buffer.is_predicted(), []
+        for k in range(run.width - 1):
+            column, slots = buffer.columns[:, k : k + 1], buffer.slots[:, k : k + 1]
+            logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
+            scores = run.params.apply(
+                logits, run.prompt.branches, work, column, slots, run.prompt.layout
+            )
+            probabilities.append(scores.softmax(-1))  # [B, 1, V]
+            drawn = draw(probabilities[-1], run.noise.fresh(slots, passes).drafts)
+            known = is_predicted[:, k : k + 1]
+            work.scatter_(1, column, torch.where(known, work.gather(1, column), drawn))
+            run.stats.draft_passes += 1
+        if run.width > 1:
+            self.next_slot.hold(buffer.slots[:, 0] + run.width - 2)
+        drafts = work.gather(1, buffer.columns[:, :-1])
+        empty = drafts.new_zeros(drafts.shape[0], 0, run.vocab_size, dtype=torch.float32)
+        return Drafts(drafts, distribution=torch.cat([empty, *probabilities], 1))
+
+    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`; the scheduler prefills the model too."""
+        next_slot = self.next_slot.value
+        if next_slot is not None:
+            next_slot[batch_slots] = -1
+
+    def _unread(self, run: WindowRun) -> Tensor:
+        """`[B]` int64, tokens before the last one that the model has not read.
+
+        They are one after a window that was accepted as a whole, and more where the loop repeated a
+        pass with drafts of its own.
+        """
+        last, next_slot = run.buffer.n_generated - 1, self.next_slot.value
+        return torch.zeros_like(last) if next_slot is None else (last - next_slot).clamp(min=0)
+
+    def _logits(self, run: WindowRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
+        """Logits `[R, 1, V]` for draft k of the window.
+
+        A row with fewer unread tokens than another reads others behind its last one, which nothing
+        sees. Columns and positions below 0 belong to rows that `on_step` ended before their first
+        token.
+
+        Args:
+            run: the run.
+            work: `[B, N]` int64, the token buffer with the drafts so far.
+            k: of the draft.
+            unread: `[B]` int64, how many tokens before the last one are read as well.
+        """
+        buffer, branches, (_, lengths) = run.buffer, run.prompt.branches, run.prompt.text
+        width = 1 + int(unread.max())
+        back = 1 + unread[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
+        columns = (buffer.columns[:, k : k + 1] - back).clamp(min=0)
+        start = (lengths - 1 + (buffer.n_generated + k - unread).repeat(branches)).clamp(min=0)
+        logits = self.model.forward(
+            Pass(buffer.model_inputs(columns, work), start)
+        )  # [R, width, V]
+        at = unread.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
+        return logits.gather(1, at)

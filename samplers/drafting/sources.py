@@ -1,0 +1,79 @@
+"""The draft sources by name, and what a policy's field `drafts` may be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from mmaccel.checks import check_choice
+from mmaccel.errors import OptionError
+from mmaccel.results import Exactness
+from mmaccel.samplers.drafting.above import Above
+from mmaccel.samplers.drafting.coarse import Auto, Coarse, ShippedCoarse
+from mmaccel.samplers.drafting.coarse_model import check_coarse
+from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.drafting.left import Left
+from mmaccel.samplers.drafting.neighbour import Neighbour
+from mmaccel.samplers.drafting.ngram import NGram
+from mmaccel.samplers.drafting.online import Online
+from mmaccel.samplers.drafting.previous_frame import PreviousFrame
+from mmaccel.samplers.drafting.random_tokens import Random
+from mmaccel.samplers.drafting.token_recycling import TokenRecycling
+
+SOURCES: dict[str, type[DraftSource]] = {
+    "auto": Auto,
+    "coarse": ShippedCoarse,
+    "online": Online,
+    "token-recycling": TokenRecycling,
+    "random": Random,
+    "left": Left,
+    "above": Above,
+    "previous-frame": PreviousFrame,
+    "ngram": NGram,
+    "neighbour": Neighbour,
+}
+NAMES = tuple(SOURCES)
+
+
+def find_source(drafts: object) -> DraftSource | None:
+    """The source that a policy's field `drafts` is or names; None if it is no source."""
+    if isinstance(drafts, DraftSource):
+        return drafts
+    named = SOURCES.get(drafts) if isinstance(drafts, str) else None
+    return None if named is None else named()
+
+
+def source_of(policy: Any) -> DraftSource | None:
+    """The draft source of a policy; None for one without, such as a canvas policy."""
+    return find_source(getattr(policy, "drafts", None))
+
+
+def check_drafts(drafts: object, exactness: Exactness) -> None:
+    """Raise OptionError unless `drafts` is or names a source of window policies so exact."""
+    source = find_source(drafts)
+    is_bitwise = exactness == "bitwise"
+    if source is None:
+        names = [name for name in NAMES if is_bitwise or not SOURCES[name].only_bitwise]
+        check_choice("drafts", drafts, names, hint="auto suits most models")
+    elif source.only_bitwise and not is_bitwise:
+        raise OptionError(
+            f"drafts={source.name or repr(source)!r}: expected a bitwise policy (what is learned "
+            "depends on the noise, so that no distribution of the drafts is known), received one "
+            f"whose exactness is {exactness}; use drafts='coarse'"
+        )
+
+
+def parse_source(text: str) -> str | Coarse:
+    """A draft source from a text: a name, or the folder of a coarse model.
+
+    A text that is no name counts as a folder if it is one or has a separator of paths in it.
+
+    Raises:
+        OptionError: a folder without a coarse model.
+    """
+    is_path = "/" in text or os.sep in text or os.path.isdir(text)
+    if text in NAMES or not is_path:
+        return text
+    check_coarse(Path(text))
+    return Coarse(text)

@@ -1,0 +1,95 @@
+"""Token recycling: drafts follow the likeliest successor of each token, as earlier passes had it.
+
+X. Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language Models with
+Token Recycling", ACL 2025 (arXiv 2408.08696), section 3. Every pass scores what follows each of its
+tokens, wrong drafts included. A table keeps that by token, and the next drafts are read from it
+without any model.
+
+Departures: a window is a chain, and a chain reads the likeliest successor alone, so that the table
+keeps one instead of the paper's eight, which its tree needs. A row has a table of its own, which
+begins empty: its drafts, and so its passes, are the same in any batch. A token that was not seen
+yet is its own successor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels.sample import argmax
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.samplers.window.step_state import Held
+
+
+@dataclass(frozen=True)
+class TokenRecycling(DraftSource):
+    """A draft source for text: the likeliest successor of each token, as the row's passes had it.
+
+    Memory: a number for each row and token of the vocabulary.
+    """
+
+    is_capturable = True
+    keeps_predictions = False
+    reads_last_scores = False
+    reads_scores = True
+    name = "token-recycling"
+
+    def open(self, run: WindowRun) -> Drafter:
+        """See `DraftSource.open`."""
+        return RecyclingDrafter(self, successors=run.state.declare("successors"))
+
+
+@dataclass(eq=False)
+class RecyclingDrafter(Drafter):
+    """Token recycling in one run.
+
+    Args:
+        successors: `[B, V + 1]` int64, the likeliest token after each one. The last entry is for
+            tokens outside of the vocabulary, and for what is not kept.
+    """
+
+    successors: Held
+
+    def propose(self, run: WindowRun) -> Drafts:
+        """See `Drafter.propose`."""
+        frontier, table = run.frontier(), self._table(run)
+        token = frontier.token_buffer.gather(1, frontier.filled[:, None] - 1)  # [B, 1], the last
+        token = token.clamp(max=frontier.vocab_size)
+        chain = [token[:, :0]]
+        for _ in range(frontier.slots.shape[1]):
+            token = table.gather(1, token)
+            chain.append(token)
+        return Drafts(torch.cat(chain, 1))
+
+    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+        """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
+        table, buffer, n_ids = self._table(run), run.buffer, run.vocab_size
+        read = buffer.tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
+        read = read.masked_fill(run.rows.is_over(buffer.slots), n_ids)
+        # where a token stands several times in the window, the last one counts
+        width = read.shape[1]
+        is_later = torch.ones(width, width, dtype=torch.bool, device=read.device).triu(1)
+        is_repeated = ((read[:, :, None] == read[:, None, :]) & is_later).any(-1)  # [B, W]
+        likeliest = run.backend.run(argmax, scores.window)  # [B, W]
+        table.scatter_(1, read.masked_fill(is_repeated, n_ids), likeliest)
+        self.successors.hold(table)
+
+    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`."""
+        self._table(run)[batch_slots] = self._empty(run)
+
+    def _table(self, run: WindowRun) -> Tensor:
+        """The table, which is empty before the first pass."""
+        found = self.successors.value
+        return self._empty(run).repeat(run.prompt.batch, 1) if found is None else found
+
+    def _empty(self, run: WindowRun) -> Tensor:
+        """`[V + 1]` int64, each token its own successor."""
+        index = torch.arange(run.vocab_size + 1, device=run.buffer.tokens.device)
+        return index % run.vocab_size

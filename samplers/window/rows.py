@@ -1,0 +1,227 @@
+"""RunRows: the rows of a window run, what a pass reads of them, and what it writes.
+
+A row has a prompt, tokens so far and a place where it ends. All of it is in tensors that a step
+updates in place, so that steps may be captured.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import FinishedRow, Prompt
+from mmaccel.kernels.accept_prefix import RowState, accept_prefix, count_pass
+from mmaccel.kernels.dispatch import Backend
+from mmaccel.kernels.window_inputs import WindowInputs, count_new_drafts, window_inputs
+from mmaccel.results import Generation, OnStep, Progress, Stats
+from mmaccel.samplers.checks import check_limit
+from mmaccel.samplers.window.counters import RunCounters, count_gains
+from mmaccel.samplers.window.step_state import StaticPart
+from mmaccel.samplers.window.token_buffer import Capacity, TokenBuffer
+
+
+class Summary(NamedTuple):
+    """What the host reads after a pass.
+
+    Attributes:
+        remaining: slots that the row which wants most still wants.
+        n_open: rows that have not ended.
+        n_tokens: tokens of all rows.
+        is_bad: whether a row wanted a token of NaN or infinite scores.
+    """
+
+    remaining: int
+    n_open: int
+    n_tokens: int
+    is_bad: bool
+
+
+class RunRows(StaticPart):
+    """The B rows of a run.
+
+    Args:
+        prompt: of the rows.
+        length: slots wanted of each.
+        capacity: of the buffers.
+        widest: the widest window there will be.
+        n_passes: more passes than those in which a row can gain tokens.
+        n_open: rows that are decoded; further batch slots are free.
+        backend: carries out what a pass does to the rows.
+
+    Attributes:
+        prompt: of the rows that are decoded now.
+        buffer: the tokens of all rows and the window over them.
+        counters: counted so far; `counters.passes` numbers the next pass.
+        lengths: `[R]` int64, of the prompts.
+        stops: `[S]` int64, tokens after which a row ends; None for none.
+        limit: `[]` int64, slots wanted.
+        ended: `[B]` bool.
+        n_new: `[B]` int64, tokens of the last pass.
+        summary: `[4]` int64, see `Summary`.
+    """
+
+    static = ("lengths", "stops", "limit", "ended", "n_new", "summary")
+    _inputs: WindowInputs | None = None  # of the next pass, where `write_drafts` made them
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        length: int,
+        capacity: Capacity,
+        *,
+        widest: int,
+        n_passes: int,
+        n_open: int,
+        backend: Backend,
+    ) -> None:
+        self.prompt = prompt
+        self.length = length
+        self.buffer = TokenBuffer(prompt, capacity, widest)
+        n_generated = self.buffer.n_generated
+        self.counters = RunCounters(prompt.batch, n_passes, n_generated.device)
+        self.lengths = prompt.lengths
+        self.stops = prompt.stop_tokens
+        self.limit = n_generated.new_full((), length)
+        self.ended = torch.arange(prompt.batch, device=n_generated.device) >= n_open
+        self.n_new = torch.zeros_like(n_generated)
+        self.summary = n_generated.new_zeros(4)
+        self._backend = backend
+
+    def forced(self) -> Tensor | None:
+        """What the layout demands at each draft slot, `[B, W-1]` int64, -1 where free; or None."""
+        layout = self.prompt.layout
+        return None if layout is None else layout.forced(self.buffer.slots[:, :-1])
+
+    def is_over(self, slots: Tensor) -> Tensor:
+        """`[B, W]` bool: which of the slots nobody wants, as they lie behind a row's end."""
+        return self.ended[:, None] | (slots >= self.limit)
+
+    def write_drafts(self, new: Tensor, *, is_final: bool) -> Tensor:
+        """Write drafts where the last pass predicted nothing, and forced tokens.
+
+        Args:
+            new: `[B, W-1]` int64.
+            is_final: whether the next pass reads them as they are then.
+
+        Returns:
+            `[B, W-1]` int64, the window's drafts.
+        """
+        found = self._read_inputs(new, self.forced())
+        self._inputs = found if is_final else None
+        assert found.drafts is not None
+        return found.drafts
+
+    def take_inputs(self) -> WindowInputs:
+        """What the next pass reads."""
+        found = self._inputs or self._read_inputs(None, None)
+        self._inputs = None
+        return found
+
+    def _read_inputs(self, new: Tensor | None, forced: Tensor | None) -> WindowInputs:
+        """See `mmaccel.kernels.window_inputs`."""
+        buffer = self.buffer
+        return self._backend.run(
+            window_inputs, buffer.tokens, buffer.n_generated, buffer.filled, buffer.last_of_prompt,
+            self.lengths, new, forced, origin=buffer.origin, width=buffer.slots.shape[1],
+        )  # fmt: skip
+
+    def n_new_drafts(self) -> int:
+        """How many draft slots at the window's end some row may have no prediction for."""
+        buffer = self.buffer
+        return self._backend.run(
+            count_new_drafts, buffer.n_generated, buffer.filled, origin=buffer.origin,
+            n_drafts=buffer.slots.shape[1] - 1,
+        )  # fmt: skip
+
+    def next_positions(self) -> Tensor:
+        """`[R]` int64, the position at which the next pass of every row starts."""
+        lengths = self.lengths.view(self.prompt.branches, -1)  # [G, B]
+        return (lengths - 1 + self.buffer.n_generated).flatten()
+
+    def accept(
+        self, tokens: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, *, counts: bool
+    ) -> None:
+        """Generate each row's tokens up to its first wrong draft; the rest are drafts.
+
+        Args:
+            tokens: `[B, W]` int64, the window's new contents.
+            kept: `[B, W-1]` bool, which drafts were right.
+            peak: `[B, W]`, the largest score of every slot.
+            variation: `[B, W-1]`, see `mmaccel.kernels.accept_prefix.accept_prefix`.
+            counts: count the pass too; see `count`.
+        """
+        self._backend.run(
+            accept_prefix, tokens, kept, peak, variation, self._state(), self.limit, self.stops,
+            origin=self.buffer.origin, counts=counts,
+        )  # fmt: skip
+
+    def count(self, variation: Tensor | None) -> None:
+        """Count a pass in which rows gained `n_new` tokens, and sum up what the host reads."""
+        self._backend.run(count_pass, self._state(), variation, self.limit)
+
+    def read_summary(self) -> Summary:
+        """What the host reads after a pass. Cost: the only synchronisation."""
+        remaining, n_open, n_tokens, is_bad = self.summary.tolist()
+        return Summary(remaining, n_open, n_tokens, bool(is_bad))
+
+    def _state(self) -> RowState:
+        buffer, counters = self.buffer, self.counters
+        return RowState(
+            buffer.tokens, buffer.n_generated, buffer.filled, self.ended, self.n_new,
+            counters.is_bad, counters.passes, counters.gains, counters.spent, self.summary,
+        )  # fmt: skip
+
+    def call_on_step(self, on_step: OnStep, passes: int, rows: tuple[int, ...]) -> None:
+        """Report the last pass to `on_step`, and end rows where it says so.
+
+        Args:
+            on_step: of the run.
+            passes: so far.
+            rows: the row in each batch slot; empty without continuous batching.
+        """
+        buffer = self.buffer
+        tokens, lengths = buffer.generated(self.length), buffer.n_generated.clone()
+        previous = lengths - self.n_new
+        limit = on_step(Progress(tokens, lengths, previous, passes, rows))
+        if limit is not None:
+            limit = check_limit(limit, lengths)
+            self.ended |= limit <= lengths
+            buffer.n_generated.copy_(torch.minimum(lengths, limit))
+        self.n_new.copy_((buffer.n_generated - previous).clamp(min=0))
+
+    def bad_rows(self) -> Tensor:
+        """`[B]` bool, rows that have not ended and wanted a token of invalid scores."""
+        return self.counters.is_bad & ~self.ended
+
+    def finished_row(self, batch_slot: int, row: int) -> FinishedRow:
+        """The result of row `row`, which is in a batch slot. Cost: some host synchronisations."""
+        n_generated = int(self.buffer.n_generated[batch_slot])
+        tokens = self.buffer.generated(n_generated)[batch_slot].clone()
+        gains, variation = self.counters.row(batch_slot)
+        return FinishedRow(row, tokens, len(gains), count_gains(gains), variation)
+
+    def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Begin anew in some batch slots, `[n]` int64; `prompt` is that of all B of them."""
+        self.prompt = prompt
+        self.buffer.restart(batch_slots, prompt)
+        self.lengths.copy_(prompt.lengths)
+        self.ended[batch_slots] = False
+        self.counters.restart(batch_slots)
+
+    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Go on with these batch slots, `[n]` int64; `prompt` is theirs."""
+        self.prompt = prompt
+        self.buffer.keep_rows(batch_slots, prompt)
+        self.lengths = prompt.lengths
+        self.ended = self.ended[batch_slots]
+        self.n_new = self.n_new[batch_slots]
+        self.counters.keep_rows(batch_slots)
+
+    def report(self, stats: Stats) -> Generation:
+        """The tokens of all rows, 0 behind their ends; fills in the statistics."""
+        lengths = self.buffer.n_generated.clone()
+        index = torch.arange(self.length, device=lengths.device)[None]
+        tokens = torch.where(index < lengths[:, None], self.buffer.generated(self.length), 0)
+        return Generation(tokens, lengths, self.counters.report(stats), stats)

@@ -1,0 +1,132 @@
+"""RunGraphs: static buffers of a run, and how its steps are carried out as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.contracts import Prompt
+from mmaccel.results import Stats
+from mmaccel.samplers.arithmetic import find_arithmetic
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers, StepRunner
+from mmaccel.samplers.window.step_state import StaticPart, StepState
+from mmaccel.samplers.window.token_buffer import Capacity, measure
+
+_SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph
+
+
+class RunGraphs(StaticPart):
+    """The steps of one run.
+
+    Args:
+        runner: carries them out.
+        key: which graphs the run may share; None for its own alone.
+        prompt: of the rows.
+        length: slots wanted.
+        is_refilled: whether a row may begin while others are decoded.
+
+    Attributes:
+        capacity: of the run's buffers.
+        short_prompt: `[R, N]`, a prompt whose prefill is worth a graph; None for others.
+        buffers: what outlives the run; empty ones where nothing does.
+    """
+
+    static = ("short_prompt",)
+
+    def __init__(
+        self,
+        runner: StepRunner,
+        key: GraphKey | None,
+        prompt: Prompt,
+        length: int,
+        *,
+        is_refilled: bool,
+    ) -> None:
+        self.runner = runner
+        self.capacity: Capacity = measure(prompt, length) if key is None else key.capacity
+        self.short_prompt = None if is_refilled else _find_short_prompt(key, prompt)
+        self.buffers = StaticBuffers({})
+        self._key = key
+        self._n_captures = runner.captures
+
+    def load(self, parts: Mapping[str, StaticPart], noise: Noise, state: StepState) -> Noise:
+        """Begin a run whose steps are captured: it goes on with tensors that outlive it.
+
+        Args:
+            parts: of the run, by name.
+            noise: of the run, with the values that it begins with. It stays as it is.
+            state: of the run. What the last step of another one left there is ignored.
+
+        Returns:
+            The noise in such tensors.
+        """
+        loaded = self.runner.load(self._key, static_tensors(parts, noise))
+        if loaded is None:
+            return noise
+        self.buffers = loaded
+        state.use(loaded.state)
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, value in loaded.inputs.items():
+            part, _, own = name.partition(".")
+            found.setdefault(part, {})[own] = value
+        static_noise = Noise.over(found.pop("noise"))
+        for part, inputs in found.items():
+            parts[part].use_static(inputs)
+        return static_noise
+
+    def run_steps(
+        self, step: Callable[[], None], key: Hashable | None, n_passes: int, state: StepState
+    ) -> bool:
+        """Carry out as many steps as lie between two synchronisations with the host.
+
+        Args:
+            step: one of them.
+            key: see `StepRunner.run_step`.
+            n_passes: how many.
+            state: of the run.
+
+        Returns:
+            Whether each took as long as others like it will.
+        """
+        state.names |= self.buffers.first_state  # where the first step is replayed
+        is_usual = True
+        try:
+            for _ in range(n_passes):
+                is_usual &= self.runner.run_step(key, step)
+        except torch.OutOfMemoryError:
+            self.runner.free_memory()  # for the next call
+            raise
+        if isinstance(key, Once):
+            self.buffers.first_state = set(state.names)
+        return is_usual
+
+    def keep_arithmetic(self, model: object, logits: Tensor) -> None:
+        """Keep the number format of the passes, which replays of other runs' graphs have too."""
+        if not self.buffers.arithmetic:
+            self.buffers.arithmetic = find_arithmetic(model, logits)
+
+    def describe(self, stats: Stats) -> None:
+        """Fill in the statistics how the steps were carried out."""
+        stats.captures = self.runner.captures - self._n_captures
+        stats.runner = self.runner.name
+        stats.runner_reason = self.runner.reason
+        stats.use_dtype(self.buffers.arithmetic)
+
+
+def static_tensors(parts: Mapping[str, StaticPart], noise: Noise) -> dict[str, Tensor]:
+    """Tensors of a run that outlive a step, by part and name, as the run begins with them."""
+    found = {f"noise.{name}": value for name, value in noise.tensors().items()}
+    for part, owner in parts.items():
+        found |= {f"{part}.{name}": value for name, value in owner.static_inputs().items()}
+    return found
+
+
+def _find_short_prompt(key: GraphKey | None, prompt: Prompt) -> Tensor | None:
+    """`[R, N]`, a prompt whose prefill is worth a graph; None for long ones and without graphs."""
+    if key is None or len(prompt.tokens) * key.capacity.origin > _SHORT:
+        return None
+    return pad(prompt.tokens, (0, key.capacity.origin - prompt.tokens.shape[1]))

@@ -1,0 +1,134 @@
+"""Tensors that outlive a step, and keep their addresses where steps are captured.
+
+A `StaticPart` of a run has some that every run begins with. What a step hands to the next one is in
+the `StepState`.
+
+A captured step runs no Python when it is replayed. So a value reaches the next step only in a
+tensor that both know: `Held` stores a value in the same tensor every time. Which of them a run's
+first pass stores is known after it was carried out once, also to the runs that replay it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class StaticPart:
+    """Base of the parts of a run.
+
+    Attributes:
+        static: names of the attributes that are such tensors; some may be None in a run.
+    """
+
+    static: ClassVar[tuple[str, ...]] = ()
+
+    def static_inputs(self) -> dict[str, Tensor]:
+        """These tensors by name, with the values that the run begins with."""
+        found = {name: getattr(self, name) for name in self.static}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def use_static(self, inputs: Mapping[str, Tensor]) -> None:
+        """Go on with other tensors of the same values, `static_inputs` by name."""
+        for name, value in inputs.items():
+            assert name in self.static, name
+            setattr(self, name, value)
+
+
+class StepState:
+    """The held tensors of one run, by name; the first axis of each is the batch slot.
+
+    Args:
+        is_static: whether steps are captured.
+        device: of the tensors.
+
+    Attributes:
+        names: of what the run has stored so far.
+    """
+
+    def __init__(self, is_static: bool, device: torch.device) -> None:
+        self._is_static = is_static
+        self._device = device
+        self._tensors: dict[str, Tensor] = {}
+        self._declared: set[str] = set()
+        self.names: set[str] = set()
+
+    def declare(self, name: str) -> Held:
+        """A tensor that steps hand to each other; each name is declared once in a run."""
+        assert name not in self._declared, name
+        self._declared.add(name)
+        return Held(self, name)
+
+    def declare_fields(self, cls: Callable[..., T], owner: str) -> T:
+        """An instance of a dataclass whose fields are all `Held`, and are named after an owner."""
+        kind: Any = cls
+        return cls(*(self.declare(f"{owner} {field.name}") for field in fields(kind)))
+
+    def use(self, tensors: dict[str, Tensor]) -> None:
+        """Store in these tensors of an earlier run; what they hold is ignored."""
+        self._tensors = tensors
+
+    def keep_rows(self, batch_slots: Tensor) -> None:
+        """Go on with some batch slots alone, `[n]` int64."""
+        self._tensors = {name: value[batch_slots] for name, value in self._tensors.items()}
+
+    def read(self, name: str) -> Tensor | None:
+        """See `Held.value`."""
+        return self._tensors[name] if name in self.names else None
+
+    def store(self, name: str, value: Tensor) -> None:
+        """See `Held.hold`."""
+        self.names.add(name)
+        if not self._is_static:
+            self._tensors[name] = value
+            return
+        stored = self._tensors.get(name)
+        if stored is None:
+            self._tensors[name] = value.clone()  # two that share memory would overwrite each other
+        elif stored is not value:
+            stored.copy_(value)
+
+    def room(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `Held.room`."""
+        stored = self._tensors.get(name) if self._is_static else None
+        return torch.empty(shape, device=self._device) if stored is None else stored
+
+
+class Held:
+    """A tensor that a step hands to the next one; see `StepState.declare`."""
+
+    __slots__ = ("_name", "_state")
+
+    def __init__(self, state: StepState, name: str) -> None:
+        self._state = state
+        self._name = name
+
+    @property
+    def value(self) -> Tensor | None:
+        """What the last step of this run has stored, `[B, ...]`; None before the first."""
+        return self._state.read(self._name)
+
+    def get(self) -> Tensor:
+        """`value`, which is there: an earlier step of the run has stored it."""
+        found = self._state.read(self._name)
+        assert found is not None, self._name
+        return found
+
+    def hold(self, value: Tensor) -> None:
+        """Store `[B, ...]` for the next step, always of one shape where steps are captured.
+
+        Nobody but its owner writes to it any more.
+        """
+        self._state.store(self._name, value)
+
+    def room(self, shape: tuple[int, ...]) -> Tensor:
+        """A float32 tensor to write what `hold` will store; the stored one where steps are static,
+        so that what the last step stored there has been read before.
+        """
+        return self._state.room(self._name, shape)

@@ -1,0 +1,123 @@
+"""Token recycling: the plain loop's tokens, in fewer passes where the text repeats itself.
+
+Batches whose rows come and go, captured passes and the distribution under `SpeculativeJacobi` are
+proved beside the other sources: `test_continuous_batching.py`, `test_arrivals.py`,
+`test_graph_reuse.py`, `test_distribution.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams, Speculative, TokenRecycling
+from mmaccel.contracts import Pass, Policy
+from mmaccel.results import Generation
+from mmaccel.samplers.drafting.token_recycling import RecyclingDrafter
+from mmaccel.samplers.window.run import WindowRun
+from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
+from tests.fixtures.graph_recorder import Recorder
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+LENGTH = 120
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, "adaptive"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_tokens_are_those_of_the_plain_loop(window: int | str, options: dict[str, Any]) -> None:
+    plain = run(Autoregressive(), options, grid=None)
+    assert_same(run(Jacobi(window, TokenRecycling()), options, grid=None), plain)
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
+def test_the_passes_of_a_row_are_its_own_in_any_batch(rows: list[int]) -> None:
+    policy = Jacobi(7, "token-recycling")
+    whole = run(policy, OPTIONS["guided"], grid=None)
+    made = run(policy, OPTIONS["guided"], rows, grid=None)
+    assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
+
+
+def repeat(policy: Policy, **options: Any) -> Generation:
+    """A text whose next token depends on the last one alone; greedily it runs into a circle."""
+    return policy.sample(
+        ToyLanguage(40, seed=3, depth=1), make_prompt([[1, 2], [7]]), LENGTH,
+        params=SamplingParams(**{"temperature": 0.0, **options}), noise=Noise.from_seed(5, 2),
+    )  # fmt: skip
+
+
+def test_a_text_that_repeats_itself_takes_few_passes() -> None:
+    plain = repeat(Autoregressive())
+    circle = len(set(plain.tokens.flatten().tolist()))
+    made = repeat(Jacobi(16, "token-recycling"))
+    assert_same(made, plain)
+    # once around the circle every window is right
+    assert made.stats.drafts == "token-recycling"
+    assert made.stats.passes <= circle + -(-LENGTH // 16) + 2
+    assert 2 * made.stats.passes < repeat(Jacobi(16, "left")).stats.passes
+
+
+def test_one_occurrence_is_enough() -> None:
+    """At a low temperature tokens are mostly the likeliest ones; n-grams wait for a repetition."""
+    cold = {"temperature": 0.3}
+    made = repeat(Jacobi(8, "token-recycling"), **cold)
+    assert_same(made, repeat(Autoregressive(), **cold))
+    assert made.stats.passes < repeat(Jacobi(8, "left"), **cold).stats.passes
+
+
+def test_of_two_occurrences_in_a_window_the_last_one_counts() -> None:
+    class Counts(Recorder):
+        """Of the slot after position p, token p is the likeliest."""
+
+        def forward(self, entries: Pass) -> torch.Tensor:
+            assert entries.start is not None
+            positions = entries.start[:, None] + torch.arange(entries.tokens.shape[1])
+            return torch.nn.functional.one_hot(positions, self.vocab_size).float()
+
+    run = WindowRun(
+        Jacobi(4, "token-recycling"), Counts([0.0] * 6), make_prompt([[1]]), 8,
+        params=SamplingParams(), noise=Noise.from_seed(0, 1),
+    )  # fmt: skip
+    run.write_drafts(torch.tensor([[1, 2, 1]]))
+    run.forward()
+    run.observe(None)
+    assert isinstance(run.drafter, RecyclingDrafter)
+    # the pass read 1, 1, 2, 1; a token that it has not read follows itself
+    assert run.drafter.successors.get()[0, :6].tolist() == [0, 3, 2, 3, 4, 5]
+
+
+def test_tokens_outside_of_the_vocabulary() -> None:
+    """A prompt of a model whose image codes are the first ids may end with a text token."""
+
+    class Codes(ToyLanguage):
+        def forward(self, entries: Pass) -> torch.Tensor:
+            known = entries.tokens.clamp(max=self.vocab_size - 1)
+            return super().forward(replace(entries, tokens=known))
+
+    made = [
+        policy.sample(
+            Codes(5, depth=2), make_prompt([[9, 7], [3]]), 20, params=SamplingParams(),
+            noise=Noise.from_seed(1, 2),
+        )
+        for policy in (Autoregressive(), Jacobi(6, "token-recycling"))
+    ]  # fmt: skip
+    assert_same(made[1], made[0])
+
+
+def test_an_attached_model_with_guidance() -> None:
+    model, prompt = build_lm("llama"), torch.tensor([[5, 6, 7], [9, 8, 3]])
+    options: dict[str, Any] = {"max_new_tokens": 24, "guidance_scale": 1.5, "do_sample": True}
+    made = []
+    for policy in (Autoregressive(), Jacobi(6, "token-recycling")):
+        with mmaccel.attach(model, policy, seed=3) as handle:
+            made.append(model.generate(prompt, attention_mask=torch.ones_like(prompt), **options))
+        assert handle.stats is not None and handle.stats.fallbacks == []
+    assert torch.equal(*made)
+
+
+def test_speculative_keeps_its_two_sources() -> None:
+    assert Speculative().draft_source().name == "ngram"
