@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layer_attention import (
     ChosenColumns,

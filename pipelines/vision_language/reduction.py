@@ -30,10 +30,9 @@ from torch.nn.utils.rnn import pad_sequence
 from mmaccel.checks import show
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import GenerateCall
-from mmaccel.pipelines.attach.step_outputs import PER_LAYER
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, check_encoder
 from mmaccel.pipelines.vision_language.layers import LayerReduction, find_offered
 from mmaccel.pipelines.vision_language.pixels import OFFERED, PixelReduction, check_pixels

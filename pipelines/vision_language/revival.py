@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.pipelines.attach.generate_call import GenerateCall
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.pipelines.causal_lm.own_prompt import count_columns
+from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.vision_language.layer_attention import (
     ChosenColumns,
     LayerAttention,

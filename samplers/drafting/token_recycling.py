@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.sample import argmax
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
     from mmaccel.samplers.window.step_state import Held
 
 
@@ -40,7 +39,7 @@ class TokenRecycling(DraftSource):
     reads_scores = True
     name = "token-recycling"
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`."""
         return RecyclingDrafter(self, successors=run.state.declare("successors"))
 
@@ -56,7 +55,7 @@ class RecyclingDrafter(Drafter):
 
     successors: Held
 
-    def propose(self, run: WindowRun) -> Drafts:
+    def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
         frontier, table = run.frontier(), self._table(run)
         token = frontier.token_buffer.gather(1, frontier.filled[:, None] - 1)  # [B, 1], the last
@@ -67,7 +66,7 @@ class RecyclingDrafter(Drafter):
             chain.append(token)
         return Drafts(torch.cat(chain, 1))
 
-    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
         table, buffer, n_ids = self._table(run), run.buffer, run.vocab_size
         read = buffer.tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
@@ -80,16 +79,16 @@ class RecyclingDrafter(Drafter):
         table.scatter_(1, read.masked_fill(is_repeated, n_ids), likeliest)
         self.successors.hold(table)
 
-    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`."""
         self._table(run)[batch_slots] = self._empty(run)
 
-    def _table(self, run: WindowRun) -> Tensor:
+    def _table(self, run: OpenRun) -> Tensor:
         """The table, which is empty before the first pass."""
         found = self.successors.value
         return self._empty(run).repeat(run.prompt.batch, 1) if found is None else found
 
-    def _empty(self, run: WindowRun) -> Tensor:
+    def _empty(self, run: OpenRun) -> Tensor:
         """`[V + 1]` int64, each token its own successor."""
         index = torch.arange(run.vocab_size + 1, device=run.buffer.tokens.device)
         return index % run.vocab_size
