@@ -171,7 +171,7 @@ def _check_compile(device: str) -> None:
 def is_capturable(policy: Policy) -> bool:
     """Whether a policy and its draft source declare that passes never synchronise with the host."""
     source = source_of(policy)
-    declared = getattr(policy, "is_capturable", False)
+    declared = getattr(policy, "is_capturable", False) and getattr(policy, "tree", None) is None
     return bool(declared) and (source is None or source.is_capturable)
 
 

@@ -45,6 +45,7 @@ class Coarse(DraftSource):
     candidates: int = 16
 
     is_capturable = True
+    has_branches = True
     reads_scores = True
     corrects = True
     name = "coarse"
@@ -94,6 +95,7 @@ class ShippedCoarse(DraftSource):
     """The coarse model in the model's own folder; `Neighbour`, with a remark, where it has none."""
 
     is_capturable = True
+    has_branches = True
     name = "coarse"
 
     def open(self, run: WindowRun) -> Drafter:
@@ -110,6 +112,7 @@ class Auto(DraftSource):
     """The coarse model in the model's own folder where it has one that fits; else `Neighbour`."""
 
     is_capturable = True
+    has_branches = True
     name = "auto"
 
     def open(self, run: WindowRun) -> Drafter:

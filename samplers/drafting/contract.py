@@ -30,6 +30,7 @@ from mmaccel.contracts import Layout
 from mmaccel.errors import ShapeError
 
 if TYPE_CHECKING:
+    from mmaccel.samplers.trees.contract import Branches
     from mmaccel.samplers.window.run import WindowRun
 
 
@@ -53,6 +54,20 @@ class Drafts(NamedTuple):
     parents: Tensor | None = None
 
 
+class PassPath(NamedTuple):
+    """Which entries of a tree stand for the slots of a window, after a pass.
+
+    Attributes:
+        entries: `[B, W]` int64.
+        is_branch: `[B, W]` bool, those that are no entries of the window's own chain.
+        tokens: `[B, N]` int64, the token buffer as the entries of the branch read it.
+    """
+
+    entries: Tensor
+    is_branch: Tensor
+    tokens: Tensor
+
+
 class PassScores(NamedTuple):
     """What a forward pass said of a window.
 
@@ -60,10 +75,12 @@ class PassScores(NamedTuple):
         window: `[B, W, V]`, the scores that noise is added to: those of the target distribution.
             At temperature 0, where they name one token alone, those before temperature and filters.
         last: `[B, V]`, of the last slot, before temperature and filters.
+        path: of a tree's pass; None where the pass was over the window alone.
     """
 
     window: Tensor
     last: Tensor
+    path: PassPath | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,7 @@ class DraftSource:
             otherwise all drafts of a window are proposed anew.
         reads_last_scores: whether `Frontier.last_scores` is read.
         reads_scores: whether the drafter's `observe` reads the scores of every pass.
+        has_branches: whether the drafter's `branch` makes branches for a tree.
         corrects: whether the drafter's `correct` changes drafts, and both it and `observe` read the
             slots' frozen noise.
         name: what statistics and policies call it; empty for one that has no short name.
@@ -125,6 +143,7 @@ class DraftSource:
     keeps_predictions: ClassVar[bool] = True
     reads_last_scores: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = False
+    has_branches: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
@@ -185,6 +204,20 @@ class Drafter:
             `[B, W-1]` int64, and the distribution from which these were drawn.
         """
         return drafts, distribution
+
+    def branch(
+        self, run: WindowRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+    ) -> Branches | None:
+        """Other drafts, for a tree; None for a pass without.
+
+        Args:
+            run: whose token buffer holds the window's drafts.
+            drafts: `[B, W-1]` int64.
+            noise: as in `correct`.
+            n_branches: N, how many a row gets.
+            length: L, drafts of each, at most W - 1.
+        """
+        return None
 
     def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
         """Read what a pass said, before any of its tokens is accepted.

@@ -166,6 +166,9 @@ class WindowRun(StaticPart):
         if self.scheduler is not None and self.scheduler.is_endless:  # with room for longer ones
             tokens = tokens[:, : int(prompt.lengths.max())]
         positions = self.graphs.capacity.positions
+        if policy.tree is not None and model.takes_trees:
+            # branches stand behind the whole window, also in a row that is nearly at its end
+            self.calls.make_room(self.chooser.widest + policy.tree.nodes)
         self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
         self._begin_step(length)
 
