@@ -38,6 +38,7 @@ _WANTED = {  # slot -> name of the option, base class if there is one, what is e
         "visual_tokens", "mmaccel.reduction.visual_tokens.contract:TokenReducer",
         f"{_CHILD} TokenReducer",
     ),
+    "tree": ("tree", "mmaccel.samplers.trees.contract:TreeShape", f"{_CHILD} TreeShape"),
     "kv_cache": (
         "kv_cache", "mmaccel.reduction.kv_cache.contract:CacheMethod", f"{_CHILD} CacheMethod",
     ),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from torch import Tensor
 
 from mmaccel.checks import show
+from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import DraftSource
 
@@ -90,6 +91,19 @@ def check_tree(tree: object, window: int | str, source: DraftSource) -> None:
             f"tree: expected drafts that have alternatives, received {source!r}; take "
             "drafts='coarse', drafts='token-recycling' or leave tree out"
         )
+
+
+def has_tree(policy: object) -> bool:
+    """Whether a policy verifies a tree."""
+    return getattr(policy, "tree", None) is not None
+
+
+def count_spare(tree: TreeShape | None, model: TokenModel, widest: int) -> int:
+    """Cache indices a row that a run needs beside those of its positions.
+
+    Branches stand behind the whole window, also in a row that is nearly at its end.
+    """
+    return 0 if tree is None or not model.takes_trees else widest + tree.nodes
 
 
 def can_grow(run: WindowRun) -> bool:

@@ -52,6 +52,10 @@ class Jacobi(WindowPolicy):
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
 
+    def __repr__(self) -> str:
+        tree = "" if self.tree is None else f", tree={self.tree!r}"
+        return f"Jacobi(window={self.window!r}, drafts={self.drafts!r}{tree})"
+
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
         if self.tree is not None and can_grow(run):

@@ -21,6 +21,7 @@ class ModelCalls:
         model: the token model.
         runner: carries steps out.
         stats: of the run; passes over the prompt and seconds are counted here.
+        spare: cache indices a row beside those of positions, for trees.
 
     Attributes:
         recorder: the model's `StepRecorder`; None without one.
@@ -28,12 +29,12 @@ class ModelCalls:
         has_own_prompt: whether the model itself has processed the prompt.
     """
 
-    def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats) -> None:
+    def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats, spare: int = 0) -> None:
         self.model = model
         self.recorder: StepRecorder | None = model.recorder
         self.is_recorded = self.recorder is not None and self.recorder.is_active
         self.has_own_prompt = False
-        self._has_room = False
+        self._spare = spare
         self._runner = runner
         self._stats = stats
 
@@ -63,6 +64,8 @@ class ModelCalls:
     def _begin(
         self, tokens: Tensor, lengths: Tensor, positions: int, short_prompt: Tensor | None
     ) -> None:
+        if self._spare:
+            self.model.make_room(self._spare)
         self._runner.reserve(self.model, tokens.shape[0], positions)
         began = time.perf_counter()
         n_processed = self.model.process_prompt()
@@ -97,11 +100,6 @@ class ModelCalls:
         self._stats.forward_seconds += time.perf_counter() - began
         return logits
 
-    def make_room(self, spare: int) -> None:
-        """Let the model hold `spare` more entries a row; before `begin`."""
-        self._has_room = True
-        self.model.make_room(spare)
-
     def count_entries(self, n: int) -> None:
         """Count entries that a pass has beside its window."""
         self._stats.tokens_processed += n
@@ -131,7 +129,7 @@ class ModelCalls:
     def describe(self) -> None:
         """Fill in the statistics what the model says of its passes."""
         stats, model = self._stats, self.model
-        if self._has_room:
+        if self._spare:
             model.make_room(0)
         reason = model.attention_reason
         if reason is not None:

@@ -30,6 +30,7 @@ from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.drafting.contract import Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.trees.contract import count_spare
 from mmaccel.samplers.window.draft_calls import (
     check_retry,
     make_frontier,
@@ -150,7 +151,8 @@ class WindowRun(StaticPart):
         )  # fmt: skip
         self.buffer = self.rows.buffer
         self.counters = self.rows.counters
-        self.calls = ModelCalls(model, self.runner, self.stats)
+        spare = count_spare(policy.tree, model, self.chooser.widest)
+        self.calls = ModelCalls(model, self.runner, self.stats, spare)
         self.scores = ScorePasses(
             self.calls, self.rows, params, drafter=self.drafter, last_scores=last_scores,
             graphs=self.graphs,
@@ -166,9 +168,6 @@ class WindowRun(StaticPart):
         if self.scheduler is not None and self.scheduler.is_endless:  # with room for longer ones
             tokens = tokens[:, : int(prompt.lengths.max())]
         positions = self.graphs.capacity.positions
-        if policy.tree is not None and model.takes_trees:
-            # branches stand behind the whole window, also in a row that is nearly at its end
-            self.calls.make_room(self.chooser.widest + policy.tree.nodes)
         self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
         self._begin_step(length)
 
