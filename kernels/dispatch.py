@@ -159,10 +159,9 @@ class Backend:
     """
 
     def __init__(self, device_type: str, rows: int, *, reads_back: bool) -> None:
-        is_without_triton = mode() != "triton" and find_obstacle(device_type) is not None
-        is_on_host = device_type == "cpu" and reads_back
-        self._is_torch = mode() == "torch" or is_without_triton
-        self._is_numpy = mode() == "auto" and is_without_triton and is_on_host
+        is_on_host = device_type == "cpu" and reads_back and mode() == "auto"
+        self._device_type = device_type
+        self._is_numpy = is_on_host and not takes("accept_prefix", device_type)
         self._has_few_rows = self._is_numpy and rows <= _FEW_ROWS
         self._versions: dict[Any, Any] = {}  # by specification
 
@@ -189,9 +188,9 @@ class Backend:
             module = import_module(f"{specification.__module__}_numpy")
             version: Callable[..., Any] = getattr(module, name)
             return version
-        if self._is_torch or KERNELS.get(kernel) != name:
-            return specification
-        return partial(run, specification)
+        if KERNELS.get(kernel) == name and takes(kernel, self._device_type):
+            return partial(run, specification)
+        return specification
 
 
 def check(device_type: str) -> None:

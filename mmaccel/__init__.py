@@ -54,6 +54,7 @@ _PUBLIC = {
     "VidCom2": "mmaccel.reduction.visual_tokens.vidcom2",
     "EVS": "mmaccel.reduction.visual_tokens.evs",
     "ToMe": "mmaccel.reduction.visual_tokens.tome",
+    "Comb": "mmaccel.samplers.trees.comb",
     "SnapKV": "mmaccel.reduction.kv_cache.snapkv",
     "Quest": "mmaccel.reduction.sparse_attention.quest",
     "CacheMethod": "mmaccel.reduction.kv_cache.contract",
@@ -174,6 +175,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.drafting.token_recycling import TokenRecycling
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
+    from mmaccel.samplers.trees.comb import Comb
     from mmaccel.samplers.window.autoregressive import Autoregressive
     from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
     from mmaccel.samplers.window.jacobi import Jacobi

@@ -69,6 +69,7 @@ class DemoModel:
 _SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
 _BASES = {  # slot -> base class of its methods
     "reducers": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
+    "tree": "mmaccel.samplers.trees.contract:TreeShape",
     "kv_cache": "mmaccel.reduction.kv_cache.contract:CacheMethod",
     "attention": "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
     "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
@@ -141,6 +142,11 @@ METHODS: dict[str, dict[str, ReducerEntry]] = {  # by slot of `attach`, then by 
     "kv_cache": {
         "snapkv": ReducerEntry(
             "mmaccel.reduction.kv_cache.snapkv:SnapKV", "what the end of the prompt attends to"
+        ),
+    },
+    "tree": {
+        "comb": ReducerEntry(
+            "mmaccel.samplers.trees.comb:Comb", "branches of one length beside the chain"
         ),
     },
     "attention": {
@@ -292,7 +298,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
     Args:
         name: as `find_policy` takes it. Choosing a relaxed policy by name is the opt-in to it.
         **options: fields of the policy that the name does not fix; `drafts` of a window policy may
-            be the folder of a coarse model, or a typed `module:Name`.
+            be the folder of a coarse model, or a typed `module:Name`, and `tree` is read by
+            `read_method`.
 
     Returns:
         The policy, validated.
@@ -306,6 +313,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
     drafts = options.get("drafts")
     if isinstance(drafts, str):
         options["drafts"] = _read_drafts(drafts) if entry.kind == "window" else str(drafts)
+    if "tree" in options:
+        options["tree"] = read_method("tree", options["tree"])
     return policy(**entry.preset, **options)
 
 

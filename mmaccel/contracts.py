@@ -265,10 +265,17 @@ class TokenModel(Model):
         """The width at which a prompt of `width` tokens is processed, at least `width`."""
         return width
 
-    def commit(self, path: Tensor) -> None:
+    def make_room(self, spare: int) -> None:
+        """From the next `reserve` on, there are `spare` more cache indices a row: a tree has more
+        entries than positions.
+        """
+        raise NotImplementedError
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
         """Say which entries of the last pass, a tree, were accepted; nothing is said of windows.
 
         Args:
+            start: `[R]` int64, of that pass.
             path: `[R, D]` int64, entries of each row in the order of their positions, from the one
                 that follows `start` on; shorter paths end in -1. Their keys and values then stand
                 at ``start[r] … start[r] + D - 1``.

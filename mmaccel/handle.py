@@ -34,6 +34,7 @@ from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.trees.contract import has_tree
 
 
 @dataclass(frozen=True)
@@ -264,8 +265,9 @@ def attach(
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
-    if methods and refusal is None:
-        check_model(methods, family.wrap(model))
+    slots = " and ".join(filter(None, (methods.slots, "tree" if has_tree(chosen) else "")))
+    if slots and refusal is None:
+        check_model(slots, family.wrap(model))
     service = GenerateService(
         chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction,
         layer_methods=methods,

@@ -12,8 +12,12 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 
-def check_model(methods: LayerMethods, window: CausalLMWindow) -> None:
-    """Refuse a model whose layers cannot carry methods.
+def check_model(slots: str, window: CausalLMWindow) -> None:
+    """Refuse a model whose layers cannot carry methods, or trees.
+
+    Args:
+        slots: the keywords that ask for it.
+        window: over the model.
 
     Raises:
         UnsupportedModelError: with the layer and why.
@@ -24,14 +28,14 @@ def check_model(methods: LayerMethods, window: CausalLMWindow) -> None:
     for layer, span in enumerate(window.windows):
         if span is not None:
             raise UnsupportedModelError(
-                f"{methods.slots}: expected layers that see all positions, received a {name} "
-                f"whose layer {layer} sees the last {span} alone; its cache is bounded already"
+                f"{slots}: expected layers that see all positions, received a {name} "
+                f"whose layer {layer} sees the last {span} alone; leave {slots} out"
             )
     reason = find_layer_obstacle(window)
     if reason:
         raise UnsupportedModelError(
-            f"{methods.slots}: expected layers whose attention transformers looks up by name, "
-            f"received a {name}: {reason}; leave {methods.slots} out"
+            f"{slots}: expected layers whose attention transformers looks up by name, "
+            f"received a {name}: {reason}; leave {slots} out"
         )
 
 

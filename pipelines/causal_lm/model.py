@@ -146,6 +146,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.methods = LayerMethods()
         self.n_evicted = (0, 0)
         self._branches = 1
+        self._spare = 0  # cache indices beside those of positions
         self._sparse: SparseBlocks | None = None
         self._is_cut = False  # whether layers hold fewer entries than others
         self._layer_steps: LayerSteps | None = None
@@ -194,7 +195,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self._positions = positions
         decoder = self._decoder
         self._angles = None if decoder is None else decoder.make_tables(max(positions, 1))
-        self._kv_layout = KVCacheLayout(rows, positions + 1)
+        self._kv_layout = KVCacheLayout(rows, positions + self._spare + 1)
         self._is_cut, self.n_evicted = False, (0, 0)
         self._layer_steps = None
         sparse = self.methods.attention
@@ -327,10 +328,14 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         slides = any(window is not None for window in self.windows)
         return not slides and self._sparse is None and not find_layer_obstacle(self)
 
-    def commit(self, path: Tensor) -> None:
+    def make_room(self, spare: int) -> None:
+        """See `mmaccel.contracts.TokenModel.make_room`."""
+        self._spare = spare
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
         """See `mmaccel.contracts.TokenModel.commit`. Cost: a copy of the path's keys and values."""
         for layer in self._cache.layers:
-            layer.commit(path)
+            layer.commit(start, path)
 
     def _open_pass(
         self, start: Tensor, observer: Observer | None = None, tree: Tensor | None = None

@@ -221,15 +221,16 @@ class WindowLayer:
         self.values = _move(self.layout, self.values, keep, layout)
         self.layout = layout
 
-    def commit(self, path: Tensor) -> None:
+    def commit(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the last pass to the front of what it wrote.
 
         Args:
+            start: `[R]` int64, where it would have begun if nothing had been evicted.
             path: `[R, D]` int64, ascending entries of each row; shorter paths end in -1.
         """
-        indices = self.layout.indices
-        assert self.keys is not None and self.values is not None and indices is not None
-        path, start = path.to(self.keys.device), indices[:, 0].to(self.keys.device)
+        assert self.keys is not None and self.values is not None
+        start = self.layout.to_index(start).to(self.keys.device)
+        path = path.to(self.keys.device)
         keep = torch.where(path >= 0, start[:, None] + path, -1)
         for store in (self.keys, self.values):
             by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])[: len(path)]

@@ -43,6 +43,7 @@ class Coarse(DraftSource):
     candidates: int = 16
 
     is_capturable = True
+    has_branches = True
     reads_scores = True
     corrects = True
     name = "coarse"
@@ -92,6 +93,7 @@ class ShippedCoarse(DraftSource):
     """The coarse model in the model's own folder; `Neighbour`, with a remark, where it has none."""
 
     is_capturable = True
+    has_branches = True
     name = "coarse"
 
     def open(self, run: OpenRun) -> Drafter:
@@ -108,6 +110,7 @@ class Auto(DraftSource):
     """The coarse model in the model's own folder where it has one that fits; else `Neighbour`."""
 
     is_capturable = True
+    has_branches = True
     name = "auto"
 
     def open(self, run: OpenRun) -> Drafter:

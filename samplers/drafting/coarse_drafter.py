@@ -31,8 +31,16 @@ from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep,
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
+from mmaccel.samplers.drafting.coarse_branches import grow_branches
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
+from mmaccel.samplers.drafting.contract import (
+    Branches,
+    Drafter,
+    Drafts,
+    DraftSource,
+    OpenRun,
+    PassScores,
+)
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
 
@@ -178,7 +186,8 @@ class CoarseDrafter(Drafter):
         """
         cast(StateModel, run.model).keep_states(True)
         state = run.state.declare_fields(CoarseState, "coarse")
-        by_rows = run.backend.choose(None, on_host)
+        is_tree = run.policy.tree is not None  # whose branches are swept all at once
+        by_rows = None if is_tree else run.backend.choose(None, on_host)
         return cls(source, opened, run.policy.exactness == "bitwise", state, by_rows)
 
     def close(self, run: OpenRun) -> None:
@@ -201,6 +210,18 @@ class CoarseDrafter(Drafter):
         if distribution is None:
             return self.redraft(run, drafts, noise), None
         return self.redraft_with_distribution(run, drafts, distribution, noise)
+
+    def branch(
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+    ) -> Branches | None:
+        """See `Drafter.branch`."""
+        return grow_branches(
+            self, run, drafts, noise, weights=self.opened.weights, n=n_branches, length=length
+        )
+
+    def find_scale(self, run: OpenRun) -> float:
+        """What C's scores are multiplied by."""
+        return _scale(run)
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`."""
@@ -225,10 +246,10 @@ class CoarseDrafter(Drafter):
         """
         if self.by_rows is not None:
             return self.by_rows.redraft(self, run, drafts, noise, None)[0]
-        found = self._slots(run, noise)
+        found = self.sweep_slots(run, noise)
         if found is None:
             return drafts
-        return self._sweep(run, found, self._tokens(run), found.ids.shape[-1])
+        return self._sweep(run, found, self.pad_tokens(run), found.ids.shape[-1])
 
     @torch.no_grad()
     def redraft_with_distribution(
@@ -247,10 +268,10 @@ class CoarseDrafter(Drafter):
             corrected, own = self.by_rows.redraft(self, run, drafts, noise, p_draft)
             assert own is not None
             return corrected, own
-        found = self._slots(run, noise)
+        found = self.sweep_slots(run, noise)
         if found is None:
             return drafts, p_draft
-        work, ids = self._tokens(run), found.ids[..., :-1]  # without the best of all others
+        work, ids = self.pad_tokens(run), found.ids[..., :-1]  # without the best of all others
         corrected = self._sweep(run, found, work, ids.shape[-1])
         now = _gather(work, found.neighbours)
         is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
@@ -258,7 +279,7 @@ class CoarseDrafter(Drafter):
             p_corrected = one_hot(corrected, run.vocab_size)
         else:
             weights = self.opened.weights
-            hidden = self._hidden(now, found.base)
+            hidden = self.find_hidden(now, found.base)
             change = (hidden - found.hidden_seen)[..., None]
             moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
             stale = self._stale_scores(run)
@@ -276,7 +297,7 @@ class CoarseDrafter(Drafter):
             return
         perturbed = scores.window + noise
         found = perturbed.topk(min(self.opened.candidates, perturbed.shape[-1]), -1)
-        self._record(run, found.values, found.indices, scores.last)
+        self._record(run, found.values, found.indices, scores)
 
     def record_distribution(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
         """`record` for policies that use `redraft_with_distribution`.
@@ -293,19 +314,26 @@ class CoarseDrafter(Drafter):
         rest = perturbed.scatter(-1, likely, float("-inf")).max(-1, keepdim=True)
         values = torch.cat([perturbed.gather(-1, likely), rest.values], -1)
         self.state.scores.hold(scores.window)  # probabilities of zero would forget theirs
-        self._record(run, values, torch.cat([likely, rest.indices], -1), scores.last)
+        self._record(run, values, torch.cat([likely, rest.indices], -1), scores)
 
-    def _record(self, run: OpenRun, values: Tensor, ids: Tensor, last: Tensor) -> None:
-        state, slots = self.state, run.buffer.slots
+    def _record(self, run: OpenRun, values: Tensor, ids: Tensor, scores: PassScores) -> None:
+        state, slots, path = self.state, run.buffer.slots, scores.path
         states, prompts = self.guided_states(run), state.prompts.value
+        if path is not None:
+            rows = torch.arange(len(states), device=states.device)[:, None]
+            states = states[rows, path.entries]
         prompt = states[:, 0]
         if prompts is not None:
             prompt = torch.where(slots[:, :1] == 0, prompt, prompts)
         state.prompts.hold(prompt)
         _hold_window(run, state.values, values)
         _hold_window(run, state.ids, ids)
-        seen = _gather(self._tokens(run), self._neighbours(run, slots))
-        self.hold_pass(run, seen, states, last)
+        neighbours = self._neighbours(run, slots)
+        seen = _gather(self.pad_tokens(run), neighbours)
+        if path is not None:
+            of_branch = _gather(self._pad(path.tokens), neighbours)
+            seen = torch.where(path.is_branch[..., None], of_branch, seen)
+        self.hold_pass(run, seen, states, scores.last)
 
     def guided_states(self, run: OpenRun) -> Tensor:
         """States `[B, W, D]` float32 of the guided logits: guidance is linear in both."""
@@ -329,17 +357,20 @@ class CoarseDrafter(Drafter):
         self.state.end.hold(slots[:, -1:])
         self.state.last.hold(last)
 
-    def _tokens(self, run: OpenRun) -> Tensor:
+    def pad_tokens(self, run: OpenRun) -> Tensor:
         """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
+        return self._pad(run.buffer.tokens)
+
+    def _pad(self, tokens: Tensor) -> Tensor:
         n_ids = self.opened.config.vocab_size
-        tokens = F.pad(run.buffer.tokens, (0, 1), value=n_ids)
+        tokens = F.pad(tokens, (0, 1), value=n_ids)
         return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
 
     def _neighbours(self, run: OpenRun, slots: Tensor) -> Tensor:
         """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
         return self.opened.table(run)[slots]
 
-    def _slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
+    def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
         held, model, buffer = self.state, self.opened.model, run.buffer
         slots = buffer.slots[:, :-1]
@@ -365,7 +396,7 @@ class CoarseDrafter(Drafter):
         noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
         return SweepSlots(
             buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
-            self._hidden(seen, base), ids, values, last_scores, gates, noise,
+            self.find_hidden(seen, base), ids, values, last_scores, gates, noise,
         )  # fmt: skip
 
     def _stale_scores(self, run: OpenRun) -> Tensor:
@@ -383,7 +414,7 @@ class CoarseDrafter(Drafter):
         run.buffer.tokens.scatter_(1, slots.columns, drafts)
         return drafts
 
-    def _hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+    def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
         """`CoarseModel.hidden` from the table of neighbours."""
         weights, n_ids = self.opened.weights, self.opened.config.vocab_size + 1
         offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids

@@ -63,6 +63,20 @@ class Drafts(NamedTuple):
     parents: Tensor | None = None
 
 
+class PassPath(NamedTuple):
+    """Which entries of a tree stand for the slots of a window, after a pass.
+
+    Attributes:
+        entries: `[B, W]` int64.
+        is_branch: `[B, W]` bool, those that are no entries of the window's own chain.
+        tokens: `[B, N]` int64, the token buffer as the entries of the branch read it.
+    """
+
+    entries: Tensor
+    is_branch: Tensor
+    tokens: Tensor
+
+
 class PassScores(NamedTuple):
     """What a forward pass said of a window.
 
@@ -70,10 +84,12 @@ class PassScores(NamedTuple):
         window: `[B, W, V]`, the scores that noise is added to: those of the target distribution.
             At temperature 0, where they name one token alone, those before temperature and filters.
         last: `[B, V]`, of the last slot, before temperature and filters.
+        path: of a tree's pass; None where the pass was over the window alone.
     """
 
     window: Tensor
     last: Tensor
+    path: PassPath | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +126,27 @@ class Frontier:
         return self.slots + self.origin
 
 
+class Branches(NamedTuple):
+    """N branches of L drafts beside the chain of W - 1 drafts.
+
+    Attributes:
+        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
+            branch's first token.
+        tokens: `[B, N, L]` int64.
+    """
+
+    forks: Tensor
+    tokens: Tensor
+
+
+class Tree(Protocol):
+    """What a run reads of a tree shape; `mmaccel.samplers.trees.contract.TreeShape` is one."""
+
+    @property
+    def nodes(self) -> int:
+        """Entries that a pass has beside its window."""
+
+
 class DraftingPolicy(Policy, Protocol):
     """What a run reads of a window policy.
 
@@ -118,6 +155,10 @@ class DraftingPolicy(Policy, Protocol):
     """
 
     window: int | str
+
+    @property
+    def tree(self) -> Tree | None:
+        """What a pass verifies beside the window's chain of drafts; None: nothing."""
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""
@@ -185,6 +226,7 @@ class DraftSource:
             otherwise all drafts of a window are proposed anew.
         reads_last_scores: whether `Frontier.last_scores` is read.
         reads_scores: whether the drafter's `observe` reads the scores of every pass.
+        has_branches: whether the drafter's `branch` makes branches for a tree.
         corrects: whether the drafter's `correct` changes drafts, and both it and `observe` read the
             slots' frozen noise.
         name: what statistics and policies call it; empty for one that has no short name.
@@ -195,6 +237,7 @@ class DraftSource:
     keeps_predictions: ClassVar[bool] = True
     reads_last_scores: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = False
+    has_branches: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
@@ -255,6 +298,20 @@ class Drafter:
             `[B, W-1]` int64, and the distribution from which these were drawn.
         """
         return drafts, distribution
+
+    def branch(
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+    ) -> Branches | None:
+        """Other drafts, for a tree; None for a pass without.
+
+        Args:
+            run: whose token buffer holds the window's drafts.
+            drafts: `[B, W-1]` int64.
+            noise: as in `correct`.
+            n_branches: N, how many a row gets.
+            length: L, drafts of each, at most W - 1.
+        """
+        return None
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """Read what a pass said, before any of its tokens is accepted.

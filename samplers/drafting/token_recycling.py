@@ -5,8 +5,9 @@ Token Recycling", ACL 2025 (arXiv 2408.08696), section 3. Every pass scores what
 tokens, wrong drafts included. A table keeps that by token, and the next drafts are read from it
 without any model.
 
-Departures: a window is a chain, and a chain reads the likeliest successor alone, so that the table
-keeps one instead of the paper's eight, which its tree needs. A row has a table of its own, which
+Departures: a window is a chain, and a chain reads the likeliest successor alone; the table keeps
+the paper's eight only where a tree asks for branches, which fork from the first tokens on, rank by
+rank. A row has a table of its own, which
 begins empty: its drafts, and so its passes, are the same in any batch. A token that was not seen
 yet is its own successor.
 """
@@ -20,10 +21,20 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.sample import argmax
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
+from mmaccel.samplers.drafting.contract import (
+    Branches,
+    Drafter,
+    Drafts,
+    DraftSource,
+    OpenRun,
+    PassScores,
+)
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
+
+
+_RANKS = 8  # successors of a token that a tree is made of
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,14 @@ class TokenRecycling(DraftSource):
     keeps_predictions = False
     reads_last_scores = False
     reads_scores = True
+    has_branches = True
     name = "token-recycling"
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`."""
-        return RecyclingDrafter(self, successors=run.state.declare("successors"))
+        n_ranks = 1 if run.policy.tree is None else _RANKS
+        n_ranks = min(n_ranks, run.vocab_size)
+        return RecyclingDrafter(self, successors=run.state.declare("successors"), n_ranks=n_ranks)
 
 
 @dataclass(eq=False)
@@ -49,11 +63,13 @@ class RecyclingDrafter(Drafter):
     """Token recycling in one run.
 
     Args:
-        successors: `[B, V + 1]` int64, the likeliest token after each one. The last entry is for
-            tokens outside of the vocabulary, and for what is not kept.
+        successors: `[B, V + 1, n]` int64, the likeliest tokens after each one. The last entry is
+            for tokens outside of the vocabulary, and for what is not kept.
+        n_ranks: n.
     """
 
     successors: Held
+    n_ranks: int
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
@@ -62,9 +78,33 @@ class RecyclingDrafter(Drafter):
         token = token.clamp(max=frontier.vocab_size)
         chain = [token[:, :0]]
         for _ in range(frontier.slots.shape[1]):
-            token = table.gather(1, token)
+            token = self._follow(table, token)
             chain.append(token)
         return Drafts(torch.cat(chain, 1))
+
+    def branch(
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+    ) -> Branches | None:
+        """See `Drafter.branch`: ranks 1, 2, … at the first draft, then at the next ones."""
+        table, n_others = self._table(run), self.n_ranks - 1
+        if n_others == 0:
+            return None
+        # branch b: at draft k, the successor of rank 1 + b % (n - 1) of the token before
+        number = torch.arange(n_branches, device=drafts.device)
+        k = (number // n_others).clamp(max=drafts.shape[1] - length)
+        before = run.buffer.tokens.gather(1, run.buffer.columns[:, :-1] - 1)  # [B, W-1]
+        before = before.clamp(max=run.vocab_size)[:, k]  # [B, N]
+        rows = torch.arange(len(drafts), device=drafts.device)[:, None]
+        token = table[rows, before, 1 + number % n_others]
+        tokens = [token]
+        for _ in range(length - 1):
+            token = self._follow(table, token)
+            tokens.append(token)
+        return Branches(k.expand(len(drafts), -1), torch.stack(tokens, 2))
+
+    def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
+        """The likeliest successors of tokens `[B, n]`."""
+        return table[..., 0].gather(1, tokens)
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
@@ -75,8 +115,12 @@ class RecyclingDrafter(Drafter):
         width = read.shape[1]
         is_later = torch.ones(width, width, dtype=torch.bool, device=read.device).triu(1)
         is_repeated = ((read[:, :, None] == read[:, None, :]) & is_later).any(-1)  # [B, W]
-        likeliest = run.backend.run(argmax, scores.window)  # [B, W]
-        table.scatter_(1, read.masked_fill(is_repeated, n_ids), likeliest)
+        if self.n_ranks == 1:
+            likeliest = run.backend.run(argmax, scores.window)[..., None]  # [B, W, 1]
+        else:
+            likeliest = scores.window.topk(self.n_ranks, -1).indices
+        index = read.masked_fill(is_repeated, n_ids)[..., None].expand_as(likeliest)
+        table.scatter_(1, index, likeliest)
         self.successors.hold(table)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
@@ -86,9 +130,9 @@ class RecyclingDrafter(Drafter):
     def _table(self, run: OpenRun) -> Tensor:
         """The table, which is empty before the first pass."""
         found = self.successors.value
-        return self._empty(run).repeat(run.prompt.batch, 1) if found is None else found
+        return self._empty(run).repeat(run.prompt.batch, 1, 1) if found is None else found
 
     def _empty(self, run: OpenRun) -> Tensor:
-        """`[V + 1]` int64, each token its own successor."""
+        """`[V + 1, n]` int64, each token its own successor."""
         index = torch.arange(run.vocab_size + 1, device=run.buffer.tokens.device)
-        return index % run.vocab_size
+        return (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)

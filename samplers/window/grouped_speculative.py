@@ -10,7 +10,8 @@ A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` rep
 
 Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
 gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
-code vectors, and shrink at the ends of the ranking instead of falling back. Drafts after the first
+code vectors, and shrink at the ends of the ranking instead of falling back. A token that filters or
+a layout exclude is never accepted, whatever its group. Drafts after the first
 rejection are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's
 distribution is recorded.
 """
@@ -97,6 +98,7 @@ class GroupedSpeculative(WindowPolicy):
         if self.group:
             ratio = group_ratio(p_target, p_draft, self.group, self.max_gap, sort)
             acceptance = torch.maximum(exact, ratio)
+        acceptance = acceptance.masked_fill(p_target == 0, 0.0)
         spent = (p_draft * (acceptance - exact)).sum(-1)
         return coins < at_tokens(acceptance, drafts), spent
 

@@ -22,9 +22,11 @@ from typing import ClassVar
 
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.trees.contract import TreeShape, can_grow
+from mmaccel.samplers.trees.walk import TreeStep
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
-from mmaccel.samplers.window.seeded_sampling import choose_draws
+from mmaccel.samplers.window.seeded_sampling import choose_draws, draft_window
 
 
 @dataclass(frozen=True)
@@ -38,26 +40,31 @@ class Jacobi(WindowPolicy):
             "online" (a linear one that is learned from the passes), a `Coarse`, "token-recycling",
             one of "neighbour", "left", "above", "previous-frame", "ngram" and "random", or a
             `DraftSource` of your own.
+        tree: what a pass verifies beside the window's chain of drafts, such as
+            `mmaccel.Comb(branches=12, length=7)`; None: nothing. It asks for drafts that have
+            alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".
     """
 
     window: int | str = 32
     drafts: str | DraftSource = "auto"
+    tree: TreeShape | None = None
 
     exactness: ClassVar[Exactness] = "bitwise"
     is_capturable: ClassVar[bool] = True
 
+    def __repr__(self) -> str:
+        tree = "" if self.tree is None else f", tree={self.tree!r}"
+        return f"Jacobi(window={self.window!r}, drafts={self.drafts!r}{tree})"
+
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
+        if self.tree is not None and can_grow(run):
+            return run.run(TreeStep(run, self.tree))
         open_draws = choose_draws(run)
 
         def step_fn() -> None:
             draws = open_draws(run)
-            found = run.propose()
-            guess = found.tokens
-            if guess is None:
-                assert found.scores is not None
-                guess = draws.drafts(found.scores)
-            drafts = draws.redraft(run.write_drafts(guess))  # [B, W-1]
+            drafts = draft_window(run, draws)  # [B, W-1]
             tokens = draws.tokens()  # [B, W]
             run.accept(tokens, tokens[:, :-1] == drafts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import torch
 from torch import OutOfMemoryError, Tensor
 
 from mmaccel.contracts import Pass, TokenModel
@@ -20,6 +21,7 @@ class ModelCalls:
         model: the token model.
         runner: carries steps out.
         stats: of the run; passes over the prompt and seconds are counted here.
+        spare: cache indices a row beside those of positions, for trees.
 
     Attributes:
         recorder: the model's `StepRecorder`; None without one.
@@ -27,11 +29,12 @@ class ModelCalls:
         has_own_prompt: whether the model itself has processed the prompt.
     """
 
-    def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats) -> None:
+    def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats, spare: int = 0) -> None:
         self.model = model
         self.recorder: StepRecorder | None = model.recorder
         self.is_recorded = self.recorder is not None and self.recorder.is_active
         self.has_own_prompt = False
+        self._spare = spare
         self._runner = runner
         self._stats = stats
 
@@ -61,6 +64,8 @@ class ModelCalls:
     def _begin(
         self, tokens: Tensor, lengths: Tensor, positions: int, short_prompt: Tensor | None
     ) -> None:
+        if self._spare:
+            self.model.make_room(self._spare)
         self._runner.reserve(self.model, tokens.shape[0], positions)
         began = time.perf_counter()
         n_processed = self.model.process_prompt()
@@ -95,6 +100,22 @@ class ModelCalls:
         self._stats.forward_seconds += time.perf_counter() - began
         return logits
 
+    def count_entries(self, n: int) -> None:
+        """Count entries that a pass has beside its window."""
+        self._stats.tokens_processed += n
+
+    def commit(self, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
+        """Tell the model which entries of a tree were accepted.
+
+        Args:
+            start: `[R]` int64, cache index of the pass's first entry.
+            entries: `[B, W]` int64, the path.
+            n_new: `[B]` int64, tokens that were accepted: the entries up to the last of them.
+        """
+        index = torch.arange(entries.shape[1], device=entries.device)
+        path = torch.where(index < n_new[:, None], entries, -1)
+        self.model.commit(start, path.repeat(len(start) // len(path), 1))
+
     def record(self, name: str, value: Tensor) -> None:
         """Show the recorder a value `[B, W, V]` of the current pass."""
         assert self.recorder is not None
@@ -108,6 +129,8 @@ class ModelCalls:
     def describe(self) -> None:
         """Fill in the statistics what the model says of its passes."""
         stats, model = self._stats, self.model
+        if self._spare:
+            model.make_room(0)
         reason = model.attention_reason
         if reason is not None:
             stats.attention = f"the model's own: {reason}" if reason else "window_attention"

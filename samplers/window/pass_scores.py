@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass
-from mmaccel.samplers.drafting.contract import Drafter, PassScores
+from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.model_calls import ModelCalls
 from mmaccel.samplers.window.rows import RunRows
 from mmaccel.samplers.window.run_graphs import RunGraphs
 from mmaccel.samplers.window.step_state import Held
+
+
+class TreeScores(NamedTuple):
+    """What a pass said of all entries of a tree.
+
+    Attributes:
+        target: `[B, E, V]`, of the target distribution.
+        processed: `[B, E, V]`, before temperature and filters.
+    """
+
+    target: Tensor
+    processed: Tensor
 
 
 class ScorePasses:
@@ -64,10 +79,45 @@ class ScorePasses:
     def forward(self) -> Tensor:
         """One forward pass: scores `[B, W, V]` float32; see `WindowRun.forward`."""
         scores = self._to_scores(self.logits(), slice(None))
+        self._keep(scores)
+        return scores
+
+    def _keep(self, scores: Tensor) -> None:
         self.peak = scores.amax(-1)
         if self.reads_last:
             self.last_scores.hold(scores[:, -1].clone())  # a view would keep the whole window's
-        return scores
+
+    def forward_tree(self, tokens: Tensor, parents: Tensor, slots: Tensor) -> TreeScores:
+        """One forward pass over the window and the branches behind it.
+
+        Args:
+            tokens: `[B, E]` int64; those of the window are in the token buffer, too.
+            parents: `[B, E]` int64, see `Pass`.
+            slots: `[B, E]` int64, which each entry predicts.
+        """
+        inputs, prompt, buffer = self._rows.take_inputs(), self._rows.prompt, self._rows.buffer
+        width, branches = inputs.tokens.shape[1], prompt.branches
+        behind = tokens[:, width:].repeat(branches, 1)
+        entries = torch.cat([inputs.tokens, behind], 1)
+        logits = self._calls.forward(
+            Pass(entries, inputs.start, parents=parents.repeat(branches, 1))
+        )
+        self._graphs.keep_arithmetic(self._calls.model, logits)
+        self._calls.count_entries(behind.numel())
+        processed = self.params.to_processed_scores(
+            logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout
+        )
+        return TreeScores(self.params.finish_scores(processed, slots, prompt.layout), processed)
+
+    def keep(self, found: TreeScores, path: PassPath) -> None:
+        """Go on as after a pass over the window alone, whose entries are those of a path."""
+        rows = torch.arange(len(path.entries), device=path.entries.device)[:, None]
+        scores = found.target[rows, path.entries]
+        self._keep(scores)
+        if self._is_observed:
+            processed = found.processed[rows, path.entries]
+            shown = scores if self.params.temperature else processed
+            self._observed = PassScores(shown, processed[:, -1].clone(), path)
 
     def record(self, logits: Tensor, peak: Tensor, last: Tensor | None = None) -> None:
         """Record what `forward` records of its scores, where a kernel sampled without any.

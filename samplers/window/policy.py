@@ -11,6 +11,7 @@ from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts, find_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.trees.contract import TreeShape, check_tree
 from mmaccel.samplers.window.run import WindowRun
 
 
@@ -23,6 +24,7 @@ class WindowPolicy:
     Attributes:
         window: tokens processed per pass, or "adaptive".
         drafts: where drafts come from, a draft source or its name.
+        tree: what a pass verifies beside the window's chain of drafts; None: nothing.
         exactness: what the policy guarantees.
         is_capturable: whether its steps may be captured as CUDA graphs.
     """
@@ -30,11 +32,14 @@ class WindowPolicy:
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
     window: int | str = 1
+    tree: TreeShape | None = None
     drafts: str | DraftSource = "left"
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
         check_drafts(self.drafts, self.exactness)
+        if self.tree is not None:
+            check_tree(self.tree, self.window, self.draft_source())
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""

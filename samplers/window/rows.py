@@ -140,6 +140,10 @@ class RunRows(StaticPart):
         lengths = self.lengths.view(self.prompt.branches, -1)  # [G, B]
         return (lengths - 1 + self.buffer.n_generated).flatten()
 
+    def first_positions(self) -> Tensor:
+        """`[R]` int64, the position at which the pass that was accepted last has started."""
+        return self.next_positions() - self.n_new.repeat(self.prompt.branches)
+
     def accept(
         self, tokens: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, *, counts: bool
     ) -> None:

@@ -29,6 +29,7 @@ from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.trees.contract import count_spare
 from mmaccel.samplers.window.draft_calls import (
     check_retry,
     make_frontier,
@@ -146,7 +147,8 @@ class WindowRun(StaticPart):
         )  # fmt: skip
         self.buffer = self.rows.buffer
         self.counters = self.rows.counters
-        self.calls = ModelCalls(model, self.runner, self.stats)
+        spare = count_spare(policy.tree, model, self.chooser.widest)
+        self.calls = ModelCalls(model, self.runner, self.stats, spare)
         self.scores = ScorePasses(
             self.calls, self.rows, params, drafter=self.drafter, last_scores=last_scores,
             graphs=self.graphs,

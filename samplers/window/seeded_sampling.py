@@ -62,16 +62,30 @@ def open_draws(run: WindowRun) -> FrozenDraws:
     return choose_draws(run)(run)
 
 
+def draft_window(run: WindowRun, draws: FrozenDraws) -> Tensor:
+    """The drafts `[B, W-1]` int64 of the next pass, which the token buffer then holds."""
+    found = run.propose()
+    guess = found.tokens
+    if guess is None:
+        assert found.scores is not None
+        guess = draws.drafts(found.scores)
+    return draws.redraft(run.write_drafts(guess))
+
+
 class StepwiseDraws:
-    """Noise, scores and argmax one after the other."""
+    """Noise, scores and argmax one after the other.
+
+    Attributes:
+        noise: frozen noise of the window, see `WindowRun.frozen_noise`.
+    """
 
     def __init__(self, run: WindowRun) -> None:
         self._run = run
-        self._noise = run.frozen_noise()
+        self.noise = run.frozen_noise()
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""
-        noise, n_new = self._noise[:, :-1], self._run.rows.n_new_drafts()
+        noise, n_new = self.noise[:, :-1], self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new
         if scores.shape[1] > 1:
             scores = scores[:, n_predicted:]
@@ -83,11 +97,11 @@ class StepwiseDraws:
         drafter = self._run.drafter
         if not drafter.source.corrects:
             return drafts
-        return drafter.correct(self._run, drafts, self._noise[:, :-1])[0]
+        return drafter.correct(self._run, drafts, self.noise[:, :-1])[0]
 
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
-        run, noise = self._run, self._noise
+        run, noise = self._run, self.noise
         found = run.backend.run(argmax, run.forward() + noise)
         run.observe(noise)
         return found

@@ -46,7 +46,9 @@ def test_a_short_name_presets_the_coupling(name: str, coupling: str) -> None:
 
 
 def test_unknown_option_lists_the_policys_own() -> None:
-    with pytest.raises(OptionError, match="policy jacobi: .*window, drafts, received 'group'"):
+    with pytest.raises(
+        OptionError, match="policy jacobi: .*window, drafts, tree, received 'group'"
+    ):
         make_policy("jacobi", group=3)
     with pytest.raises(OptionError, match=r"autoregressive: expected options out of \(none\)"):
         make_policy("autoregressive", window=3)

@@ -87,7 +87,7 @@ def test_of_two_occurrences_in_a_window_the_last_one_counts() -> None:
     run.observe(None)
     assert isinstance(run.drafter, RecyclingDrafter)
     # the pass read 1, 1, 2, 1; a token that it has not read follows itself
-    assert run.drafter.successors.get()[0, :6].tolist() == [0, 3, 2, 3, 4, 5]
+    assert run.drafter.successors.get()[0, :6, 0].tolist() == [0, 3, 2, 3, 4, 5]
 
 
 def test_tokens_outside_of_the_vocabulary() -> None:

@@ -57,7 +57,7 @@ def check_tree(name: str, fused: bool) -> None:
             ids = torch.tensor([prompt[:-1] + tokens[row, path].tolist()])
             alone = model(ids).logits[0, -1]
             torch.testing.assert_close(logits[row, entry], alone, rtol=0, atol=2e-5)
-    window.commit(PATHS)
+    window.commit(start, PATHS)
     after = torch.tensor([[5, 9, 6], [7, 4, 8]])
     ends = start + (PATHS >= 0).sum(1)
     logits = window.forward(Pass(after, ends))

@@ -1,0 +1,57 @@
+"""Comb: a chain of drafts, and branches of one length that leave it.
+
+The shape is static, so that a pass always has as many entries. Where branches fork and what they
+hold is the drafter's: coarse drafts continue an alternative with drafts of its own, made for the
+context that it would have.
+
+Own study; no publication is known to us. Cousins: xPress (arXiv 2608.02438) and LiLiCorr (arXiv
+2608.20530) correct drafts of a block; SpecInfer (X. Miao et al., arXiv 2305.09781, section 4)
+verifies trees.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.samplers.drafting.contract import Branches
+from mmaccel.samplers.trees.contract import TreeShape
+from mmaccel.samplers.window.draft_calls import DraftedRun
+
+
+@dataclass(frozen=True)
+class Comb(TreeShape):
+    """N branches of L drafts.
+
+    Args:
+        branches: N.
+        length: L, less than the window.
+    """
+
+    branches: int = 12
+    length: int = 7
+
+    name = "comb"
+
+    def __post_init__(self) -> None:
+        check_int("Comb.branches", self.branches, 1, 1024, hint="12 suits a window of 40")
+        check_int("Comb.length", self.length, 1, 1024, hint="7 suits a window of 40")
+
+    @property
+    def nodes(self) -> int:
+        """N L."""
+        return self.branches * self.length
+
+    @property
+    def depth(self) -> int:
+        """L."""
+        return self.length
+
+    def grow(self, run: DraftedRun, drafts: Tensor, noise: Tensor) -> Branches | None:
+        """See `TreeShape.grow`. Branches are shorter where a narrow window ends a row."""
+        length = min(self.length, drafts.shape[1])
+        if length < 1:
+            return None
+        return run.drafter.branch(run, drafts, noise, n_branches=self.branches, length=length)

@@ -1,0 +1,252 @@
+"""Trees: the tokens of the plain loop whatever branches a pass covers, and bugs that must show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import Autoregressive, Comb, Jacobi, OptionError
+from mmaccel.results import Generation
+from mmaccel.samplers.drafting import coarse_drafter
+from mmaccel.samplers.drafting.contract import PassPath
+from mmaccel.samplers.trees.walk import TreeEntries, TreeStep
+from mmaccel.samplers.window.model_calls import ModelCalls
+from tests.exactness.bitwise_runs import GRID, LENGTH, OPTIONS, PROMPTS, assert_same, run
+from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.fixtures.tree_language import Known, TreeLanguage, Useless
+
+SHAPES = (Comb(branches=1, length=1), Comb(branches=3, length=4), Comb(branches=6, length=2))
+
+
+def language() -> TreeLanguage:
+    return TreeLanguage(5, depth=6)
+
+
+@pytest.fixture(scope="module")
+def coarse(tmp_path_factory: pytest.TempPathFactory) -> mmaccel.Coarse:
+    """A random C: its branches are often wrong, and sometimes right."""
+    folder = tmp_path_factory.mktemp("strong")
+    return strong_coarse(language().output_matrix(), folder, candidates=3)
+
+
+def known(wrong: int, options: dict[str, Any], others: int = 0, until: int = 99) -> Known:
+    """Drafts of the plain loop's text."""
+    texts = run(Autoregressive(), options, grid=None).tokens
+    return Known(tuple(map(tuple, texts.tolist())), wrong, others, until)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=repr)
+@pytest.mark.parametrize("grid", [None, GRID], ids=["free", "grid"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_coarse_branches_change_no_tokens(
+    options: dict[str, Any], grid: Any, shape: Comb, coarse: mmaccel.Coarse
+) -> None:
+    plain = run(Autoregressive(), options, grid=grid)
+    made = run(Jacobi(6, coarse, shape), options, model=language(), grid=grid)
+    assert_same(made, plain)
+    assert made.stats.exactness == "bitwise" and not made.stats.notes
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=repr)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_branches_of_a_table_change_no_tokens(options: dict[str, Any], shape: Comb) -> None:
+    plain = run(Autoregressive(), options, grid=None)
+    made = run(Jacobi(7, "token-recycling", shape), options, model=language(), grid=None)
+    assert_same(made, plain)
+
+
+@pytest.mark.parametrize("stop", [[3], [0, 4]])
+def test_rows_that_stop_inside_a_branch(stop: list[int], coarse: mmaccel.Coarse) -> None:
+    plain = run(Autoregressive(), {}, grid=None, stop=stop)
+    for drafts in (coarse, "token-recycling", known(1, {})):
+        made = run(Jacobi(8, drafts, SHAPES[1]), {}, model=language(), grid=None, stop=stop)
+        assert_same(made, plain)
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
+def test_the_passes_of_a_row_are_its_own_in_any_batch(
+    rows: list[int], coarse: mmaccel.Coarse
+) -> None:
+    policy, options = Jacobi(6, coarse, SHAPES[1]), OPTIONS["guided"]
+    whole = run(policy, options, model=language(), grid=None)
+    made = run(policy, options, rows, model=language(), grid=None)
+    assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
+
+
+def test_a_right_branch_is_taken() -> None:
+    """The chain is wrong from its third draft on, a branch right there for four tokens."""
+    for others in (0, 2):
+        source = known(2, {}, others)
+        made = run(Jacobi(9, source, Comb(3, 4)), {}, model=language(), grid=None)
+        assert_same(made, run(Autoregressive(), {}, grid=None))
+        # two drafts of the chain, four of the branch, and the token behind them
+        assert made.passes.tolist() == [-(-LENGTH // 7)] * len(PROMPTS)
+        alone = run(Jacobi(9, source), {}, model=language(), grid=None)
+        assert alone.passes.tolist() == [-(-LENGTH // 3)] * len(PROMPTS)
+
+
+@pytest.mark.parametrize("drafts", ["coarse", "token-recycling"])
+def test_branches_that_repeat_the_chain_cost_and_save_no_pass(
+    drafts: str, coarse: mmaccel.Coarse
+) -> None:
+    source = coarse if drafts == "coarse" else drafts
+    alone = run(Jacobi(6, source), {}, model=language(), grid=None)
+    made = run(Jacobi(6, source, Useless()), {}, model=language(), grid=None)
+    assert made.passes.equal(alone.passes)
+    assert made.stats.tokens_processed > alone.stats.tokens_processed
+
+
+def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("mild")
+    mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.1)
+    alone = run(Jacobi(8, mild), {}, model=language(), grid=None)
+    made = run(Jacobi(8, mild, Comb(6, 4)), {}, model=language(), grid=None)
+    assert made.stats.row_passes < 0.9 * alone.stats.row_passes
+
+
+def generate(policy: Any, fused: bool, **options: Any) -> tuple[Tensor, Any]:
+    """Tokens of a tiny Llama for a left-padded batch."""
+    given: dict[str, Any] = {"max_new_tokens": 30, "do_sample": True, "pad_token_id": PAD}
+    rows = [[5, 6, 7, 8, 9], [4, 5], [7, 7, 8]]
+    with mmaccel.attach(build_lm("llama"), policy, seed=3, fused=fused, strict=True) as handle:
+        model: Any = handle._target
+        out = model.generate(**left_padded(rows), **given | options)
+    return out, handle.stats
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"do_sample": False}, {"top_k": 5, "temperature": 0.6},
+        {"guidance_scale": 1.7, "negative_prompt_ids": torch.tensor([[9, 8], [7, 6], [5, 4]])},
+    ],
+    ids=["sampled", "greedy", "filtered", "guided"],
+)  # fmt: skip
+def test_an_attached_model(options: dict[str, Any], fused: bool) -> None:
+    plain, _ = generate(Autoregressive(), fused, **options)
+    made, stats = generate(Jacobi(8, "token-recycling", Comb(5, 3)), fused, **options)
+    assert torch.equal(made, plain)
+    assert stats.exactness == "bitwise" and stats.tokens_processed > stats.passes * 8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"repetition_penalty": 1.2}, {"return_dict_in_generate": True, "output_scores": True}],
+)
+def test_calls_that_no_branch_can_serve_have_the_chain_alone(options: dict[str, Any]) -> None:
+    made, stats = generate(Jacobi(8, "token-recycling", Comb(5, 3)), True, **options)
+    plain, _ = generate(Autoregressive(), True, **options)
+    tokens = [getattr(each, "sequences", each) for each in (made, plain)]
+    assert torch.equal(*tokens)
+    assert any(note.startswith("tree: the chain alone") for note in stats.notes)
+
+
+BUGS = (
+    "a branch goes on into the chain",
+    "a branch follows the draft before its own",
+    "the chain is kept in the cache",
+    "scores of the chain are kept",
+)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    views, parents, commit = TreeEntries.views, TreeEntries.parents, ModelCalls.commit
+
+    def endless(self: TreeEntries) -> tuple[Tensor, Tensor]:
+        found, ends = views(self)
+        return found, torch.full_like(ends, self.width)
+
+    def beside(self: TreeEntries) -> Tensor:
+        found = parents(self)
+        is_first = (torch.arange(found.shape[1]) - self.width) % self.length == 0
+        is_first = is_first & (torch.arange(found.shape[1]) >= self.width)
+        return torch.where(is_first, (found - 1).clamp(min=0), found)
+
+    def of_chain(self: Any, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
+        commit(self, start, torch.arange(entries.shape[1]).expand_as(entries), n_new)
+
+    if bug == "a branch goes on into the chain":
+        monkeypatch.setattr(TreeEntries, "views", endless)
+    elif bug == "a branch follows the draft before its own":
+        monkeypatch.setattr(TreeEntries, "parents", beside)
+    elif bug == "the chain is kept in the cache":
+        monkeypatch.setattr(ModelCalls, "commit", of_chain)
+    else:
+        walk = TreeStep._walk
+
+        def forgets(self: Any, entries: TreeEntries, found: Tensor) -> tuple[PassPath, Tensor]:
+            path, kept = walk(self, entries, found)
+            chain = torch.arange(entries.width).expand_as(path.entries)
+            return path._replace(entries=chain), kept
+
+        monkeypatch.setattr(TreeStep, "_walk", forgets)
+    with pytest.raises(AssertionError):
+        for options in OPTIONS.values():
+            for wrong, until in ((0, 99), (2, 99), (2, 3)):
+                source = known(wrong, options, until=until)
+                policy = Jacobi(9, source, Comb(3, 4))
+                made = run(policy, options, model=language(), grid=None)
+                assert_same(made, run(Autoregressive(), options, grid=None))
+
+
+def test_a_branch_that_won_is_what_the_next_drafts_saw(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Drafts that take the chain's neighbours for a branch's cost passes, and no tokens."""
+    record, passes = coarse_drafter.CoarseDrafter._record, []
+
+    def forgets(self: Any, run: Any, values: Tensor, ids: Tensor, scores: Any) -> None:
+        record(self, run, values, ids, scores._replace(path=_unsaid(scores.path)))
+
+    folder = tmp_path_factory.mktemp("mild")
+    mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.4)
+    policy = Jacobi(8, mild, Comb(6, 4))
+    for is_broken in (False, True):
+        if is_broken:
+            monkeypatch.setattr(coarse_drafter.CoarseDrafter, "_record", forgets)
+        made = run(policy, {}, model=language(), grid=None)
+        assert_same(made, run(Autoregressive(), {}, grid=None))
+        passes.append(made.stats.row_passes)
+    assert passes[0] != passes[1]
+
+
+def _unsaid(path: PassPath | None) -> PassPath | None:
+    return None if path is None else path._replace(is_branch=torch.zeros_like(path.is_branch))
+
+
+BAD: list[tuple[dict[str, Any], list[str]]] = [
+    ({"tree": 7}, ["tree", "Comb", "7"]),
+    ({"tree": Comb(3, 8), "window": 8}, ["window", "8", "shorter branches"]),
+    ({"tree": Comb(3, 4), "window": "adaptive"}, ["window", "adaptive"]),
+    ({"tree": Comb(3, 4), "drafts": "left"}, ["drafts", "alternatives", "token-recycling"]),
+]
+
+
+@pytest.mark.parametrize(("fields", "named"), BAD)
+def test_trees_that_a_policy_cannot_have(fields: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        Jacobi(**{"window": 32, "drafts": "coarse"} | fields)
+    text = str(caught.value)
+    assert "\n" not in text and all(part in text for part in named)
+
+
+@pytest.mark.parametrize("fields", [{"branches": 0}, {"length": 0}, {"branches": 2.5}])
+def test_bad_fields_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(fields))):
+        Comb(**fields)
+
+
+def test_a_model_that_takes_no_trees_is_refused_before_a_pass() -> None:
+    with pytest.raises(mmaccel.UnsupportedModelError, match="layer 0"):
+        mmaccel.attach(build_lm("mistral"), Jacobi(8, "token-recycling", Comb(3, 4)))
+    made: Generation | None = None
+    with pytest.raises(OptionError, match="takes? no? ?trees|take trees"):
+        made = run(Jacobi(8, "token-recycling", Comb(3, 4)), {}, grid=None)
+    assert made is None
