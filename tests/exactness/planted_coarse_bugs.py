@@ -30,7 +30,7 @@ def take_contexts_of_wrong_pass(patch: Patch) -> None:
             return accept(run, *arguments)
         columns = drafts._neighbours(run, run.buffer.slots)
         accept(run, *arguments)
-        drafts.state.neighbours.hold(coarse_drafter._gather(drafts._tokens(run), columns))
+        drafts.state.neighbours.hold(coarse_drafter._gather(drafts.pad_tokens(run), columns))
 
     patch.setattr(WindowRun, "accept", wrong)
 
@@ -122,11 +122,11 @@ def record_uncorrected_law(patch: Patch) -> None:
 
 def record_distribution_of_other_contexts(patch: Patch) -> None:
     """The drafts are corrected for what the pass saw, their distribution for what it made."""
-    redraft, hidden = CoarseDrafter._sweep, CoarseDrafter._hidden
+    redraft, hidden = CoarseDrafter._sweep, CoarseDrafter.find_hidden
 
     def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
         drafts = redraft(self, run, slots, work, n)
-        now = coarse_drafter._gather(self._tokens(run), slots.neighbours).roll(1, 1)
+        now = coarse_drafter._gather(self.pad_tokens(run), slots.neighbours).roll(1, 1)
         slots.hidden_seen.copy_(hidden(self, now, slots.base))
         return drafts
 
@@ -146,7 +146,7 @@ def choose_candidates_with_noise(patch: Patch) -> None:
         record(self, run, scores, noise)
         n = min(self.opened.candidates, scores.window.shape[-1] - 1)
         found = (scores.window + noise).topk(n + 1, -1)
-        self._record(run, found.values, found.indices, scores.last)
+        self._record(run, found.values, found.indices, scores)
 
     patch.setattr(CoarseDrafter, "record_distribution", wrong)
 
@@ -155,22 +155,22 @@ def forget_the_others(patch: Patch) -> None:
     """No draft comes from outside the candidates; the distribution says that some do."""
     record = CoarseDrafter._record
 
-    def wrong(self: Any, run: Any, values: Tensor, ids: Tensor, last: Tensor) -> None:
+    def wrong(self: Any, run: Any, values: Tensor, ids: Tensor, scores: Any) -> None:
         values = values.clone()
         values[..., -1] = float("-inf")
-        record(self, run, values, ids, last)
+        record(self, run, values, ids, scores)
 
     patch.setattr(CoarseDrafter, "_record", wrong)
 
 
 def _alter_slots(patch: Patch, change: Any) -> None:
-    find = CoarseDrafter._slots
+    find = CoarseDrafter.sweep_slots
 
     def wrong(self: Any, run: WindowRun, *arguments: Any, **options: Any) -> Any:
         found = find(self, run, *arguments, **options)
         return None if found is None else change(run, found)
 
-    patch.setattr(CoarseDrafter, "_slots", wrong)
+    patch.setattr(CoarseDrafter, "sweep_slots", wrong)
 
 
 def _alter_sweep(patch: Patch, change: Any) -> None:
