@@ -32,7 +32,7 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.layers.attention import attention_named
-from mmaccel.pipelines.vision_language.layer_attention import ChosenColumns
+from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,
     choose_left,

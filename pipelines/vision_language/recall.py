@@ -16,19 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.pipelines.vision_language.layer_attention import (
-    ChosenColumns,
-    LayerAttention,
-    noting,
-)
+from mmaccel.pipelines.vision_language.columns import ChosenColumns
+from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PassEndedError
 from mmaccel.pipelines.vision_language.visuals import find_columns
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan
 
 OFFERED = frozenset({"keys", "last_attention", "text_attention", "text", "restart"})
 
@@ -75,46 +72,34 @@ def recall(call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> Re
     counts = is_visual.sum(1)
     if bool((budgets.uniform(counts, method.keep, method.n_keep) >= counts).all()):
         return None
-    layers = call.model.get_decoder().layers
-    (index,) = method.layers_in(len(layers))
-    visual = ChosenColumns.of(is_visual)
-    with noting(call.model, method, [index]) as noted:
-        hidden = _run_up_to(call, layers[index])
-        attention = LayerAttention(noted, visual, mask & ~is_visual, index)
-        context = attention.open_context(
-            visual.take(hidden),
-            hidden,
-            seed=torch.tensor([seed % 2**63 for seed in seeds], device=mask.device),
-            depth=len(layers),
-            offers=("restart",),
-        )
-        plan = method.plan(context)
-    stays = visual.mark(mask & ~is_visual, plan)
-    after = int(plan.counts.sum())
-    seconds = time.perf_counter() - began
-    return Recall(index, stays, is_visual, int(counts.sum()), after, mask.numel(), seconds)
-
-
-class _ReachedError(Exception):
-    """Ends a pass in front of a layer."""
-
-
-def _run_up_to(call: GenerateCall, layer: Any) -> Tensor:
-    """The states `[B, T, D]` that a layer would receive in the prompt's pass."""
-    reached: list[Tensor] = []
-
-    def stop(_layer: Any, args: tuple[Any, ...], _given: dict[str, Any]) -> None:
-        reached.append(args[0])
-        raise _ReachedError
-
+    layers, run = DecoderLayers(call, method, seeds), FirstRun()
     others = {**call.others, CACHE: None, "use_cache": False}
     others.pop("tokenizer", None)  # stopping criteria have it
-    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
+    with layers.passing(run):
         call.model._prefill(call.ids, call.config, others)
-    except _ReachedError:
-        pass
-    finally:
-        handle.remove()
-    (hidden,) = reached
-    return hidden
+    assert run.plan is not None
+    stays = ChosenColumns.of(is_visual).mark(mask & ~is_visual, run.plan)
+    after = int(run.plan.counts.sum())
+    seconds = time.perf_counter() - began
+    return Recall(
+        layers.before[0], stays, is_visual, int(counts.sum()), after, mask.numel(), seconds
+    )
+
+
+class FirstRun(LayerAnswer):
+    """A pass that ends in front of the method's layer.
+
+    Attributes:
+        plan: of the visual tokens there; None before.
+    """
+
+    plan: Plan | None = None
+
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Choose, and end the pass."""
+        visual = ChosenColumns.of(layers.is_visual)
+        is_text = layers.mask & ~layers.is_visual
+        self.plan = layers.plan(index, visual, is_text, visual.take(hidden), hidden)
+        raise PassEndedError
