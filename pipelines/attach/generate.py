@@ -257,7 +257,7 @@ class GenerateService:
         self._use_coarse_drafts(window, call.model)
         if self.layer_methods:
             window.use_methods(self.layer_methods, prompt.branches)
-        layers = visuals.open_layers(call, _row_seeds(call, seed))
+        layers = visuals.cuts
         if layers is not None and layers.steps is not None:
             window.attention = "model"  # under masks of each step's own
         outputs = _prepare(call, window, self.family, layers)
@@ -288,7 +288,7 @@ class GenerateService:
             generation.stats.exactness = "relaxed"
             generation.stats.reference = reference
         generation.stats.seed = seed if samples else self.seed
-        visuals.count_runs(generation.stats)
+        visuals.record(generation.stats)
         if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
             generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
         self.history.append(generation.stats)

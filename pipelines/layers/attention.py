@@ -220,7 +220,7 @@ def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[No
     _register()
     token = _running.set(this)
     try:
-        with _named(configs, NAME):
+        with attention_named(configs, NAME):
             yield
     finally:
         _running.reset(token)
@@ -237,22 +237,15 @@ def watched(model: nn.Module, watchers: Sequence[Watcher]) -> Iterator[None]:
     _register()
     token = _running.set(WatchedPass(watchers))
     try:
-        with attention_named(model, NAME):
+        with attention_named(find_configs(model), NAME):
             yield
     finally:
         _running.reset(token)
 
 
 @contextmanager
-def attention_named(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Inside the block, a model's modules look up the attention of this name; None: their own."""
-    with _named(find_configs(model) if name is not None else [], name):
-        yield
-
-
-@contextmanager
-def _named(configs: Sequence[Any], name: str | None) -> Iterator[None]:
-    """Inside the block, configurations hold the name of an attention."""
+def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """Inside the block, modules with these configurations look up the attention of this name."""
     before = [getattr(config, _FIELD) for config in configs]
     try:
         for config in configs:

@@ -89,6 +89,11 @@ def take_states(states: Tensor, order: Tensor) -> Tensor:
     return states.gather(1, order[..., None].expand(-1, -1, states.shape[-1]))
 
 
+def split_rows(values: Tensor, chosen: Tensor) -> list[Tensor]:
+    """Of each row of `values` `[B, T]`, those where `chosen` `[B, T]` bool, on the CPU."""
+    return [row[own].cpu() for row, own in zip(values, chosen, strict=True)]
+
+
 def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor | None:
     """A mask `[B, 1, T', T']` of numbers for the columns `order` `[B, T']`; None: causal alone."""
     if mask is None and bool(is_real.all()):

@@ -29,13 +29,16 @@ from mmaccel.pipelines.vision_language.columns import (
     ChosenColumns,
     order_columns,
     shorten_mask,
+    split_rows,
     take_columns,
     take_states,
 )
 from mmaccel.pipelines.vision_language.layer_attention import LayerAttention, NotedLayers
 from mmaccel.pipelines.vision_language.visuals import find_columns
+from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
+from mmaccel.results import Stats
 
 OFFERED = frozenset({"keys", "last_attention", "text_attention", "text"})
 
@@ -116,6 +119,13 @@ class DecoderLayers:
     def n_visual(self) -> Tensor:
         """`[B]` int64, visual tokens of the prompt."""
         return self.is_visual.sum(1)
+
+    @property
+    def drops_some(self) -> bool:
+        """Whether the method's `keep` drops a visual token of some row."""
+        counts = self.n_visual
+        left = budgets.uniform(counts, self._method.keep, self._method.n_keep)
+        return bool((left < counts).any())
 
     @contextmanager
     def passing(self, answer: LayerAnswer) -> Iterator[None]:
@@ -224,17 +234,17 @@ class PromptCuts(LayerAnswer):
     def kept(self) -> list[Tensor]:
         """Which visual tokens of each row the last cut left: `[n]` bool, in their order."""
         whole = self.layers.is_visual
-        stays = torch.zeros_like(whole).scatter(1, self._columns, self._is_visual)
-        return [row[own].cpu() for row, own in zip(stays, whole, strict=True)]
+        return split_rows(torch.zeros_like(whole).scatter(1, self._columns, self._is_visual), whole)
 
     def describe(self) -> str:
-        """What was dropped, after the pass."""
+        """How many stay; empty where the pass did not run."""
+        if not self.cuts:
+            return ""
         before, after = (int(counts.sum()) for counts in self.counts)
         return f"{after} of {before} visual tokens after layer {self.cuts[0].first}"
 
-    def notes(self) -> list[str]:
-        """What the statistics of the call say besides."""
-        return []
+    def record(self, stats: Stats) -> None:
+        """Add what later passes did to the statistics of the call."""
 
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]

@@ -32,6 +32,7 @@ from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.pipelines.causal_lm.own_prompt import count_columns
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PromptCuts
+from mmaccel.results import Stats
 
 
 class AuxiliaryCache:
@@ -136,12 +137,14 @@ class RevivingCuts(PromptCuts):
         self.n_revived += step.is_revived.sum()
 
     def describe(self) -> str:
-        """As `PromptCuts.describe`."""
-        return f"{super().describe()}, at every step"
+        """See `PromptCuts.describe`."""
+        found = super().describe()
+        return f"{found}, at every step" if found else ""
 
-    def notes(self) -> list[str]:
+    def record(self, stats: Stats) -> None:
         """How many tokens came back."""
-        return [f"visual_tokens: {int(self.n_revived)} tokens were revived by later steps"]
+        count = int(self.n_revived)
+        stats.notes.append(f"visual_tokens: {count} tokens were revived by later steps")
 
 
 class _Step(LayerAnswer):

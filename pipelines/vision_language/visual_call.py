@@ -31,7 +31,7 @@ from mmaccel.pipelines.vision_language.encoder import EncoderReduction
 from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, PromptCuts
 from mmaccel.pipelines.vision_language.pixels import PixelReduction
-from mmaccel.pipelines.vision_language.recall import Recall, recall
+from mmaccel.pipelines.vision_language.recall import FirstRun
 from mmaccel.pipelines.vision_language.reduction import OF_TOWER, VisualReduction
 from mmaccel.pipelines.vision_language.revival import RevivingCuts
 from mmaccel.pipelines.vision_language.tokens import (
@@ -41,7 +41,7 @@ from mmaccel.pipelines.vision_language.tokens import (
     open_context,
     recorded_encoder,
 )
-from mmaccel.pipelines.vision_language.visuals import Visual, find_seeds, find_visuals
+from mmaccel.pipelines.vision_language.visuals import find_seeds, find_visuals
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 from mmaccel.reduction.visual_tokens.plan import keep_tokens
 from mmaccel.results import Stats
@@ -80,8 +80,7 @@ class VisualCall:
         given: None before the call and after it, so that nothing of its inputs is held.
         encoded: (tokens before, tokens after) of the encoder, over all images.
         counts: (tokens before, tokens after) the encoder's exit, of each image.
-        recall: what the first run chose; None without.
-        layers: the reduction inside the language model; None without.
+        inside: the reduction inside the language model; None without.
     """
 
     def __init__(self, reduction: VisualReduction) -> None:
@@ -93,8 +92,7 @@ class VisualCall:
         """Nothing was reduced: a call may run several loops."""
         self.encoded = (0, 0)
         self.counts: list[tuple[int, int]] = []
-        self.recall: Recall | None = None
-        self.layers: PromptCuts | None = None
+        self.inside: FirstRun | PromptCuts | None = None
         self._kept: KeptVisuals | None = None
 
     @contextmanager
@@ -195,30 +193,35 @@ class VisualCall:
             seeds: of its rows, for methods that draw.
         """
         self._begin()
-        given = self.given
-        if given is None or not call.others.get("mm_encoder_outputs"):
+        if not call.others.get("mm_encoder_outputs"):
             return call
-        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
-        self._kept = KeptVisuals(call.model, visuals, given.inputs)
-        call = self._leave_encoder(call, visuals, given, seeds)
+        if self.given is not None:
+            call = self._leave_encoder(call, self.given, seeds)
         method = self.reduction.find("llm_layer")
-        if method is not None and method.restarts:
-            self.recall = recall(call, method, seeds)
-        if self.recall is not None:
-            self._kept = self._kept.leave_of_rows(self.recall.kept())
-            call = keep_columns(call, self.recall.stays)
+        if method is None:
+            return call
+        layers = DecoderLayers(call, method, seeds)
+        if not method.restarts:
+            layers.check(call)
+            self.inside = RevivingCuts(layers) if method.revives else PromptCuts(layers)
+        elif layers.drops_some:
+            self.inside = FirstRun(layers)
+            self.inside.run(call)
+            call = keep_columns(call, self.inside.stays)
         return call
 
+    @property
+    def cuts(self) -> PromptCuts | None:
+        """What drops tokens while the prompt is processed; None where nothing does."""
+        return self.inside if isinstance(self.inside, PromptCuts) else None
+
     def _leave_encoder(
-        self,
-        call: GenerateCall,
-        visuals: Sequence[Visual],
-        given: GivenInputs,
-        seeds: Sequence[int],
+        self, call: GenerateCall, given: GivenInputs, seeds: Sequence[int]
     ) -> GenerateCall:
         """The call on the tokens that an encoder, or the method at its exit, leaves."""
         method, first = self.reduction.find("encoder_exit"), given.encoder
-        assert self._kept is not None
+        visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
+        self._kept = KeptVisuals(call.model, visuals, given.inputs)
         if first is not None and first.changed:
             self.encoded = first.counts
         elif method is None:
@@ -248,27 +251,15 @@ class VisualCall:
                 call = reduce_visuals(call, own, plan, is_whole)
         return call
 
-    def open_layers(self, call: GenerateCall, seeds: Sequence[int]) -> PromptCuts | None:
-        """What drops tokens of a call inside the language model; None where nothing does.
-
-        Raises:
-            UnsupportedModelError: layers that need all visual tokens.
-        """
-        method = self.reduction.find("llm_layer")
-        if method is not None and not method.restarts and call.others.get("mm_encoder_outputs"):
-            layers = DecoderLayers(call, method, seeds)
-            layers.check(call)
-            self.layers = RevivingCuts(layers) if method.revives else PromptCuts(layers)
-        return self.layers
-
     def kept_tokens(self) -> list[KeptTokens]:
         """What the call kept of each image and video; empty where it had none, where no method was
         given, or where transformers' own loop ran.
         """
         if self._kept is None:
             return []
-        kept = self._kept if self.layers is None else self._kept.leave_of_rows(self.layers.kept())
-        return kept.find()
+        if self.inside is None:
+            return self._kept.find()
+        return self._kept.leave_of_rows(self.inside.kept()).find()
 
     def describe(self) -> str:
         """What the call kept, for its statistics; empty where nothing was to go."""
@@ -279,20 +270,12 @@ class VisualCall:
         before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
         if after < before:
             parts.append(f"{after} of {before} visual tokens")
-        if self.recall is not None:
-            count = f"{self.recall.after} of {self.recall.before} visual tokens"
-            parts.append(f"{count} recalled in front of layer {self.recall.layer}")
-        if self.layers is not None and self.layers.cuts:
-            parts.append(self.layers.describe())
+        if self.inside is not None:
+            parts += filter(None, [self.inside.describe()])
         names = ", ".join(map(repr, self.reduction.methods))
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
 
-    def count_runs(self, stats: Stats) -> None:
+    def record(self, stats: Stats) -> None:
         """Add what the call's own runs cost to its statistics."""
-        if self.recall is not None:
-            stats.prefill_passes += 1
-            stats.tokens_processed += self.recall.n_processed
-            stats.seconds += self.recall.seconds
-            stats.forward_seconds += self.recall.seconds
-        if self.layers is not None:
-            stats.notes += self.layers.notes()
+        if self.inside is not None:
+            self.inside.record(stats)
