@@ -233,6 +233,19 @@ def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
     assert "token types, or positions" in window.capture_obstacle
 
 
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_cuts_leave_the_fused_decoder_on(method: Any) -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model)
+    with mmaccel.attach(model, "jacobi", fused=True, strict=True, visual_tokens=method) as run:
+        model.generate(**inputs, **GREEDY)
+    assert run.stats.route in ("fused", "compiled") and run.stats.route_reason == ""
+    assert run.stats.runner_reason != ""  # on a CPU, or layers that cache fewer tokens
+    revives = mmaccel.LazyLLM(keep=0.3, layers=(1, 2))
+    _, stats = answer(model, revives, inputs)
+    assert stats.route == "model" and "revived in the model's own layers" in stats.route_reason
+
+
 def test_layers_that_cannot_be_cut_are_refused() -> None:
     model = build_vlm("qwen3_vl")
     with pytest.raises(UnsupportedModelError, match="from 2 on"):
