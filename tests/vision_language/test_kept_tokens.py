@@ -162,6 +162,22 @@ def test_a_call_inside_a_call_leaves_the_outer_ones_tokens(stage: str) -> None:
         assert handle.history[1].reference != reference
 
 
+def test_a_callers_loop_may_sample_twice() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (2, 0, 1))
+
+    def twice(model: Any, ids: Tensor, **given: Any) -> Tensor:
+        made = [model._sample(ids, **given) for _ in range(2)]
+        assert torch.equal(made[0], made[1])
+        return made[1]
+
+    with mmaccel.attach(model, "jacobi", visual_tokens=EvenTokens(keep=0.5)) as handle:
+        model.generate(**inputs, max_new_tokens=3, do_sample=False, custom_generate=twice)
+        first, second = handle.history
+        assert "24 of 48 visual tokens" in first.reference
+        assert first.reference == second.reference and len(handle.kept_tokens) == 3
+
+
 def test_calls_of_two_threads_run_one_after_the_other() -> None:
     """A reducer works in the model's layers, which the threads share."""
     model = build_vlm("llava")
