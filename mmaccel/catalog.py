@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mmaccel.checks import show, suggest
 from mmaccel.errors import OptionError
-from mmaccel.own_code import ONLY_TYPED, find_own, installed, is_module_name
+from mmaccel.own_code import ONLY_TYPED, find_named, installed, is_module_name
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,13 @@ class DemoModel:
 
 
 _SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
+_BASES = {  # slot -> base class of its methods
+    "reducers": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
+    "tree": "mmaccel.samplers.trees.contract:TreeShape",
+    "kv_cache": "mmaccel.reduction.kv_cache.contract:CacheMethod",
+    "attention": "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
+    "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
+}
 _DRAFTING = "mmaccel.samplers.drafting.sources:"
 _LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
@@ -175,6 +183,33 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
+_DIFFUSION = "mmaccel.pipelines.diffusion_lm."
+PIPELINES = {  # class name -> "module:serve" of its service
+    "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:serve",
+    "AmusedPipeline": f"{_DIFFUSION}amused:serve",
+    "DiffusionGemmaForBlockDiffusion": f"{_DIFFUSION}diffusion_gemma.generate:serve",
+    "DiffusionGemmaPipeline": f"{_DIFFUSION}diffusion_gemma.pipeline:serve",
+}
+
+DENOISER_SERVICE = f"{_DIFFUSION}service:serve"
+"""Serves a denoiser, and what one can be made of; takes arguments as those of `PIPELINES` do."""
+
+IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `ImageModel`
+    "words": "mmaccel.pipelines.models.scenes:load_words",
+    "masked-words": "mmaccel.pipelines.models.scenes:load_masked_words",
+    "janus": "mmaccel.pipelines.models.janus:load_janus",
+    "emu3": "mmaccel.pipelines.models.emu3:load_emu3",
+    "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
+    "lumina-mgpt": "mmaccel.pipelines.models.chameleon:load_lumina",
+    "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
+    "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
+    "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
+}
+
+SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
+    "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
+    "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
+}
 _ANY_FAMILY = "mmaccel.pipelines.causal_lm.family:CausalLM"
 
 MODELS: dict[str, DemoModel] = {
@@ -198,6 +233,12 @@ MODELS["scenes-masked"] = replace(
     MODELS["scenes"], summary="the same images and words, filled in any order"
 )
 SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")  # that users give
+DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
+"""A folder for each demo model, by its name."""
+
+VISION_DEMO = "mmaccel.demo.vision:load_demo"
+"""Loads a model of `VISION_MODELS`: "module:function" of its name."""
+
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
 
@@ -233,6 +274,11 @@ def _own_policy(name: str) -> Entry | None:
     found = load(target)
     summary = (found.__doc__ or "").strip().partition("\n")[0]
     return Entry(target, summary, kind=getattr(found, "kind", "window"))
+
+
+def find_own(slot: str, name: str) -> str | None:
+    """The "module:Name" of a method that is not ours; see `mmaccel.own_code.find_named`."""
+    return find_named(slot, name, _BASES.get(slot))
 
 
 def _remedy(name: Any, names: Iterable[str]) -> str:

@@ -12,9 +12,9 @@ from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.handle import choose_policy, family_of
 from mmaccel.pipelines.attach.generate import GenerateService
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.layout_processor import check_vocabulary
 from mmaccel.pipelines.attach.unwrap import check_switch
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import check_seed

@@ -28,28 +28,18 @@ ONLY_TYPED = (
 )
 _ABSENT = object()
 _CHILD = "a frozen dataclass that is a child of"
-_WANTED = {  # slot -> name of the option, base class if there is one, what is expected
+_WANTED = {  # slot -> name of the option, what is expected
     "policies": (
-        "policy", None,
+        "policy",
         "a frozen dataclass with exactness and sample, such as a child of WindowPolicy or "
         "SelectorPolicy",
     ),
-    "reducers": (
-        "visual_tokens", "mmaccel.reduction.visual_tokens.contract:TokenReducer",
-        f"{_CHILD} TokenReducer",
-    ),
-    "tree": ("tree", "mmaccel.samplers.trees.contract:TreeShape", f"{_CHILD} TreeShape"),
-    "kv_cache": (
-        "kv_cache", "mmaccel.reduction.kv_cache.contract:CacheMethod", f"{_CHILD} CacheMethod",
-    ),
-    "attention": (
-        "attention", "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
-        f"{_CHILD} AttentionMethod",
-    ),
-    "drafts": (
-        "drafts", "mmaccel.samplers.drafting.contract:DraftSource", f"{_CHILD} DraftSource",
-    ),
-}  # fmt: skip
+    "reducers": ("visual_tokens", f"{_CHILD} TokenReducer"),
+    "tree": ("tree", f"{_CHILD} TreeShape"),
+    "kv_cache": ("kv_cache", f"{_CHILD} CacheMethod"),
+    "attention": ("attention", f"{_CHILD} AttentionMethod"),
+    "drafts": ("drafts", f"{_CHILD} DraftSource"),
+}
 
 
 class TypedName(str):
@@ -74,12 +64,14 @@ def is_module_name(name: Any) -> bool:
     return isinstance(name, str) and ":" in name
 
 
-def find_own(slot: str, name: str) -> str | None:
+def find_named(slot: str, name: str, base: str | None) -> str | None:
     """The "module:Name" of a method that is not ours, loaded and checked.
 
     Args:
         slot: as in `installed`, but "families".
         name: a short name, or a `module:Name`.
+        base: "module:Class", of which such a method is a child; None: whatever has the members of
+            a policy.
 
     Returns:
         None for a short name that no package brings, and for a `module:Name` that is no
@@ -93,7 +85,7 @@ def find_own(slot: str, name: str) -> str | None:
         target = str(name)
     if target is None:
         return None
-    option, base, wanted = _WANTED[slot]
+    option, wanted = _WANTED[slot]
     found = import_named(target, option)
     if base is None:
         is_method = hasattr(found, "exactness") and callable(getattr(found, "sample", None))

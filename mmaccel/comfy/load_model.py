@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
-from mmaccel.catalog import MODELS
+from mmaccel.catalog import IMAGE_MODELS, MODELS
 from mmaccel.comfy.table import MODEL, PREFIX, Host, NodeResult, NodeSpec, Output, Widget
 from mmaccel.comfy.widgets import AUTO, CUDA_GRAPHS, FUSED, device_widgets
 from mmaccel.errors import OptionError
@@ -20,7 +20,7 @@ from mmaccel.pipelines.loading.placement import choose_dtype, choose_placement, 
 from mmaccel.pipelines.loading.sources import content_files
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
-from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS, find_source
+from mmaccel.pipelines.text_to_image.registry import find_source
 
 _MEMORY_PER_BYTE = 2  # files of 16 bits may be read as 32, and passes need memory too
 _SIDE = 16384  # pixels; no model draws more

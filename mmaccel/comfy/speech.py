@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.catalog import SPEECH_MODELS
 from mmaccel.comfy.load_model import LoadedModel
 from mmaccel.comfy.media import generate, load_node
 from mmaccel.comfy.policies import NamedPolicy
@@ -34,7 +35,7 @@ from mmaccel.comfy.widgets import (
 )
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call
-from mmaccel.pipelines.text_to_speech.registry import CODECS, SPEECH
+from mmaccel.pipelines.text_to_speech.registry import CODECS
 from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
 
 LOAD_SPEAKER = load_node(
@@ -52,7 +53,7 @@ LOAD_SPEAKER = load_node(
     extra=(
         Widget(
             "family", "choice", AUTO, "How the checkpoint is read; auto finds out.",
-            choices=(AUTO, *SPEECH), stands_for=((AUTO, None),), is_advanced=True,
+            choices=(AUTO, *SPEECH_MODELS), stands_for=((AUTO, None),), is_advanced=True,
         ),
     ),
 )  # fmt: skip

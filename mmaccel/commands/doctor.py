@@ -337,16 +337,15 @@ def tell_visual_tokens(
     from PIL import Image
 
     import mmaccel
-    from mmaccel.catalog import load
     from mmaccel.commands.terminal import say, stderr_console
+    from mmaccel.evaluation.visual_tokens.questions import ImageQuestion, open_model
     from mmaccel.pipelines.loading.placement import choose_placement
 
-    module = "mmaccel.evaluation.visual_tokens.questions:"
     shown = Image.effect_noise((672, 672), 64).convert("RGB") if image is None else image
-    question = load(module + "ImageQuestion")("", "what is in this image?", "", shown)
+    question = ImageQuestion("", "what is in this image?", "", shown)
     stderr_console().print("measuring whether fewer visual tokens pay")
     try:
-        vlm = load(module + "open_model")(name, *choose_placement())
+        vlm = open_model(name, *choose_placement())
         inputs = vlm.encode([question])
         plan = mmaccel.plan_visual_tokens(
             vlm.model, inputs, keep, max_new_tokens=answer_tokens, concurrency=concurrency

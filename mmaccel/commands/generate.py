@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import MODELS
+from mmaccel.catalog import IMAGE_MODELS, MODELS
 from mmaccel.checks import show
 from mmaccel.commands import options as shared
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
-from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
 
 LOCAL, RAY = "local", "ray"
 

@@ -71,10 +71,12 @@ def serve(
     """
     _check_packages()
     pause_collector()
-    from mmaccel.catalog import load, make_policy
+    from mmaccel.catalog import make_policy
     from mmaccel.loading import choose_names
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.sampling_params import SamplingParams
+    from mmaccel.serving.settings import ServerSettings
+    from mmaccel.serving.start import open_images, open_speech, run
 
     if task not in ("image", "speech"):
         raise OptionError(f"--task: expected image or speech, received {task!r}; choose one")
@@ -102,7 +104,7 @@ def serve(
         guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
     )
     choose_params(SamplingParams(), **sampling)
-    settings = load("mmaccel.serving.settings:ServerSettings")(
+    settings = ServerSettings(
         name=name or model, host=host, port=port, rows=batch_size, queue=queue,
         max_prompt=max_prompt, timeout=timeout, body_timeout=body_timeout, api_keys=tuple(keys),
         log_prompts=log_prompts,
@@ -115,16 +117,14 @@ def serve(
     )  # fmt: skip
     if task == "image":
         _refuse(codec=codec)
-        open_service = load("mmaccel.serving.start:open_images")
-        service = open_service(settings, model, decoder=decoder, size=size, **model_options)
+        service = open_images(settings, model, decoder=decoder, size=size, **model_options)
     else:
         _refuse(guidance_scale=guidance, size=size, decoder=decoder)
-        open_service = load("mmaccel.serving.start:open_speech")
-        service = open_service(
+        service = open_speech(
             settings, model, codec=codec, max_seconds=max_seconds, **model_options
         )
     resume_collector()
-    load("mmaccel.serving.start:run")(service)
+    run(service)
 
 
 def _refuse(**options: str | float | Path | None) -> None:

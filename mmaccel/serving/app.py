@@ -28,7 +28,7 @@ from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
 from mmaccel.serving.service import Service
 
-logger = logging.getLogger("mmaccel.serving")
+logger = logging.getLogger(__package__)
 
 _ENDS = "server: expected to answer, but was told to end at once"
 

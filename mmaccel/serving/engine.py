@@ -30,7 +30,7 @@ from mmaccel.serving.metrics import Metrics
 MAX_TRIES = 2  # of a job, in runs that failed because of others
 _WIDTHS = 16  # a run has room for prompts of a multiple of so many tokens
 
-logger = logging.getLogger("mmaccel.serving")
+logger = logging.getLogger(__package__)
 
 
 class Backend(Protocol):

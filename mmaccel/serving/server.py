@@ -23,7 +23,7 @@ from mmaccel.serving.protocol import LimitedProtocol
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import MAX_HEAD
 
-logger = logging.getLogger("mmaccel.serving")
+logger = logging.getLogger(__package__)
 
 _KEEP_ALIVE = (
     75  # seconds, as nginx: a client may lose a request on a connection that is just closed

@@ -51,9 +51,9 @@ def run(service: Service) -> None:
     """Serve until a signal; the log goes to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name in ("mmaccel.serving", "uvicorn.error"):
+    for name, level in ((__package__, logging.INFO), ("uvicorn.error", logging.WARNING)):
         log = logging.getLogger(name)
         log.addHandler(handler)
-        log.setLevel(logging.INFO if name == "mmaccel.serving" else logging.WARNING)
+        log.setLevel(level)
         log.propagate = False
     serve(service)

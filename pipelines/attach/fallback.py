@@ -18,8 +18,8 @@ from torch import Tensor
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
 from mmaccel.pipelines.attach.layout_processor import with_layout
-from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Stats
 
 
@@ -99,11 +99,6 @@ class PassCounter:
         del vars(self._model)[self.method]
         if self._callers is not None:
             vars(self._model)[self.method] = self._callers
-
-
-def has_own(model: Any, name: str) -> bool:
-    """Whether a method of one model was replaced by its owner, rather than by a `PassCounter`."""
-    return name in vars(model) and not hasattr(vars(model)[name], "counter")
 
 
 @contextmanager

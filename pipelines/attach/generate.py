@@ -21,15 +21,22 @@ from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach import layer_methods
 from mmaccel.pipelines.attach.fallback import Fallback
-from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop, find_obstacles, hand_over
-from mmaccel.pipelines.attach.patching import as_function, original
+from mmaccel.pipelines.attach.patching import as_function
 from mmaccel.pipelines.attach.prompt_pass import open_prompt
-from mmaccel.pipelines.attach.step_outputs import PER_LAYER, Columns, StepOutputs
+from mmaccel.pipelines.attach.step_outputs import Columns, StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.generate_call import (
+    PER_LAYER,
+    GenerateCall,
+    OwnLoop,
+    find_obstacles,
+    hand_over,
+)
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
+from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.transformers_release import VERSION, describe_untested
 from mmaccel.pipelines.vision_language.layers import PromptCuts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 

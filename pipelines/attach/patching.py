@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmaccel.errors import AttachError
+from mmaccel.pipelines.original_methods import BASE, original, plain_class
 from mmaccel.pipelines.runner.run_lock import RunningCalls
 
-_BASE = "_mmaccel_base"  # attribute of an injected class: the object's own class
 _PATCH = "_mmaccel_patch"  # attribute of an injected object: its `_Patch`
 _MOVE = "_apply"  # method of `torch.nn.Module` by which `to`, `half` and `cuda` change all weights
 
@@ -77,7 +77,7 @@ class Injection:
             AttachError: the object has an injection already, lacks a method and `new` is False, or
                 its class cannot be exchanged.
         """
-        base = _own_class(target)
+        base = plain_class(target)
         if is_injected(target):
             raise AttachError(
                 f"attach: expected a {base.__name__} without a policy, received one that has one; "
@@ -113,12 +113,12 @@ class Injection:
         """
         while self._objects:
             target = self._objects[-1]
-            if _BASE not in vars(type(target)):
+            if BASE not in vars(type(target)):
                 raise AttachError(
                     f"detach: expected the {type(target).__name__} as it was attached, received "
                     "one whose class was exchanged meanwhile; undo the later change first"
                 )
-            target.__class__ = vars(type(target))[_BASE]
+            target.__class__ = vars(type(target))[BASE]
             del vars(target)[_PATCH]
             self._objects.pop()
 
@@ -133,7 +133,7 @@ def _injected_class(base: type, methods: Mapping[str, Callable[..., Any]], new: 
             for name, method in methods.items()
         }
         content |= {
-            _BASE: base,
+            BASE: base,
             "__module__": base.__module__,
             "__qualname__": base.__qualname__,
             "__doc__": base.__doc__,
@@ -189,22 +189,10 @@ def _patch_of(target: Any) -> _Patch | None:
     return patch
 
 
-def original(target: Any, name: str) -> Callable[..., Any]:
-    """The object's own method under an injection; without an injection, its current method."""
-    method: Callable[..., Any] = getattr(_own_class(target), name).__get__(target)
-    return method
-
-
-def _own_class(target: Any) -> type:
-    """The object's class without an injection."""
-    own: type = getattr(type(target), _BASE, type(target))
-    return own
-
-
 def _reduce_to_base(self: Any, protocol: Any) -> Any:
     """Copy and pickle as the plain object."""
     injected = type(self)
-    base = getattr(injected, _BASE)
+    base = getattr(injected, BASE)
     reduced = base.__reduce_ex__(self, protocol)
     if not isinstance(reduced, tuple):
         return reduced

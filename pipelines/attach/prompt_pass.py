@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.causal_lm.compatibility import find_device, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import Any
 
+from mmaccel.catalog import DENOISER_SERVICE, PIPELINES, load
 from mmaccel.checks import show
 from mmaccel.contracts import Layout, check_policy
 from mmaccel.errors import OptionError
@@ -15,13 +15,6 @@ from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
 from mmaccel.pipelines.runner.engine import Engine
 
-PIPELINES = {  # class name -> module whose `serve` takes the arguments of `serve_pipeline`
-    "LLaDA2Pipeline": "mmaccel.pipelines.diffusion_lm.llada2.service",
-    "AmusedPipeline": "mmaccel.pipelines.diffusion_lm.amused",
-    "DiffusionGemmaForBlockDiffusion": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate",
-    "DiffusionGemmaPipeline": "mmaccel.pipelines.diffusion_lm.diffusion_gemma.pipeline",
-}
-_DENOISER = "mmaccel.pipelines.diffusion_lm.service"
 _PACKAGES = ("diffusers", "transformers")
 OWN_POLICIES = {"cached-blocks": CachedBlocks}
 """Policies of `LLaDA2Pipeline` alone, by short name."""
@@ -98,8 +91,8 @@ def serve_pipeline(
         _check_cached(policy, name, seed, layout)
     else:
         check_policy(policy, "canvas")
-    module = import_module(PIPELINES.get(name or "", _DENOISER))
-    served: tuple[Any, Injection] = module.serve(target, policy, seed, strict, layout)
+    serve = load(PIPELINES.get(name or "", DENOISER_SERVICE))
+    served: tuple[Any, Injection] = serve(target, policy, seed, strict, layout)
     return served
 
 

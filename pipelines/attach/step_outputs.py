@@ -20,12 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.pipelines.generate_call import PER_LAYER, PER_STEP
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.window.recorder import process_filler
-from mmaccel.samplers.window.run import WindowRun
-
-PER_STEP = {"output_scores": "scores", "output_logits": "logits"}
-PER_LAYER = {"output_attentions": "attentions", "output_hidden_states": "hidden_states"}
+from mmaccel.samplers.window.recorder import EndedRun, process_filler
 
 
 @dataclass(frozen=True)
@@ -118,12 +115,12 @@ class StepOutputs:
                     steps[step] = self._store_layers(name, step, value, rows, at)
         self._noted = {}
 
-    def finish(self, run: WindowRun) -> None:
+    def finish(self, run: EndedRun) -> None:
         """See `StepRecorder.finish`."""
         lengths: list[int] = run.buffer.n_generated.tolist()
         self._n_steps = max(lengths)
         if self._filler is not None and min(lengths) < self._n_steps:
-            process_filler(run, self._filler)
+            process_filler(run, self, self._filler)
         if self._cache is not None:
             self._fill_cache(run)
 
@@ -170,7 +167,7 @@ class StepOutputs:
         found = found.where(index >= 0, 0)
         return found if window is None else found[..., -window:]
 
-    def _fill_cache(self, run: WindowRun) -> None:
+    def _fill_cache(self, run: EndedRun) -> None:
         """Append the keys and values that transformers' loop would have appended."""
         index = self._columns.generated(self._n_steps - 1)
         if int(self._cache.get_seq_length()) < self._columns.mask.shape[1]:

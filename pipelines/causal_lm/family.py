@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.fallback import has_own
-from mmaccel.pipelines.attach.generate_call import GenerateCall, OwnLoop
-from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.causal_lm.compatibility import (
     UNSERVED,
     check_causal_lm,
@@ -20,6 +17,8 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 )
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
+from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.original_methods import has_own, original
 
 _PREPARE = "prepare_inputs_for_generation"
 _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the first pass

@@ -2,7 +2,7 @@
 
 It serves every decoder-only model of transformers whose layers use ordinary attention, full or with
 a sliding window. The model is called as it is, with explicit positions, prepared 4-D masks and the
-cache of `mmaccel.pipelines.causal_lm.kv_cache`.
+cache of `mmaccel.pipelines.layers.store`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     forward_parameters,
     read_weight,
 )
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache, make_masks
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_layer_obstacle, find_reason
@@ -46,6 +45,7 @@ from mmaccel.pipelines.layers.attention import (
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache, make_masks
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, Tables, open_fused
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.store import KVCacheLayout
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ mask with one key too many or too few 0.24 and more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,7 +36,6 @@ from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
     from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 
 LENGTH = 9
@@ -49,12 +48,57 @@ _passed: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # model -> attention
 _reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
+class CheckedWindow(Protocol):
+    """A token model over a causal LM, as its self-checks see it; `CausalLMWindow` describes it.
+
+    Attributes:
+        model: the causal LM.
+        vocab_size: V.
+        max_positions: the most positions of a row; None where there is no limit.
+        cache_argument: how the model's forward names its cache.
+        windows: of each layer.
+        attention: "auto", "model" or "kernel".
+        fused: whether passes take the fused decoder, or the one that they take.
+        keeps_states: whether a pass leaves `last_states`.
+        last_states: `[R, W, C]`, what the head has read in the last pass.
+    """
+
+    model: Any
+    vocab_size: int
+    max_positions: int | None
+    cache_argument: str
+    windows: list[int | None]
+    attention: Literal["auto", "model", "kernel"]
+    fused: Literal["auto"] | bool | FusedDecoder
+    keeps_states: bool
+    last_states: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Clear the cache and reserve `positions` cache indices for each of `rows` rows."""
+
+    def forward(self, entries: Pass) -> Tensor:
+        """Logits `[R, W, V]` of a pass."""
+
+    def position_ids(self, positions: Tensor) -> Tensor:
+        """What the model's forward takes for `positions` `[R, W]`."""
+
+    def use_kernel(self, choices: Choices | None) -> None:
+        """Run the next passes under our kernel, and collect its calls."""
+
+    def plain(self) -> Self:
+        """A window over the same model: text under the model's own attention."""
+
+
 def has_passed(model: Any) -> bool:
     """Whether a model passed `check_windows` with its present attention implementation."""
     return _passed.get(model) == model.config._attn_implementation
 
 
-def check_windows(model: Any, window: CausalLMWindow) -> None:
+def check_windows(model: Any, window: CheckedWindow) -> None:
     """Refuse a model whose windows do not give the model's own logits.
 
     Where nothing can be compared (NaN, no spread, too few positions) the model passes this time.
@@ -118,7 +162,7 @@ def _describe(error: Exception) -> str:
 
 
 @torch.no_grad()
-def _process_whole(model: Any, window: CausalLMWindow) -> tuple[Tensor, Tensor]:
+def _process_whole(model: Any, window: CheckedWindow) -> tuple[Tensor, Tensor]:
     """Tokens `[2, LENGTH]`, and the logits of one call of the model over all of them."""
     ids = _make_ids(model, window.vocab_size)
     window.reserve(2, LENGTH)  # position ids need it
@@ -134,7 +178,7 @@ def _process_whole(model: Any, window: CausalLMWindow) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _compare_windows(window: CausalLMWindow, ids: Tensor, whole: Tensor) -> list[Difference]:
+def _compare_windows(window: CheckedWindow, ids: Tensor, whole: Tensor) -> list[Difference]:
     """How every window pass differs from one call of the model over all positions."""
     return [
         compare_logits(whole.gather(1, at[..., None].expand(-1, -1, whole.shape[-1])), logits)
@@ -144,7 +188,7 @@ def _compare_windows(window: CausalLMWindow, ids: Tensor, whole: Tensor) -> list
 
 @torch.no_grad()
 def _compare_same_shapes(
-    model: Any, window: CausalLMWindow, ids: Tensor, whole: Tensor
+    model: Any, window: CheckedWindow, ids: Tensor, whole: Tensor
 ) -> tuple[list[Difference], list[Difference]]:
     """How passes that roll back differ from the model's own with a cache of transformers, and how
     those differ from the model's own call over all positions.
@@ -174,7 +218,7 @@ def _compare_same_shapes(
 
 
 def _run_windows(
-    window: CausalLMWindow, ids: Tensor, choices: Choices | None = None
+    window: CheckedWindow, ids: Tensor, choices: Choices | None = None
 ) -> list[tuple[Tensor, Tensor]]:
     """Positions `[2, W]` and logits `[2, W, V]` of every pass of `PASSES`.
 
@@ -186,7 +230,7 @@ def _run_windows(
     return list(_iterate_windows(window, ids))
 
 
-def _iterate_windows(window: CausalLMWindow, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _iterate_windows(window: CheckedWindow, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Run the passes of `PASSES` one by one; positions `[2, W]` and logits `[2, W, V]` of each."""
     for starts, width in PASSES:
         start = torch.tensor(starts, device=ids.device)
@@ -204,7 +248,7 @@ def _make_ids(model: Any, vocab_size: int) -> Tensor:
     )
 
 
-def find_reason(window: CausalLMWindow) -> str:
+def find_reason(window: CheckedWindow) -> str:
     """Why a window's passes keep the model's own attention; empty where they use our kernel.
 
     In the self-check of the kernel every layer must call the kernel once a pass, and the logits
@@ -224,7 +268,7 @@ def find_reason(window: CausalLMWindow) -> str:
     return reason
 
 
-def find_layer_obstacle(window: CausalLMWindow) -> str:
+def find_layer_obstacle(window: CheckedWindow) -> str:
     """Why a model's layers cannot attend by a function of ours; empty where they can.
 
     Cost: six short passes at a model's first call; the answer is cached as in `find_reason`.
@@ -241,7 +285,7 @@ def refuse_own_attention(model: Any, reason: str) -> None:
         )
 
 
-def _find_reason(window: CausalLMWindow) -> str:
+def _find_reason(window: CheckedWindow) -> str:
     kind = window.attention
     if kind == "auto":
         on_gpu = window.device.type == "cuda" or dispatch.mode() == "triton"
@@ -254,7 +298,7 @@ def _find_reason(window: CausalLMWindow) -> str:
     return _remember(window, kind, wants_triton=kind == "auto")
 
 
-def _remember(window: CausalLMWindow, kind: str, wants_triton: bool) -> str:
+def _remember(window: CheckedWindow, kind: str, wants_triton: bool) -> str:
     """The reason of `_check_kernel`, asked once for each state of a model."""
     model = window.model
     key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
@@ -268,7 +312,7 @@ def _remember(window: CausalLMWindow, kind: str, wants_triton: bool) -> str:
 
 
 @torch.no_grad()
-def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]:
+def _check_kernel(plain: CheckedWindow, wants_triton: bool) -> tuple[str, bool]:
     """The reason, empty where the model passes, and whether the answer may be cached."""
     model = plain.model
     if getattr(model.config, "output_attentions", False):
@@ -310,7 +354,7 @@ def _check_kernel(plain: CausalLMWindow, wants_triton: bool) -> tuple[str, bool]
 
 
 @torch.no_grad()
-def check_fused(plain: CausalLMWindow, decoder: FusedDecoder) -> str:
+def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
     """Why a fused decoder does not serve a model; empty where it gives the model's own logits.
 
     Its hidden states are compared with what the model's own head reads, in the same window passes,
@@ -350,7 +394,7 @@ def check_fused(plain: CausalLMWindow, decoder: FusedDecoder) -> str:
     return ""
 
 
-def _run_states(window: CausalLMWindow, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _run_states(window: CheckedWindow, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Logits `[2, W, V]` and what the head reads `[2, W, C]` of every pass of `PASSES`."""
     window.reserve(2, LENGTH)
     found = []

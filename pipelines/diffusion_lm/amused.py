@@ -19,9 +19,9 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
+from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
 from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise

@@ -1,7 +1,7 @@
 """Denoisers over a KV cache that is written and read at any indices.
 
 The model is called with explicit positions, a mask per entry and the cache of
-`mmaccel.pipelines.causal_lm.kv_cache`. Keys and values are written at their cache indices first;
+`mmaccel.pipelines.layers.store`. Keys and values are written at their cache indices first;
 then every entry reads the indices that its mask names. So a cache plan is a set of positions, and
 one row of the cache can hold several canvases.
 
@@ -32,9 +32,9 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     find_device,
     forward_parameters,
 )
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
-from mmaccel.pipelines.diffusion_lm.registry import check_options
+from mmaccel.pipelines.diffusion_lm.options import check_options
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
+from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
 from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 
 

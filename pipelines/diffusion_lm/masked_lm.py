@@ -14,9 +14,9 @@ from torch import Tensor
 from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
-from mmaccel.pipelines.causal_lm.kv_cache import mask_reads
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
+from mmaccel.pipelines.layers.store import mask_reads
 
 
 class MaskedLM(CachedDenoiser):

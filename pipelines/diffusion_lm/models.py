@@ -20,7 +20,7 @@ from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
-from mmaccel.pipelines.diffusion_lm.registry import find_mask_token, find_max_positions
+from mmaccel.pipelines.diffusion_lm.options import find_mask_token, find_max_positions
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser

@@ -1,4 +1,4 @@
-"""Which denoiser serves a model, and what its configuration says of the denoiser's options.
+"""Which denoiser serves a model.
 
 Sources of the model types: the configuration classes in github.com/ML-GSAI/LLaDA and its ports,
 DreamLM/Dream, JetAstra/SDAR, NVlabs/Fast-dLLM and Gen-Verse/MMaDA, read in copies of them. TraDo's
@@ -7,13 +7,10 @@ checkpoints have SDAR's files.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from mmaccel.contracts import Denoiser
-from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.unwrap import unwrap
-from mmaccel.samplers.canvas.checks import check_block
 
 FAMILIES = {  # transformers' model_type -> class in mmaccel.pipelines.diffusion_lm.models
     "llada": "LLaDADenoiser",
@@ -48,52 +45,8 @@ def open_denoiser(target: Any) -> Denoiser:
     """
     if isinstance(target, Denoiser):
         return target
+    from mmaccel.pipelines.diffusion_lm import models
+
     model = unwrap(target)
-    models = import_module("mmaccel.pipelines.diffusion_lm.models")
     denoiser: Denoiser = getattr(models, FAMILIES[model.config.model_type])(model)
     return denoiser
-
-
-def check_options(shift: int, block: int | None, mask_token: int | None, n_ids: int) -> None:
-    """Refuse options of a denoiser whose model has `n_ids` ids.
-
-    Raises:
-        OptionError: with what is allowed.
-    """
-    if shift not in (0, 1):
-        raise OptionError(
-            f"shift: expected 0 or 1, received {shift!r}; 1 where logits are those of the next "
-            "position"
-        )
-    check_block(block)
-    if mask_token is not None and not 0 <= mask_token < n_ids:
-        raise OptionError(
-            f"mask_token: expected an id in 0..{n_ids - 1}, received {mask_token}; see the "
-            "tokenizer's mask_token_id, or None for uniform corruption"
-        )
-
-
-def find_mask_token(model: Any, mask_token: int | None, default: int | None) -> int:
-    """The id of an open slot: the one given, the configuration's, or the family's default.
-
-    Raises:
-        OptionError: there is none of these.
-    """
-    if mask_token is None:
-        own = getattr(model.config, "mask_token_id", None)
-        mask_token = default if own is None else own
-    if mask_token is None:
-        raise OptionError(
-            "mask_token: expected an id, received None, and the model's configuration has no "
-            "mask_token_id; give the denoiser the tokenizer's"
-        )
-    return mask_token
-
-
-def find_max_positions(config: Any) -> int | None:
-    """Positions of the model, or None where its configuration does not say."""
-    for name in ("max_position_embeddings", "max_sequence_length"):
-        count = getattr(config, name, None)
-        if count is not None:
-            return int(count)
-    return None

@@ -9,7 +9,7 @@ passes that must agree, or that must differ.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,16 +20,44 @@ from mmaccel.errors import MMAccelError, UnsupportedModelError
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
-if TYPE_CHECKING:
-    from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
-    from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
-
 LENGTHS = (1, 4)  # of the random prompts: the shorter one is padded
 _SPARE = 4  # cache indices that nothing is written to
 _passed: WeakKeyDictionary[Any, set[tuple[Any, ...]]] = WeakKeyDictionary()
 
 
-def check_denoiser(model: CachedDenoiser | UncachedDenoiser) -> None:
+class CheckedDenoiser(Protocol):
+    """A denoiser over a module; see `mmaccel.contracts.Denoiser`.
+
+    One that supports a KV cache also has `own_logits`.
+
+    Attributes:
+        shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
+        n_ids: ids of the model.
+    """
+
+    model: Any
+    vocab_size: int
+    block: int | None
+    supports_kv_cache: bool
+    shift: int
+    n_ids: int
+
+    @property
+    def device(self) -> torch.device:
+        """Where passes run."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model."""
+
+    def reserve(self, rows: int, positions: int) -> None:
+        """Clear the cache and reserve `positions` cache indices for each of `rows` rows."""
+
+    def forward(self, entries: CanvasPass) -> Tensor:
+        """Logits `[R, Q, V]` of a pass."""
+
+
+def check_denoiser(model: CheckedDenoiser) -> None:
     """Refuse a model whose passes do not follow their masks and positions.
 
     A model whose logits cannot be compared (NaN, all alike) passes, and is checked again next time.
@@ -60,7 +88,7 @@ def check_denoiser(model: CachedDenoiser | UncachedDenoiser) -> None:
 class DenoiserCheck:
     """The comparisons of one model, on two rows: prompts of 1 and 4 tokens, and a canvas."""
 
-    def __init__(self, model: CachedDenoiser | UncachedDenoiser) -> None:
+    def __init__(self, model: CheckedDenoiser) -> None:
         self.model = model
         self.length = 5 if model.block is None else 2 * model.block + 3
         wide = max(LENGTHS) + self.length
@@ -189,7 +217,7 @@ def scrambled_passes(ids: Tensor, block: int | None) -> tuple[CanvasPass, Canvas
     return build(order, 0), build(order[: n // 2], 0), build(order[order < n - 1], 1)
 
 
-def _refuse(model: CachedDenoiser | UncachedDenoiser, received: str) -> NoReturn:
+def _refuse(model: CheckedDenoiser, received: str) -> NoReturn:
     raise UnsupportedModelError(
         f"model: expected one that follows the masks and positions of a canvas pass, received "
         f"{received} from a {type(model.model).__name__}; check block and shift, or use another "

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Denoiser, Prompt
-from mmaccel.pipelines.attach.generate_call import hand_over
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.call import DenoiserCall, Rows, negative_rows
@@ -30,6 +29,7 @@ from mmaccel.pipelines.diffusion_lm.unsupported_arguments import (
     check_others,
     find_left_out,
 )
+from mmaccel.pipelines.generate_call import hand_over
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import RunPolicy

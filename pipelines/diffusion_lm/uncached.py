@@ -19,7 +19,7 @@ from torch import Tensor
 from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
-from mmaccel.pipelines.diffusion_lm.registry import (
+from mmaccel.pipelines.diffusion_lm.options import (
     check_options,
     find_mask_token,
     find_max_positions,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.image_to_text.types import ImageTokens
+from mmaccel.pipelines.image_to_text.image_tokens import ImageTokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mmaccel
+from mmaccel.catalog import DEMO_WEIGHTS, VISION_DEMO, load
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
@@ -36,8 +36,7 @@ def open_vision_language(name: str | Path, load_config: LoadConfig) -> tuple[Any
         UnsupportedModelError: a model that reads no images, files that are missing or do not fit.
     """
     if str(name) == DEMO:
-        demo: Any = mmaccel.load_demo(DEMO)  # a public name, because demos are a layer above
-        model, processor = demo
+        model, processor = load(VISION_DEMO)(DEMO)
         refuse_device_map(load_config, DEMO)
         move_module(model, load_config.device, load_config.dtype)
         return model, processor, Path(model.name_or_path)
@@ -59,7 +58,7 @@ def find_vision_source(name: str | Path) -> Path:
         OptionError: no such model.
     """
     if str(name) == DEMO:
-        return Path(mmaccel.__file__).parent / "demo" / "weights" / DEMO
+        return DEMO_WEIGHTS / DEMO
     check_task(name, "answer")
     return find_model(name, {DEMO: find_vision_source(DEMO)})
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-import mmaccel
 from mmaccel.catalog import read_policy, read_reducers
 from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.handle import attach
 from mmaccel.pipelines.causal_lm.compatibility import find_position_limit
 from mmaccel.pipelines.image_to_text.loading import check_processor, open_vision_language
 from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs, read_images
@@ -253,8 +253,7 @@ class ImageToText(MovablePipeline):
         return self.model
 
     def _attach(self, seed: int | Sequence[int]) -> Any:
-        # a public name, because handles are a layer above
-        return mmaccel.attach(
+        return attach(
             self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs, fused=self.fused,
             compile=self.compile,
             visual_tokens=self.reducers or None,

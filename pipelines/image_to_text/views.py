@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.image_to_text.types import ImageTokens
+from mmaccel.pipelines.image_to_text.image_tokens import ImageTokens
 from mmaccel.pipelines.vision_language.kept import KeptTokens
 
 if TYPE_CHECKING:

@@ -35,9 +35,9 @@ from torch.nn import functional as F
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_mask
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask
 
 NAME = "mmaccel_window"
 _window_attention: Callable[..., Tensor] = window_attention
@@ -287,7 +287,7 @@ def _attend(
     Args:
         module: the layer; its `layer_idx` is its number.
         query: `[R, Hq, W, D]`.
-        key, value: `[R, Hkv, S, D]`, views of the cache of `mmaccel.pipelines.causal_lm.kv_cache`.
+        key, value: `[R, Hkv, S, D]`, views of the cache of `mmaccel.pipelines.layers.store`.
         attention_mask, dropout: must have no effect; a pass gives a mask `[R, 1, 1, 1]`, because
             some models synchronise with the host to check for padding where they are given none.
         scaling: of the scores; None is `D ** -0.5`.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 

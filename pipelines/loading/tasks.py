@@ -7,7 +7,7 @@ from os.path import isfile  # unlike Path.is_file, false for names too long for 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mmaccel
+from mmaccel.catalog import DEMO_WEIGHTS
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError
 
@@ -34,8 +34,8 @@ _PIPELINES = ("GlmImagePipeline",)
 
 def find_demos() -> dict[str, Path]:
     """Folders of the demo models by name."""
-    weights = Path(mmaccel.__file__).parent / "demo" / "weights"
-    return {file.parent.name: file.parent for file in sorted(weights.glob("*/config.json"))}
+    files = sorted(DEMO_WEIGHTS.glob("*/config.json"))
+    return {file.parent.name: file.parent for file in files}
 
 
 def check_task(name: Any, command: str, option: str = "model") -> None:

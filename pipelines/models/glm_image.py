@@ -28,9 +28,9 @@ from torch.nn import functional as F
 from mmaccel.config_files import read_json, shorten
 from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,

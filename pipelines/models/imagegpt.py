@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from mmaccel.checks import show
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size, load_model, load_processor
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams

@@ -24,15 +24,14 @@ from torch import Tensor
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import (
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.generate_call import (
     OwnLoop,
     align_left,
     find_in_model,
     is_left_padded,
 )
-from mmaccel.pipelines.attach.patching import original
-from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.loading.chat_templates import render_chats
 from mmaccel.pipelines.loading.checkpoint import (
     LoadConfig,
@@ -44,6 +43,7 @@ from mmaccel.pipelines.loading.checkpoint import (
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
+from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.text_to_image.model import ImageModel, pixel_scale
 from mmaccel.pipelines.transformers_release import CACHE, find_cache
 from mmaccel.pipelines.vision_language.family import PROMPT_INPUTS

@@ -34,7 +34,7 @@ from mmaccel.checks import show
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
-from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
+from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
 UseCompile = Literal["auto"] | bool

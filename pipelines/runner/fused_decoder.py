@@ -33,8 +33,8 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
-from mmaccel.pipelines.causal_lm.kv_cache import WindowLayer
 from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
@@ -116,7 +116,7 @@ class FusedDecoder:
         Args:
             hidden: `[R, W, C]`, embeddings of the pass's tokens.
             position_ids: `[R, W]`, or `[3, R, W]` where positions have three axes.
-            masks: as `mmaccel.pipelines.causal_lm.kv_cache.make_masks` makes them; not read where
+            masks: as `mmaccel.pipelines.layers.store.make_masks` makes them; not read where
                 `window_attention` runs.
             cache: of every layer, prepared for the pass.
             kernel_pass: what `window_attention` needs to know; None: attention under `masks`.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
+from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
 

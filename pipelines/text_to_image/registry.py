@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.catalog import IMAGE_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -20,17 +20,6 @@ if TYPE_CHECKING:  # both need torch, which a listing of families does not
     from mmaccel.pipelines.loading.checkpoint import LoadConfig
     from mmaccel.pipelines.text_to_image.model import ImageModel
 
-IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `ImageModel`
-    "words": "mmaccel.pipelines.models.scenes:load_words",
-    "masked-words": "mmaccel.pipelines.models.scenes:load_masked_words",
-    "janus": "mmaccel.pipelines.models.janus:load_janus",
-    "emu3": "mmaccel.pipelines.models.emu3:load_emu3",
-    "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
-    "lumina-mgpt": "mmaccel.pipelines.models.chameleon:load_lumina",
-    "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
-    "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
-    "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
-}
 _BY_TYPE = {"janus": "janus", "emu3": "emu3", "imagegpt": "imagegpt", "chameleon": "chameleon"}
 _LUMINA = "chameleon_xllmx"  # the model_type of some Lumina-mGPT checkpoints
 _FILES = (".pt", ".pth", ".safetensors")
@@ -65,15 +54,14 @@ def open_images(
             f"decoder: expected none for {family}, whose checkpoints contain one, received "
             f"{str(load_config.decoder)!r}; leave it out"
         )
-    module, _, function = IMAGE_MODELS[family].partition(":")
-    load = getattr(import_module(module), function)
+    load_family = load(IMAGE_MODELS[family])
     from mmaccel.pipelines.text_to_image.model import check_example
     from mmaccel.samplers.drafting.coarse import use_folder
 
     with refusing(
         f"a checkpoint of {family} in {source}", "files that do not fit", "copy the folder again"
     ):
-        loaded: ImageModel = load(source, load_config)
+        loaded: ImageModel = load_family(source, load_config)
         check_example(loaded)
     use_folder(loaded.window, source)
     return loaded, source

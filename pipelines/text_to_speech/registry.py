@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from mmaccel.catalog import SPEECH_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
@@ -15,10 +15,6 @@ from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
-SPEECH = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
-    "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
-    "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
-}
 CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
 _MARKER_TOKENS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # of one family only
 
@@ -32,7 +28,7 @@ def open_speech(
         name: a path, or an id of the hub.
         codec: the same of its codec; None is the one of `CODECS`.
         load_config: device and dtype.
-        family: one of `SPEECH`; None detects it.
+        family: one of `SPEECH_MODELS`; None detects it.
 
     Returns:
         The model, the path of its checkpoint, and the path of its codec.
@@ -47,7 +43,7 @@ def open_speech(
     from mmaccel.samplers.drafting.coarse import use_folder
 
     if family is not None:
-        check_choice("family", family, SPEECH, hint="leave it out")
+        check_choice("family", family, SPEECH_MODELS, hint="leave it out")
     check_task(name, "speak")
     source = find_model(name, {}, hub=load_config.hub)
     check_task(source, "speak")
@@ -55,13 +51,12 @@ def open_speech(
     family = family or _find_family(source, tokenizer)
     hub = replace(load_config.hub, revision=None, variant=None)
     codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec", hub)
-    module, _, function = SPEECH[family].partition(":")
-    load = getattr(import_module(module), function)
+    load_family = load(SPEECH_MODELS[family])
     with refusing(
         f"a checkpoint of {family} in {source} and its codec in {codec_source}",
         "files that do not fit", "copy both folders again",
     ):  # fmt: skip
-        loaded: SpeechModel = load(source, tokenizer, codec_source, load_config)
+        loaded: SpeechModel = load_family(source, tokenizer, codec_source, load_config)
         loaded.encode("a", None)
     use_folder(loaded.window, source)
     return loaded, source, codec_source
@@ -74,7 +69,7 @@ def _find_family(source: Path, tokenizer: Any) -> str:
             return family
     raise UnsupportedModelError(
         f"model: expected a tokenizer with {' or '.join(_MARKER_TOKENS.values())} "
-        f"({', '.join(SPEECH)}), received one of {len(known)} tokens without in {source}; "
+        f"({', '.join(SPEECH_MODELS)}), received one of {len(known)} tokens without in {source}; "
         "attach a policy to the model itself (docs/attach.md), or write a SpeechModel "
         "(docs/speech.md)"
     )

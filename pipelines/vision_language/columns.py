@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.vision_language.visuals import (
     Visual,
     find_placeholder,

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
 from mmaccel.pipelines.vision_language.columns import (
     ChosenColumns,

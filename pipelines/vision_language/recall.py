@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.pipelines.attach.generate_call import GenerateCall
+from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.columns import ChosenColumns, split_rows
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PassEndedError

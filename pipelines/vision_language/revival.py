@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.pipelines.causal_lm.own_prompt import count_columns
+from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PromptCuts
 from mmaccel.results import Stats

@@ -24,8 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.pipelines.attach.generate_call import GenerateCall
-from mmaccel.pipelines.attach.step_outputs import PER_LAYER
+from mmaccel.pipelines.generate_call import PER_LAYER, GenerateCall
 from mmaccel.pipelines.vision_language.columns import find_kept, keep_columns, reduce_visuals
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction
 from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals

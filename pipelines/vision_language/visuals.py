@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.generate_call import GenerateCall
 from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.generate_call import GenerateCall
 
 _PLACEHOLDERS = {
     "image": ("image_token_id", "image_token_index"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from mmaccel.checks import check_int, show
@@ -21,12 +21,10 @@ from mmaccel.samplers.drafting.coarse_model import (
     find_coarse,
     load_coarse,
 )
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource
+from mmaccel.samplers.drafting.coarse_rows import RowByRow
+from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
 
 Opened = dict[tuple[Any, ...], OpenedCoarse]
 _OPENED: WeakKeyDictionary[object, Opened] = WeakKeyDictionary()  # by token model
@@ -58,7 +56,7 @@ class Coarse(DraftSource):
         object.__setattr__(self, "folder", str(self.folder))
         check_int("candidates", self.candidates, 1, hint="16 suits most models")
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
 
         Raises:
@@ -73,7 +71,7 @@ class Coarse(DraftSource):
                 f"received a {type(model).__name__}; use drafts='neighbour'"
             )
         opened = self._open_weights(model, run.prompt.layout)
-        return CoarseDrafter.begin(self, run, opened)
+        return CoarseDrafter.begin(self, run, opened, RowByRow())
 
     def _open_weights(self, model: StateModel, layout: Layout | None) -> OpenedCoarse:
         """Load once for each model, and again when the weights' file has changed."""
@@ -98,7 +96,7 @@ class ShippedCoarse(DraftSource):
     has_branches = True
     name = "coarse"
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `Coarse.open`."""
         source = shipped_source(run.model)
         if source is not None:
@@ -115,7 +113,7 @@ class Auto(DraftSource):
     has_branches = True
     name = "auto"
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
 
         Raises:

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.coarse_sweep import SweepSlots, coarse_sweep, share_of
-from mmaccel.samplers.trees.contract import Branches
+from mmaccel.samplers.drafting.contract import Branches, OpenRun
 
 if TYPE_CHECKING:
     from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
-    from mmaccel.samplers.window.run import WindowRun
 
 _RANKS = 6  # of a slot that are looked at
 _FIRST = (2.5, -2.5)  # beta and c of the first draft, whose left side is certain
@@ -32,7 +31,7 @@ _LATER = (4.0, -3.5)  # and of those behind it, given that their left side is ri
 
 @torch.no_grad()
 def grow_branches(
-    drafter: CoarseDrafter, run: WindowRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
+    drafter: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
 ) -> Branches | None:
     """N branches of L drafts; None before the first pass.
 
@@ -69,7 +68,7 @@ def grow_branches(
 
 
 def _rank(
-    drafter: CoarseDrafter, run: WindowRun, slots: SweepSlots, work: Tensor
+    drafter: CoarseDrafter, run: OpenRun, slots: SweepSlots, work: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The best perturbed scores of every draft slot and their tokens, `[B, K, r]`, falling."""
     weights, scale = drafter.opened.weights, drafter.find_scale(run)

@@ -33,14 +33,18 @@ from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.coarse_branches import grow_branches
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
-from mmaccel.samplers.drafting.coarse_rows import RowByRow
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
+from mmaccel.samplers.drafting.contract import (
+    Branches,
+    Drafter,
+    Drafts,
+    DraftSource,
+    OpenRun,
+    PassScores,
+)
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.trees.contract import Branches
-    from mmaccel.samplers.window.run import WindowRun
     from mmaccel.samplers.window.step_state import Held
 
 _TABLES = 64  # of neighbours, by lengths of prompt and run
@@ -95,7 +99,7 @@ class OpenedCoarse:
         """Sweeps with `weights` on a CPU."""
         return RowSweep(self.weights, self.model.slot_weights())
 
-    def table(self, run: WindowRun) -> Tensor:
+    def table(self, run: OpenRun) -> Tensor:
         """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
         origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
         tables = self._tables[run.runner.is_static]
@@ -139,6 +143,19 @@ class CoarseState:
     coming: Held
 
 
+class HostRows(Protocol):
+    """What a `CoarseDrafter` does between two passes, row by row on the host."""
+
+    def redraft(
+        self, coarse: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor,
+        p_draft: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """`CoarseDrafter.redraft`; with `p_draft` `CoarseDrafter.redraft_with_distribution`."""
+
+    def record(self, coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
+        """`CoarseDrafter.record` and `record_distribution`."""
+
+
 @dataclass(eq=False)
 class CoarseDrafter(Drafter):
     """Coarse drafts of one run.
@@ -153,18 +170,27 @@ class CoarseDrafter(Drafter):
     opened: OpenedCoarse
     is_bitwise: bool
     state: CoarseState
-    by_rows: RowByRow | None
+    by_rows: HostRows | None
 
     @classmethod
-    def begin(cls, source: DraftSource, run: WindowRun, opened: OpenedCoarse) -> Self:
-        """A drafter of a run whose model is a `StateModel`, which keeps its states from now on."""
+    def begin(
+        cls, source: DraftSource, run: OpenRun, opened: OpenedCoarse, on_host: HostRows
+    ) -> Self:
+        """A drafter of a run whose model is a `StateModel`, which keeps its states from now on.
+
+        Args:
+            source: of the drafts.
+            run: before its first pass.
+            opened: C.
+            on_host: redrafts and records where the run takes rows one by one.
+        """
         cast(StateModel, run.model).keep_states(True)
         state = run.state.declare_fields(CoarseState, "coarse")
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
-        by_rows = None if is_tree else run.backend.choose(None, RowByRow())
+        by_rows = None if is_tree else run.backend.choose(None, on_host)
         return cls(source, opened, run.policy.exactness == "bitwise", state, by_rows)
 
-    def close(self, run: WindowRun) -> None:
+    def close(self, run: OpenRun) -> None:
         """See `Drafter.close`."""
         cast(StateModel, run.model).keep_states(False)
 
@@ -173,12 +199,12 @@ class CoarseDrafter(Drafter):
         """See `Drafter.weights`."""
         return self.opened
 
-    def propose(self, run: WindowRun) -> Drafts:
+    def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
         return _NEW_SLOTS.propose(run.frontier())
 
     def correct(
-        self, run: WindowRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """See `Drafter.correct`."""
         if distribution is None:
@@ -186,16 +212,16 @@ class CoarseDrafter(Drafter):
         return self.redraft_with_distribution(run, drafts, distribution, noise)
 
     def branch(
-        self, run: WindowRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Branches | None:
         """See `Drafter.branch`."""
         return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
 
-    def find_scale(self, run: WindowRun) -> float:
+    def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""
         return _scale(run)
 
-    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`."""
         assert noise is not None
         if self.is_bitwise:
@@ -204,7 +230,7 @@ class CoarseDrafter(Drafter):
             self.record_distribution(run, scores, noise)
 
     @torch.no_grad()
-    def redraft(self, run: WindowRun, drafts: Tensor, noise: Tensor) -> Tensor:
+    def redraft(self, run: OpenRun, drafts: Tensor, noise: Tensor) -> Tensor:
         """The window's drafts, corrected.
 
         Args:
@@ -225,7 +251,7 @@ class CoarseDrafter(Drafter):
 
     @torch.no_grad()
     def redraft_with_distribution(
-        self, run: WindowRun, drafts: Tensor, p_draft: Tensor, noise: Tensor
+        self, run: OpenRun, drafts: Tensor, p_draft: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
         """`redraft`, and the distributions `[B, W-1, V]` from which the drafts were drawn.
 
@@ -262,7 +288,7 @@ class CoarseDrafter(Drafter):
             p_corrected = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
         return corrected, torch.where(is_kept[..., None], p_draft, p_corrected)
 
-    def record(self, run: WindowRun, scores: PassScores, noise: Tensor) -> None:
+    def record(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
         """Keep what the next sweep needs of a pass; see `observe`."""
         if self.by_rows is not None:
             self.by_rows.record(self, run, scores)
@@ -271,7 +297,7 @@ class CoarseDrafter(Drafter):
         found = perturbed.topk(min(self.opened.candidates, perturbed.shape[-1]), -1)
         self._record(run, found.values, found.indices, scores)
 
-    def record_distribution(self, run: WindowRun, scores: PassScores, noise: Tensor) -> None:
+    def record_distribution(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
         """`record` for policies that use `redraft_with_distribution`.
 
         Candidates are the most likely tokens, whatever the noise. The last one is the best of all
@@ -288,7 +314,7 @@ class CoarseDrafter(Drafter):
         self.state.scores.hold(scores.window)  # probabilities of zero would forget theirs
         self._record(run, values, torch.cat([likely, rest.indices], -1), scores)
 
-    def _record(self, run: WindowRun, values: Tensor, ids: Tensor, scores: PassScores) -> None:
+    def _record(self, run: OpenRun, values: Tensor, ids: Tensor, scores: PassScores) -> None:
         state, slots, path = self.state, run.buffer.slots, scores.path
         states, prompts = self.guided_states(run), state.prompts.value
         if path is not None:
@@ -307,13 +333,13 @@ class CoarseDrafter(Drafter):
             seen = torch.where(path.is_branch[..., None], of_branch, seen)
         self.hold_pass(run, seen, states, scores.last)
 
-    def guided_states(self, run: WindowRun) -> Tensor:
+    def guided_states(self, run: OpenRun) -> Tensor:
         """States `[B, W, D]` float32 of the guided logits: guidance is linear in both."""
         states = cast(StateModel, run.model).last_states
         assert states is not None
         return guide(states.detach().float(), run.prompt.branches, run.params.guidance_scale)
 
-    def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
+    def hold_pass(self, run: OpenRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
         """Keep what a pass saw and said.
 
         Args:
@@ -329,7 +355,7 @@ class CoarseDrafter(Drafter):
         self.state.end.hold(slots[:, -1:])
         self.state.last.hold(last)
 
-    def pad_tokens(self, run: WindowRun) -> Tensor:
+    def pad_tokens(self, run: OpenRun) -> Tensor:
         """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
         return self._pad(run.buffer.tokens)
 
@@ -338,11 +364,11 @@ class CoarseDrafter(Drafter):
         tokens = F.pad(tokens, (0, 1), value=n_ids)
         return tokens.masked_fill((tokens < 0) | (tokens > n_ids), n_ids)
 
-    def _neighbours(self, run: WindowRun, slots: Tensor) -> Tensor:
+    def _neighbours(self, run: OpenRun, slots: Tensor) -> Tensor:
         """Columns `[B, K, N]` int64 of the neighbours of slots `[B, K]` in `_tokens`."""
         return self.opened.table(run)[slots]
 
-    def sweep_slots(self, run: WindowRun, noise: Tensor) -> SweepSlots | None:
+    def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
         held, model, buffer = self.state, self.opened.model, run.buffer
         slots = buffer.slots[:, :-1]
@@ -371,14 +397,14 @@ class CoarseDrafter(Drafter):
             self.find_hidden(seen, base), ids, values, last_scores, gates, noise,
         )  # fmt: skip
 
-    def _stale_scores(self, run: WindowRun) -> Tensor:
+    def _stale_scores(self, run: OpenRun) -> Tensor:
         """`[B, W-1, V]`, the last pass's scores of the window's slots; meaningless for new ones."""
         scores, first = self.state.scores.get(), self.state.first.get()
         at = (run.buffer.slots[:, :-1] - first).clamp(0, scores.shape[1] - 1)
         rows = torch.arange(len(at), device=at.device)[:, None]
         return scores[rows, at]
 
-    def _sweep(self, run: WindowRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
+    def _sweep(self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
         """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
         drafts = run.backend.run(
             coarse_sweep, self.opened.weights, slots, work, _scale(run), n_corrected
@@ -398,17 +424,17 @@ class CoarseDrafter(Drafter):
         return hidden.view(base.shape)
 
 
-def _hold_window(run: WindowRun, held: Held, value: Tensor) -> None:
+def _hold_window(run: OpenRun, held: Held, value: Tensor) -> None:
     """Hold `[B, W, ...]` with zeros up to the widest window, as a held tensor has one shape."""
     missing = run.chooser.widest - value.shape[1]
     held.hold(F.pad(value, (0, 0, 0, missing)) if missing else value)
 
 
-def _scale(run: WindowRun) -> float:
+def _scale(run: OpenRun) -> float:
     return 1.0 / (run.params.temperature or 1.0)
 
 
-def _mask(run: WindowRun, scores: Tensor) -> Tensor:
+def _mask(run: OpenRun, scores: Tensor) -> Tensor:
     """Scores `[B, W-1, V]`, -inf where the layout allows no token."""
     layout = run.prompt.layout
     allowed = None if layout is None else layout.allowed(run.buffer.slots[:, :-1])

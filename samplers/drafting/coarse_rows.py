@@ -6,18 +6,15 @@ computes is in `mmaccel.kernels.coarse_sweep_numpy`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.kernels.coarse_sweep_numpy import RowPass, read_tokens
 from mmaccel.samplers.acceptance import one_hot
-from mmaccel.samplers.drafting.contract import PassScores
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
-    from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
+from mmaccel.samplers.drafting.contract import OpenRun, PassScores
 
 _NEVER = float("-inf")
 
@@ -28,7 +25,7 @@ class RowByRow:
     def redraft(
         self,
         coarse: CoarseDrafter,
-        run: WindowRun,
+        run: OpenRun,
         drafts: Tensor,
         noise: Tensor,
         p_draft: Tensor | None,
@@ -49,7 +46,7 @@ class RowByRow:
         coarse.state.coming.hold(seen[0][None] if len(seen) == 1 else torch.stack(seen))
         return drafts, p_draft
 
-    def record(self, coarse: CoarseDrafter, run: WindowRun, scores: PassScores) -> None:
+    def record(self, coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
         """`CoarseDrafter.record` and `record_distribution`; candidates are found when needed.
 
         Args:
@@ -69,7 +66,7 @@ class RowByRow:
 
 
 def _sweep(
-    coarse: CoarseDrafter, run: WindowRun, rows: list[Any], table: Any, drafts: Tensor,
+    coarse: CoarseDrafter, run: OpenRun, rows: list[Any], table: Any, drafts: Tensor,
     noise: Tensor, p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     buffer, layout, forced = run.buffer, run.prompt.layout, run.rows.forced()

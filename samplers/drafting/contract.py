@@ -20,18 +20,27 @@ that of a proposed token is one-hot unless the drafter says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from mmaccel.checks import show
-from mmaccel.contracts import Layout
+from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.errors import ShapeError
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.trees.contract import Branches
-    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.kernels.dispatch import Backend
+    from mmaccel.results import Stats
+    from mmaccel.samplers.noise import Noise
+    from mmaccel.samplers.sampling_params import SamplingParams
+    from mmaccel.samplers.window.counters import RunCounters
+    from mmaccel.samplers.window.rows import RunRows
+    from mmaccel.samplers.window.scheduler import WindowScheduler
+    from mmaccel.samplers.window.step_runner import StepRunner
+    from mmaccel.samplers.window.step_state import StepState
+    from mmaccel.samplers.window.token_buffer import TokenBuffer
+    from mmaccel.samplers.window.window_size import Widths
 
 
 class Drafts(NamedTuple):
@@ -52,6 +61,19 @@ class Drafts(NamedTuple):
     scores: Tensor | None = None
     distribution: Tensor | None = None
     parents: Tensor | None = None
+
+
+class Branches(NamedTuple):
+    """N branches of L drafts beside the chain of W - 1 drafts.
+
+    Attributes:
+        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
+            branch's first token.
+        tokens: `[B, N, L]` int64.
+    """
+
+    forks: Tensor
+    tokens: Tensor
 
 
 class PassPath(NamedTuple):
@@ -117,6 +139,68 @@ class Frontier:
         return self.slots + self.origin
 
 
+class DraftingPolicy(Policy, Protocol):
+    """What a run reads of a window policy.
+
+    Attributes:
+        window: tokens processed per pass, or "adaptive".
+        tree: a `TreeShape`, which asks the drafter for branches; None for none.
+    """
+
+    window: int | str
+    tree: object | None
+
+    def draft_source(self) -> DraftSource:
+        """The source of drafts in a run."""
+
+
+class OpenRun(Protocol):
+    """What a window run shows its drafters; `mmaccel.samplers.window.run.WindowRun` is one.
+
+    `rows`, `buffer` and `counters` are there from the first pass on, everything else from the
+    beginning.
+
+    Attributes:
+        policy, model, prompt, length, params: as in `mmaccel.contracts.Policy.sample`; `prompt` is
+            that of the rows that are decoded now.
+        noise: of these rows.
+        vocab_size: V.
+        width: W of the next pass.
+        is_retry: whether that pass repeats one that an invalid draft may have spoiled.
+        rows, buffer, counters: the rows; their tokens and the window over them; their counts.
+        scheduler: assigns the prompt's rows to batch slots; None without `ContinuousBatching`.
+        state: what a step hands to the next one.
+        backend: carries out operations.
+        runner: carries out steps.
+        stats: counted so far.
+    """
+
+    policy: DraftingPolicy
+    model: TokenModel
+    prompt: Prompt
+    length: int
+    params: SamplingParams
+    noise: Noise
+    vocab_size: int
+    width: int
+    is_retry: bool
+    rows: RunRows
+    buffer: TokenBuffer
+    counters: RunCounters
+    scheduler: WindowScheduler | None
+    state: StepState
+    backend: Backend
+    runner: StepRunner
+    stats: Stats
+
+    @property
+    def chooser(self) -> Widths:
+        """Chooses widths."""
+
+    def frontier(self) -> Frontier:
+        """What is known where the window's drafts begin."""
+
+
 class DraftSource:
     """Base of draft sources; a child is a frozen dataclass.
 
@@ -155,7 +239,7 @@ class DraftSource:
         """
         raise NotImplementedError
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """What drafts in one run.
 
         Args:
@@ -184,12 +268,12 @@ class Drafter:
         """What captured steps read besides the run's tensors; its graphs end with it."""
         return None
 
-    def propose(self, run: WindowRun) -> Drafts:
+    def propose(self, run: OpenRun) -> Drafts:
         """Drafts of the window's slots; see `Drafts`."""
         return self.source.propose(run.frontier())
 
     def correct(
-        self, run: WindowRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The window's drafts, corrected.
 
@@ -206,7 +290,7 @@ class Drafter:
         return drafts, distribution
 
     def branch(
-        self, run: WindowRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Branches | None:
         """Other drafts, for a tree; None for a pass without.
 
@@ -219,7 +303,7 @@ class Drafter:
         """
         return None
 
-    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """Read what a pass said, before any of its tokens is accepted.
 
         Args:
@@ -228,13 +312,13 @@ class Drafter:
             noise: as in `correct`, of all W slots; None for a source that corrects nothing.
         """
 
-    def accepted(self, run: WindowRun, n_new: Tensor) -> None:
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """Read how many tokens each row gained in this pass, `[B]` int64."""
 
-    def close(self, run: WindowRun) -> None:
+    def close(self, run: OpenRun) -> None:
         """End the run: give back what `DraftSource.open` has asked of its model."""
 
-    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """Forget the rows that stood in these batch slots, `[n]` int64."""
 
 

@@ -21,10 +21,9 @@ from torch import Tensor
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
     from mmaccel.samplers.window.step_state import Held
 
 
@@ -40,7 +39,7 @@ class DraftModel(DraftSource):
 
     reads_last_scores = False
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
 
         Raises:
@@ -69,7 +68,7 @@ class ModelDrafter(Drafter):
     model: TokenModel
     next_slot: Held
 
-    def prefill(self, run: WindowRun) -> None:
+    def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token."""
         if run.scheduler is not None:
             run.scheduler.register(self.model)
@@ -79,7 +78,7 @@ class ModelDrafter(Drafter):
             self.model.prefill(Pass(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths)))
             run.stats.draft_passes += 1
 
-    def propose(self, run: WindowRun) -> Drafts:
+    def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
         buffer, passes = run.buffer, run.counters.passes  # [B]
         unread = self._unread(run)
@@ -102,13 +101,13 @@ class ModelDrafter(Drafter):
         empty = drafts.new_zeros(drafts.shape[0], 0, run.vocab_size, dtype=torch.float32)
         return Drafts(drafts, distribution=torch.cat([empty, *probabilities], 1))
 
-    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`; the scheduler prefills the model too."""
         next_slot = self.next_slot.value
         if next_slot is not None:
             next_slot[batch_slots] = -1
 
-    def _unread(self, run: WindowRun) -> Tensor:
+    def _unread(self, run: OpenRun) -> Tensor:
         """`[B]` int64, tokens before the last one that the model has not read.
 
         They are one after a window that was accepted as a whole, and more where the loop repeated a
@@ -117,7 +116,7 @@ class ModelDrafter(Drafter):
         last, next_slot = run.buffer.n_generated - 1, self.next_slot.value
         return torch.zeros_like(last) if next_slot is None else (last - next_slot).clamp(min=0)
 
-    def _logits(self, run: WindowRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
+    def _logits(self, run: OpenRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
         """Logits `[R, 1, V]` for draft k of the window.
 
         A row with fewer unread tokens than another reads others behind its last one, which nothing

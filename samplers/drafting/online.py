@@ -19,7 +19,6 @@ not depend on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,12 +33,10 @@ from mmaccel.samplers.drafting.coarse_model import (
     VIDEO_NEIGHBOURS,
     CoarseConfig,
 )
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource
+from mmaccel.samplers.drafting.coarse_rows import RowByRow
+from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
 
 RANK, WIDTH = 32, 128  # coordinates of embeddings and of states
 RIDGE = 300.0  # how many unit changes of evidence a map needs to be believed half
@@ -58,14 +55,15 @@ class Online(DraftSource):
     corrects = True
     name = "online"
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`."""
         model = run.model
         if not isinstance(model, StateModel):
             return _fall_back("the model hands out no hidden states")
         if run.runner.is_static:
             return _fall_back("passes are captured")
-        return OnlineDrafter.begin(self, run, _open_weights(model, run.prompt.layout, run.length))
+        opened = _open_weights(model, run.prompt.layout, run.length)
+        return OnlineDrafter.begin(self, run, opened, RowByRow())
 
 
 def _fall_back(why: str) -> Drafter:
@@ -76,7 +74,7 @@ def _fall_back(why: str) -> Drafter:
 class OnlineDrafter(CoarseDrafter):
     """A `CoarseDrafter` whose C learns from every pass."""
 
-    def hold_pass(self, run: WindowRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
+    def hold_pass(self, run: OpenRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
         """As in `CoarseDrafter`; C is first shown the slots that the last pass evaluated too."""
         model, held = self.opened.model, self.state
         assert isinstance(model, OnlineModel)

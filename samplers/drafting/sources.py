@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.checks import check_choice
+from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.drafting.above import Above
 from mmaccel.samplers.drafting.coarse import Auto, Coarse, ShippedCoarse
 from mmaccel.samplers.drafting.coarse_model import check_coarse
 from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.left import Left
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.ngram import NGram
@@ -47,6 +49,11 @@ def find_source(drafts: object) -> DraftSource | None:
 def source_of(policy: Any) -> DraftSource | None:
     """The draft source of a policy; None for one without, such as a canvas policy."""
     return find_source(getattr(policy, "drafts", None))
+
+
+def make_draft_source(model: TokenModel | None) -> DraftSource:
+    """The source of `Speculative`: a small model, or prompt lookup without one."""
+    return NGram() if model is None else DraftModel(model)
 
 
 def check_drafts(drafts: object, exactness: Exactness) -> None:

@@ -21,11 +21,16 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.sample import argmax
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, PassScores
-from mmaccel.samplers.trees.contract import Branches
+from mmaccel.samplers.drafting.contract import (
+    Branches,
+    Drafter,
+    Drafts,
+    DraftSource,
+    OpenRun,
+    PassScores,
+)
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
     from mmaccel.samplers.window.step_state import Held
 
 
@@ -46,7 +51,7 @@ class TokenRecycling(DraftSource):
     has_branches = True
     name = "token-recycling"
 
-    def open(self, run: WindowRun) -> Drafter:
+    def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`."""
         n_ranks = 1 if run.policy.tree is None else _RANKS
         n_ranks = min(n_ranks, run.vocab_size)
@@ -66,7 +71,7 @@ class RecyclingDrafter(Drafter):
     successors: Held
     n_ranks: int
 
-    def propose(self, run: WindowRun) -> Drafts:
+    def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
         frontier, table = run.frontier(), self._table(run)
         token = frontier.token_buffer.gather(1, frontier.filled[:, None] - 1)  # [B, 1], the last
@@ -78,7 +83,7 @@ class RecyclingDrafter(Drafter):
         return Drafts(torch.cat(chain, 1))
 
     def branch(
-        self, run: WindowRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Branches | None:
         """See `Drafter.branch`: ranks 1, 2, … at the first draft, then at the next ones."""
         table, n_others = self._table(run), self.n_ranks - 1
@@ -101,7 +106,7 @@ class RecyclingDrafter(Drafter):
         """The likeliest successors of tokens `[B, n]`."""
         return table[..., 0].gather(1, tokens)
 
-    def observe(self, run: WindowRun, scores: PassScores, noise: Tensor | None) -> None:
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
         table, buffer, n_ids = self._table(run), run.buffer, run.vocab_size
         read = buffer.tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
@@ -118,16 +123,16 @@ class RecyclingDrafter(Drafter):
         table.scatter_(1, index, likeliest)
         self.successors.hold(table)
 
-    def begin_rows(self, run: WindowRun, batch_slots: Tensor) -> None:
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`."""
         self._table(run)[batch_slots] = self._empty(run)
 
-    def _table(self, run: WindowRun) -> Tensor:
+    def _table(self, run: OpenRun) -> Tensor:
         """The table, which is empty before the first pass."""
         found = self.successors.value
         return self._empty(run).repeat(run.prompt.batch, 1, 1) if found is None else found
 
-    def _empty(self, run: WindowRun) -> Tensor:
+    def _empty(self, run: OpenRun) -> Tensor:
         """`[V + 1, n]` int64, each token its own successor."""
         index = torch.arange(run.vocab_size + 1, device=run.buffer.tokens.device)
         return (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)

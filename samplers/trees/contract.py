@@ -11,30 +11,14 @@ an entry is. What was accepted is then a path: the chain up to a fork, and a bra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor
 
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.contract import DraftSource
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
-
-
-class Branches(NamedTuple):
-    """N branches of L drafts beside the chain of W - 1 drafts.
-
-    Attributes:
-        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
-            branch's first token.
-        tokens: `[B, N, L]` int64.
-    """
-
-    forks: Tensor
-    tokens: Tensor
+from mmaccel.samplers.drafting.contract import Branches, Drafter, DraftSource, OpenRun
 
 
 @dataclass(frozen=True)
@@ -53,10 +37,13 @@ class TreeShape:
         """Entries of the longest branch."""
         raise NotImplementedError
 
-    def grow(self, run: WindowRun, drafts: Tensor, noise: Tensor) -> Branches | None:
+    def grow(
+        self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor
+    ) -> Branches | None:
         """Branches beside the chain of a window; None for a pass without.
 
         Args:
+            drafter: of the run.
             run: whose token buffer holds the chain's drafts.
             drafts: `[B, W-1]` int64, the chain.
             noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
@@ -104,26 +91,3 @@ def count_spare(tree: TreeShape | None, model: TokenModel, widest: int) -> int:
     Branches stand behind the whole window, also in a row that is nearly at its end.
     """
     return 0 if tree is None or not model.takes_trees else widest + tree.nodes
-
-
-def can_grow(run: WindowRun) -> bool:
-    """Whether the passes of a run may cover a tree; a note in its statistics says why not.
-
-    Raises:
-        OptionError: a model whose layers take no trees.
-    """
-    if not run.model.takes_trees:
-        raise OptionError(
-            f"tree: expected a model whose layers take trees, received a "
-            f"{type(run.model).__name__} whose do not; leave tree out"
-        )
-    reason = ""
-    if not run.drafter.source.has_branches:
-        reason = f"drafts of {run.drafter.source!r} have no alternatives"
-    elif run.params.processor is not None:
-        reason = "logits processors read the tokens before a slot, and branches have others"
-    elif run.calls.is_recorded:
-        reason = "outputs of every step are asked for"
-    if reason:
-        run.stats.notes.append(f"tree: the chain alone, as {reason}")
-    return not reason

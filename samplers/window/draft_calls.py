@@ -8,17 +8,27 @@ really invalid if that changes nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+from torch import Tensor
 
 from mmaccel.samplers.checks import invalid_logits
-from mmaccel.samplers.drafting.contract import Drafts, Frontier, check_proposed
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, Frontier, OpenRun, check_proposed
 from mmaccel.samplers.drafting.copying import last_known
+from mmaccel.samplers.window.model_calls import ModelCalls
+from mmaccel.samplers.window.pass_scores import ScorePasses
 
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
+
+class DraftedRun(OpenRun, Protocol):
+    """A window run that has a drafter; see `WindowRun`."""
+
+    drafter: Drafter
+    calls: ModelCalls
+    scores: ScorePasses
+    impossible: Tensor | None
 
 
-def propose_drafts(run: WindowRun) -> Drafts:
+def propose_drafts(run: DraftedRun) -> Drafts:
     """Drafts of the window `[B, W-1]`; in a pass that repeats one copies of each row's last token.
 
     Raises:
@@ -36,7 +46,7 @@ def propose_drafts(run: WindowRun) -> Drafts:
     return found
 
 
-def make_frontier(run: WindowRun) -> Frontier:
+def make_frontier(run: DraftedRun) -> Frontier:
     """What is known where the window's drafts begin."""
     buffer = run.buffer
     return Frontier(
@@ -46,7 +56,7 @@ def make_frontier(run: WindowRun) -> Frontier:
     )  # fmt: skip
 
 
-def name_drafts(run: WindowRun) -> None:
+def name_drafts(run: DraftedRun) -> None:
     """Fill in the statistics which source drafts, where the caller chose one, and its remark."""
     drafter, stats = run.drafter, run.stats
     if "drafts" in vars(run.policy):  # a field
@@ -55,7 +65,7 @@ def name_drafts(run: WindowRun) -> None:
         stats.notes.append(drafter.note)
 
 
-def check_retry(run: WindowRun) -> None:
+def check_retry(run: DraftedRun) -> None:
     """Raise NumericsError where the last pass need not be repeated: a row is really invalid.
 
     That pass had no drafts, or was such a repetition already, or its first token followed a prompt

@@ -8,9 +8,24 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.contracts import TokenModel
+    from mmaccel.results import Stats
+    from mmaccel.samplers.window.rows import RunRows
+    from mmaccel.samplers.window.token_buffer import TokenBuffer
 
 _WIDEST = 64  # slots of a pass over fillers
+
+
+class EndedRun(Protocol):
+    """A window run whose rows have all ended; see `WindowRun`."""
+
+    model: TokenModel
+    rows: RunRows
+    buffer: TokenBuffer
+    stats: Stats
+
+    def forward(self) -> Tensor:
+        """Scores `[B, W, V]` of one more pass over the window."""
 
 
 class StepRecorder(Protocol):
@@ -42,11 +57,11 @@ class StepRecorder(Protocol):
             n_new: `[B]` int64, how many entries were accepted.
         """
 
-    def finish(self, run: WindowRun) -> None:
+    def finish(self, run: EndedRun) -> None:
         """Called once, when all rows have ended and the cache still holds them."""
 
 
-def process_filler(run: WindowRun, filler: Tensor) -> None:
+def process_filler(run: EndedRun, recorder: StepRecorder, filler: Tensor) -> None:
     """Let rows that have ended go on with a filler, up to the end of the longest row.
 
     transformers' loop does so, too: afterwards the cache holds all but the last token of every row,
@@ -54,6 +69,7 @@ def process_filler(run: WindowRun, filler: Tensor) -> None:
 
     Args:
         run: whose rows have all ended.
+        recorder: of the run.
         filler: `[]` int64.
 
     Cost: a pass of all rows for every 64 slots after the end of the shortest row.
@@ -69,8 +85,8 @@ def process_filler(run: WindowRun, filler: Tensor) -> None:
         buffer.n_generated.fill_(slot)
         buffer.move_window(width)
         run.forward()
-        if run.calls.is_recorded:
-            run.calls.record_accepted(buffer.n_generated, torch.full_like(lengths, width))
+        if recorder.is_active:
+            recorder.accept(buffer.n_generated, torch.full_like(lengths, width))
         run.stats.passes += 1
         run.stats.tokens_processed += width * len(run.rows.lengths)
     buffer.n_generated.copy_(lengths)

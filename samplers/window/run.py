@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import ShapeError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
-from mmaccel.samplers.drafting.contract import Drafts, Frontier
+from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import count_spare
@@ -41,15 +40,12 @@ from mmaccel.samplers.window.model_calls import ModelCalls, check_decodes
 from mmaccel.samplers.window.pass_scores import ScorePasses
 from mmaccel.samplers.window.rolling_noise import NoiseAhead, PassNoise
 from mmaccel.samplers.window.rows import RunRows
-from mmaccel.samplers.window.run_graphs import RunGraphs
+from mmaccel.samplers.window.run_graphs import RunGraphs, make_graph_key
 from mmaccel.samplers.window.scheduler import open_scheduler
 from mmaccel.samplers.window.step_pace import StepPace
-from mmaccel.samplers.window.step_runner import Once, make_graph_key, runner_of
+from mmaccel.samplers.window.step_runner import Once, runner_of
 from mmaccel.samplers.window.step_state import StaticPart, StepState
 from mmaccel.samplers.window.window_size import open_chooser
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.policy import WindowPolicy
 
 
 class WindowRun(StaticPart):
@@ -92,7 +88,7 @@ class WindowRun(StaticPart):
 
     def __init__(
         self,
-        policy: WindowPolicy,
+        policy: DraftingPolicy,
         model: TokenModel,
         prompt: Prompt,
         length: int,

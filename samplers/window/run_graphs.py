@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Prompt
+from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
+from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy
 from mmaccel.samplers.noise import Noise
-from mmaccel.samplers.window.step_runner import GraphKey, Once, StaticBuffers, StepRunner
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.step_runner import (
+    GraphKey,
+    GraphModel,
+    Once,
+    StaticBuffers,
+    StepRunner,
+)
 from mmaccel.samplers.window.step_state import StaticPart, StepState
 from mmaccel.samplers.window.token_buffer import Capacity, measure
 
@@ -130,3 +140,37 @@ def _find_short_prompt(key: GraphKey | None, prompt: Prompt) -> Tensor | None:
     if key is None or len(prompt.tokens) * key.capacity.origin > _SHORT:
         return None
     return pad(prompt.tokens, (0, key.capacity.origin - prompt.tokens.shape[1]))
+
+
+def make_graph_key(
+    runner: StepRunner, policy: DraftingPolicy, model: TokenModel, prompt: Prompt, length: int,
+    params: SamplingParams, *, widest: int, drafter: Drafter, has_callback: bool, is_refilled: bool,
+) -> GraphKey | None:  # fmt: skip
+    """The key of a run; None where its graphs cannot serve another one.
+
+    That is so without a cache, with a logits processor, for a model that is no `GraphModel`, and
+    for a policy or layout that is no frozen dataclass of hashable fields.
+    """
+    layout = prompt.layout
+    if not runner.has_cache or params.processor is not None or not isinstance(model, GraphModel):
+        return None
+    if not (_is_frozen(policy) and (layout is None or _is_frozen(layout))):
+        return None
+    module, state, options = model.graph_key()
+    n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
+    capacity = measure(prompt, length, rounded=True, most=model.max_positions)
+    weights = None if drafter.weights is None else ref(drafter.weights)
+    key = GraphKey(
+        ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
+        n_stops, capacity, widest, drafter.source, weights, has_callback, is_refilled,
+        runner.sync_every, prompt.tokens.device,
+    )  # fmt: skip
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _is_frozen(item: Any) -> bool:
+    return bool(getattr(getattr(type(item), "__dataclass_params__", None), "frozen", False))

@@ -22,7 +22,25 @@ from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 from mmaccel.samplers.window.step_runner import StepRunner
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.run import WindowRun
+    from mmaccel.samplers.window.rows import RunRows
+    from mmaccel.samplers.window.token_buffer import TokenBuffer
+
+
+class RefilledRun(Protocol):
+    """A window run whose rows are admitted and dropped; see `WindowRun`."""
+
+    model: TokenModel
+    prompt: Prompt
+    rows: RunRows
+    buffer: TokenBuffer
+    runner: StepRunner
+    stats: Stats
+
+    def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
+        """Begin anew in some batch slots `[n]` int64, whose prompts the caller prefills."""
+
+    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Go on with these batch slots, `[n]` int64; `prompt` is theirs."""
 
 
 @runtime_checkable
@@ -80,7 +98,7 @@ class WindowScheduler(Scheduler):
             if isinstance(model, SupportsContinuousBatching):
                 model.select_rows(inputs, None)
 
-    def refill(self, run: WindowRun) -> int:
+    def refill(self, run: RefilledRun) -> int:
         """Finish the rows that have ended and admit others into their batch slots.
 
         Returns:
@@ -119,7 +137,7 @@ class WindowScheduler(Scheduler):
         passes = [row.passes for row in ended]
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
-    def _receive(self, run: WindowRun) -> None:
+    def _receive(self, run: RefilledRun) -> None:
         """Let rows join, with batch slots for them."""
         can_resize, n_slots = self._can_resize(run), len(self.rows)
         most = (self._max_num_seqs if can_resize else n_slots) - self.n_open
@@ -143,7 +161,7 @@ class WindowScheduler(Scheduler):
         if n_more > 0:
             self._keep(run, [*range(n_slots), *[0] * n_more])
 
-    def _prefill(self, run: WindowRun, filled: list[int]) -> None:
+    def _prefill(self, run: RefilledRun, filled: list[int]) -> None:
         """Begin anew in the filled batch slots and prefill their prompts without the last token."""
         prompt, device = self.prompt(), run.buffer.tokens.device
         run.restart(torch.tensor(filled, device=device), prompt, self.noise())
@@ -160,12 +178,12 @@ class WindowScheduler(Scheduler):
             else:
                 run.stats.draft_passes += 1
 
-    def _can_resize(self, run: WindowRun) -> bool:
+    def _can_resize(self, run: RefilledRun) -> bool:
         return not run.runner.is_static and all(
             isinstance(model, SupportsContinuousBatching) for model, _ in self._models
         )
 
-    def _keep(self, run: WindowRun, batch_slots: list[int]) -> None:
+    def _keep(self, run: RefilledRun, batch_slots: list[int]) -> None:
         """Go on with these batch slots; one that stands there again is a free one."""
         device = run.buffer.tokens.device
         batch = run.prompt.batch
@@ -199,7 +217,7 @@ def open_scheduler(
     return WindowScheduler(prompt, prompt.batching, noise, is_fixed)
 
 
-def _prefill_rows(model: TokenModel, run: WindowRun, rows: Tensor, width: int) -> int:
+def _prefill_rows(model: TokenModel, run: RefilledRun, rows: Tensor, width: int) -> int:
     """Prefill the prompts of admitted rows, without their last tokens.
 
     Args:

@@ -24,8 +24,7 @@ from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
 from mmaccel.samplers.drafting.contract import DraftSource
-from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.drafting.ngram import NGram
+from mmaccel.samplers.drafting.sources import make_draft_source
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
@@ -59,9 +58,7 @@ class Speculative(WindowPolicy):
 
     def draft_source(self) -> DraftSource:
         """See `WindowPolicy.draft_source`."""
-        if self.draft_model is None:
-            return NGram()
-        return DraftModel(cast(TokenModel, self.draft_model))
+        return make_draft_source(cast(TokenModel | None, self.draft_model))
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""

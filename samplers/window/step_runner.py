@@ -17,10 +17,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
-from mmaccel.samplers.drafting.contract import Drafter, DraftSource
+from mmaccel.contracts import Layout, TokenModel
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.token_buffer import Capacity, measure
+from mmaccel.samplers.window.token_buffer import Capacity
 
 
 class Once(NamedTuple):
@@ -57,7 +56,7 @@ class GraphKey(NamedTuple):
     model: ref[Any]
     model_state: Hashable
     options: Hashable
-    policy: Policy
+    policy: object
     sampling_params: SamplingParams
     layout: Layout | None
     batch: int
@@ -65,7 +64,7 @@ class GraphKey(NamedTuple):
     n_stops: int | None
     capacity: Capacity
     widest: int
-    drafts: DraftSource
+    drafts: Hashable
     draft_weights: ref[Any] | None
     has_callback: bool
     is_refilled: bool
@@ -204,37 +203,3 @@ def runner_of(model: TokenModel) -> StepRunner:
     """A token model's own `runner`, or `EagerRunner` where it has none."""
     own: StepRunner | None = model.runner
     return EagerRunner() if own is None else own
-
-
-def make_graph_key(
-    runner: StepRunner, policy: Policy, model: TokenModel, prompt: Prompt, length: int,
-    params: SamplingParams, *, widest: int, drafter: Drafter, has_callback: bool, is_refilled: bool,
-) -> GraphKey | None:  # fmt: skip
-    """The key of a run; None where its graphs cannot serve another one.
-
-    That is so without a cache, with a logits processor, for a model that is no `GraphModel`, and
-    for a policy or layout that is no frozen dataclass of hashable fields.
-    """
-    layout = prompt.layout
-    if not runner.has_cache or params.processor is not None or not isinstance(model, GraphModel):
-        return None
-    if not (_is_frozen(policy) and (layout is None or _is_frozen(layout))):
-        return None
-    module, state, options = model.graph_key()
-    n_stops = None if prompt.stop_tokens is None else len(prompt.stop_tokens)
-    capacity = measure(prompt, length, rounded=True, most=model.max_positions)
-    weights = None if drafter.weights is None else ref(drafter.weights)
-    key = GraphKey(
-        ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
-        n_stops, capacity, widest, drafter.source, weights, has_callback, is_refilled,
-        runner.sync_every, prompt.tokens.device,
-    )  # fmt: skip
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _is_frozen(item: Any) -> bool:
-    return bool(getattr(getattr(type(item), "__dataclass_params__", None), "frozen", False))

@@ -22,15 +22,12 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from statistics import NormalDist, median
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.results import Exactness
 from mmaccel.samplers.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.policy import WindowPolicy
 
 CANDIDATES = (1, 8, 16, 32, 64)
 _TIMED = 4  # timed passes of a width before it is judged
@@ -43,6 +40,28 @@ _RECENT = 15  # passes whose median is the present step time
 _DRIFT = 1.35  # factor by which the step time may change before everything is timed again
 _STRETCH = 64  # slots within which step times are held against each other
 _MAX_CALIBRATIONS = 64  # per model; the oldest is dropped first
+
+
+class Widths(Protocol):
+    """Chooses the widths of a run.
+
+    Attributes:
+        widest: the widest there will be.
+    """
+
+    widest: int
+
+
+class Sized(Protocol):
+    """A policy, as far as its widths depend on it.
+
+    Attributes:
+        exactness: what it guarantees.
+        window: tokens processed per pass, or "adaptive".
+    """
+
+    exactness: ClassVar[Exactness]
+    window: int | str
 
 
 class FixedWidth:
@@ -299,14 +318,14 @@ def make_chooser(
 
 
 def open_chooser(
-    policy: WindowPolicy, model: TokenModel, prompt: Prompt, length: int, params: SamplingParams,
-    source: DraftSource,
+    policy: Sized, model: TokenModel, prompt: Prompt, length: int, params: SamplingParams,
+    source: Hashable,
 ) -> FixedWidth | AdaptiveWidth:  # fmt: skip
     """What chooses the widths of a run.
 
     Args:
         policy, model, prompt, length, params: of the run.
-        source: of its drafts.
+        source: what its drafts come from.
     """
     calibration = None
     if policy.window == "adaptive":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,3 +51,46 @@ def imports(source: str) -> list[Import]:
 
     walk(ast.parse(source), True)
     return found
+
+
+_NAME = re.compile(r"(mmaccel(?:\.\w+)+)[.:]?\w*")
+
+
+def resolved_imports(source: str, known: Collection[str]) -> set[str]:
+    """The modules that a source imports by statements, out of `known`.
+
+    `from a import b` is module `a.b` where there is one, and else module `a`.
+    """
+    found: set[str | None] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {_module_of(alias.name, known) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {_module_of(f"{node.module}.{alias.name}", known) for alias in node.names}
+    return {name for name in found if name is not None}
+
+
+def named_in_strings(source: str, known: Collection[str]) -> set[str]:
+    """What strings of a source name: modules out of `known`, and folders with some of them.
+
+    A string may go on with a dot, with a name in the module, or with a colon and a name.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = _NAME.fullmatch(node.value)
+            if match is None:
+                continue
+            name = match.group(1)
+            if name not in known and _module_of(name, known) != "mmaccel":
+                name = _module_of(name, known) or name
+            if name in known or any(other.startswith(f"{name}.") for other in known):
+                found.add(name)
+    return found
+
+
+def _module_of(name: str, known: Collection[str]) -> str | None:
+    """The module that a dotted name is, or lies in."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name or None

@@ -16,7 +16,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.errors import AttachError, OptionError
 from mmaccel.pipelines.attach.fallback import PassCounter as PassesOfALoop
-from mmaccel.pipelines.attach.fallback import has_own
+from mmaccel.pipelines.original_methods import has_own
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])

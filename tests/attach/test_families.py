@@ -11,7 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
-from mmaccel.pipelines.attach.generate_call import GenerateCall, find_obstacles
+from mmaccel.pipelines.generate_call import GenerateCall, find_obstacles
 from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_lms import PassCounter
 from tests.fixtures.windows import (

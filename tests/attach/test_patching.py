@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from mmaccel.errors import AttachError
-from mmaccel.pipelines.attach.patching import Injection, is_injected, original
+from mmaccel.pipelines.attach.patching import Injection, is_injected
+from mmaccel.pipelines.original_methods import original
 
 
 class _Child(nn.Linear):

@@ -15,7 +15,6 @@ from mmaccel import CausalLMWindow
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.layers.attention import (
     NAME,
@@ -23,6 +22,7 @@ from mmaccel.pipelines.layers.attention import (
     find_configs,
     window_attention_in,
 )
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.models.imagegpt import ImageGPT
 from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded

@@ -8,11 +8,8 @@ import pytest
 import transformers
 
 from benchmarks.compatibility_tables import compatibility_tables
-from mmaccel.catalog import FAMILIES
-from mmaccel.pipelines.attach.registry import PIPELINES
+from mmaccel.catalog import FAMILIES, IMAGE_MODELS, PIPELINES, SPEECH_MODELS
 from mmaccel.pipelines.diffusion_lm.registry import FAMILIES as DENOISERS
-from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
-from mmaccel.pipelines.text_to_speech.registry import SPEECH
 from tests.architecture.source import ROOT
 from tests.compatibility.measure import measure
 from tests.compatibility.models import LMS, Row, rows
@@ -33,7 +30,7 @@ def test_every_family_has_a_row() -> None:
     assert names("attached", has_images=True) == readers | {"janus"}
     language = {"gemma3_text" if name == "gemma3" else name for name in LMS}
     assert names("attached") == set(FAMILIES) | language | {"emu3"}
-    assert names("pipelines") == {*IMAGE_MODELS, *SPEECH, "cosmos"}
+    assert names("pipelines") == {*IMAGE_MODELS, *SPEECH_MODELS, "cosmos"}
     assert names("canvas") == {*DENOISERS, *PIPELINES, *WRAPPED}
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import Pass
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.layers.masked_model import greedy, masked

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass
 from mmaccel.kernels import compact as compact_module
-from mmaccel.pipelines.causal_lm import kv_cache
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import attention
+from mmaccel.pipelines.layers import store as store_module
 from mmaccel.pipelines.layers.attention import find_ancestors
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import ROUTES, draw_rows
@@ -114,6 +114,6 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
             assert start is not None
             return move(store, start[:, None] + torch.arange(keep.shape[1]), start)
 
-        monkeypatch.setattr(kv_cache, "compact", in_order)
+        monkeypatch.setattr(store_module, "compact", in_order)
     with pytest.raises(AssertionError):
         check_tree("llama", True)

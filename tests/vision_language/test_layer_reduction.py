@@ -18,9 +18,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DART, DivPrune, FastV, PyramidDrop, UnsupportedModelError
 from mmaccel.pipelines.attach.prompt_pass import PrefillPass
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
+from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.vision_language import layers
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first

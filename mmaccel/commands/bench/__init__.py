@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.catalog import IMAGE_MODELS
 from mmaccel.commands import options as shared
+from mmaccel.commands.bench.labels import ALL
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
-from mmaccel.pipelines.text_to_image.registry import IMAGE_MODELS
-
-ALL = "all"
 
 _WINDOWS, _DTYPES = "1,16,32,64,adaptive", "float32"
 _HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import find_policy, load, make_policy, policy_names
+from mmaccel.catalog import find_policy, make_policy, policy_names
 from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import make_table, stderr_console, wide_console
@@ -151,15 +151,15 @@ def _measure(
     device: str,
 ) -> Iterator[dict[str, Any]]:
     """Rows of the report, model by model; the source None stands for the toys."""
+    from mmaccel.demo.canvas_benchmark import measure_text
+    from mmaccel.evaluation.exactness.canvas_enumeration import measure_toys
     from mmaccel.pipelines.models.scenes_vocabulary import read_masked
 
     for source in sources:
         if source is None:
-            module = "mmaccel.evaluation.exactness.canvas_enumeration:"
-            yield from load(module + "measure_toys")(by_kind["canvas"])
+            yield from measure_toys(by_kind["canvas"])
         elif read_masked(source) is None:
-            measure = load("mmaccel.demo.canvas_benchmark:measure_text")
-            yield from measure(source, by_kind["canvas"], count, seed, device)
+            yield from measure_text(source, by_kind["canvas"], count, seed, device)
         else:
             yield from _images(source, by_kind, count, seed, batch, device)
 
@@ -167,12 +167,12 @@ def _measure(
 def _images(
     source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int, device: str
 ) -> Iterator[dict[str, Any]]:
+    from mmaccel.demo.canvas_benchmark import measure_images
+    from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
     from mmaccel.loading import open_pipeline
     from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
-    make = load("mmaccel.demo.scenes.data:make_captions")
-    prompts = make(load("mmaccel.demo.scenes.data:EVALUATION_SEED"), range(count))
-    measure = load("mmaccel.demo.canvas_benchmark:measure_images")
+    prompts = make_captions(EVALUATION_SEED, range(count))
     window_folder = tokenizer_folder(source)
     canvas = {  # no token ends an image
         label: policy
@@ -183,15 +183,16 @@ def _images(
     for folder, policies in ((source, canvas), (window_folder, window)):
         if policies:
             pipe = open_pipeline(str(folder), device)
-            yield from measure(pipe, source.name, policies, prompts, seed, batch)
+            yield from measure_images(pipe, source.name, policies, prompts, seed, batch)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    known = load("mmaccel.evaluation.tables:SHOWN")
+    from mmaccel.evaluation.tables import SHOWN
+
     console = wide_console()
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        shown = {head: name for head, name in known.items() if name in own[0]["quality"]}
+        shown = {head: name for head, name in SHOWN.items() if name in own[0]["quality"]}
         table = make_table(
             "policy", "passes", "canvases", "tok/pass", "positions", "seconds", "nats", "same",
             *shown, "exactness", title=model,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mmaccel.catalog import load, make_policy
+from mmaccel.catalog import make_policy
 from mmaccel.commands.bench.setup import (
     check_json,
     list_params,
@@ -38,7 +38,6 @@ from mmaccel.samplers.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
-_BASELINE = "mmaccel.evaluation.speed.transformers_baseline:"
 _POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, fields
     "Jacobi, as it comes": ("jacobi", {}),
     "GSD, fastest relaxed": ("gsd", {"window": 16, "drafts": "auto"}),
@@ -124,11 +123,13 @@ def _open_baseline(
     Returns:
         The setup, whose name says what it is, and what decodes it; None for the plain loop.
     """
+    from mmaccel.evaluation.speed.transformers_baseline import BaselineDecoding, find_obstacle
+
     generate = f"transformers {package_version('transformers')}"
     for name, how in (("compiled", "compiled"), ("static", "not compiled")):
-        reason = load(f"{_BASELINE}find_obstacle")(pipe, name, prompts[0], params)
+        reason = find_obstacle(pipe, name, prompts[0], params)
         if not reason:
-            decoding = load(f"{_BASELINE}BaselineDecoding")(pipe, name, prompts)
+            decoding = BaselineDecoding(pipe, name, prompts)
             return Setup(f"{generate}, {how}", None, None, EXACT_DTYPE), decoding
         stderr_console().print(f"{generate}, {how}, is left out: {reason}")
     plain = make_policy("autoregressive")

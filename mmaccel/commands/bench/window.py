@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmaccel.catalog import find_policy, load, make_policy, policy_names
-from mmaccel.commands.bench import ALL
+from mmaccel.commands.bench.labels import ALL
 from mmaccel.commands.bench.setup import (
     check_json,
     check_some,

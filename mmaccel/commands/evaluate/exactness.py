@@ -38,11 +38,13 @@ def exactness(
 ) -> None:
     """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
     guarantee is broken."""
-    from mmaccel.catalog import load, make_policy
+    from mmaccel.catalog import make_policy
     from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
     from mmaccel.commands.files import check_file, new_report, write_json
     from mmaccel.errors import OptionError
+    from mmaccel.evaluation.exactness.report import Plan, check_all
+    from mmaccel.evaluation.quality.features import open_extractor
     from mmaccel.loading import choose_names, open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
@@ -68,7 +70,7 @@ def exactness(
             raise OptionError(
                 f"--count: expected at least 2 to compare features, received {count}; ask for more"
             )
-        extract = load("mmaccel.evaluation.quality.features:open_extractor")(chosen_features)
+        extract = open_extractor(chosen_features)
     if prompts is not None:
         read_prompts(prompts)
     pipe = open_pipeline(
@@ -82,11 +84,11 @@ def exactness(
         pipe.image_model.params, guidance_scale=guidance, temperature=temperature
     )
     texts = pick_prompts(pipe, model, prompts, count)
-    plan = load("mmaccel.evaluation.exactness.report:Plan")(
+    plan = Plan(
         pipe, chosen, make_plain(chosen), texts, seed, params, batch_size, dtype, samples,
         extract,
     )  # fmt: skip
-    checks = load("mmaccel.evaluation.exactness.report:check_all")(plan)
+    checks = check_all(plan)
     broken = [check.name for check in checks if check.is_broken]
     report = new_report(
         device, model=model, policy=repr(chosen), exactness=chosen.exactness, dtype=dtype,

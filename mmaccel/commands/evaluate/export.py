@@ -28,14 +28,21 @@ def export(
     ] = False,
 ) -> None:
     """Link or copy images into a suite's layout. Nothing is moved; missing ones are listed."""
-    from mmaccel.catalog import load
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.options import check_count
     from mmaccel.commands.terminal import say
     from mmaccel.errors import OptionError
+    from mmaccel.evaluation.export import (
+        SUITES,
+        keep_complete,
+        match_items,
+        plan_files,
+        read_prompts,
+        write_files,
+    )
+    from mmaccel.evaluation.quality.image_folder import list_items
     from mmaccel.outputs.whole_files import write_whole
 
-    module = "mmaccel.evaluation.export:"
     if not out.name:
         raise OptionError(
             f"--out: expected the name of a folder to create, received {str(out)!r}; name one"
@@ -51,20 +58,20 @@ def export(
             "--partial: expected all prompts of a style for hpsv2, whose code scores the next "
             "image instead of a missing one; generate the missing ones"
         )
-    wanted = load(module + "read_prompts")(suite, prompts)
-    layout = load(module + "SUITES")[suite]
+    wanted = read_prompts(suite, prompts)
+    layout = SUITES[suite]
     each = layout.per_prompt if per_prompt is None else per_prompt
     check_count("per-prompt", each, MAX_IMAGES)
     if suite in ("hpsv2", "partiprompts") and each != 1:
         raise OptionError(f"--per-prompt: expected 1 for {suite}, received {each}; leave it out")
-    items = load("mmaccel.evaluation.quality.image_folder:list_items")(folder, layout.kinds)
+    items = list_items(folder, layout.kinds)
     total = len(wanted)
     if partial:
-        wanted = load(module + "keep_complete")(wanted, items, each)
-    matched = load(module + "match_items")(wanted, items, each)
-    plan = load(module + "plan_files")(suite, wanted, matched)
+        wanted = keep_complete(wanted, items, each)
+    matched = match_items(wanted, items, each)
+    plan = plan_files(suite, wanted, matched)
     target = Path(os.path.realpath(out))  # Path.resolve raises RuntimeError for a link to itself
     open_folder(target.parent)
-    load(module + "write_files")(target, plan, write_whole)
+    write_files(target, plan, write_whole)
     left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
     say(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")

@@ -39,39 +39,44 @@ def images(
 ) -> None:
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
-    from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report, write_json, write_lines
+    from mmaccel.evaluation.quality.features import extract_all, load_callable, open_extractor
+    from mmaccel.evaluation.quality.image_folder import list_items, read_pixels
+    from mmaccel.evaluation.quality.report import (
+        check_captions,
+        check_sizes,
+        measure_clip,
+        measure_distances,
+        reference_pixels,
+        sum_verdicts,
+        with_captions,
+    )
 
     check_count("batch-size", batch_size, MAX_BATCH)
     _check_options(against, features, weights, count)
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)
-    quality, folders = (
-        "mmaccel.evaluation.quality.report:",
-        "mmaccel.evaluation.quality.image_folder:",
-    )
-    items = load(folders + "list_items")(folder)
+    items = list_items(folder)
     embed = extract = others = None
     if clip is not None:
-        embed = load("mmaccel.evaluation.quality.features:load_callable")(clip, "clip")
-        load(quality + "with_captions")(items)
+        embed = load_callable(clip, "clip")
+        with_captions(items)
     if against is not None:
-        extract = load("mmaccel.evaluation.quality.features:open_extractor")(features, weights)
-        others = None if against == "scenes" else load(folders + "list_items")(Path(against))
-        load(quality + "check_sizes")(items, others, count)
+        extract = open_extractor(features, weights)
+        others = None if against == "scenes" else list_items(Path(against))
+        check_sizes(items, others, count)
     report: dict[str, Any] = new_report(folder=str(folder), n=len(items))
     if extract is not None:
-        extract_all = load("mmaccel.evaluation.quality.features:extract_all")
-        own = extract_all(load(folders + "read_pixels")(items, batch_size), extract)
-        drawn = load(quality + "reference_pixels")(others, count or len(items), batch_size)
+        own = extract_all(read_pixels(items, batch_size), extract)
+        drawn = reference_pixels(others, count or len(items), batch_size)
         theirs = extract_all(drawn, extract)
         report |= {"against": against, "n_against": len(theirs), "features": features}
-        report |= load(quality + "measure_distances")(own, theirs, seed)
-    verdicts = load(quality + "check_captions")(items, batch_size)
-    report["captions"] = load(quality + "sum_verdicts")(verdicts)
+        report |= measure_distances(own, theirs, seed)
+    verdicts = check_captions(items, batch_size)
+    report["captions"] = sum_verdicts(verdicts)
     scores: dict[str, float] = {}
     if embed is not None:
-        found = load(quality + "measure_clip")(items, embed, batch_size)
+        found = measure_clip(items, embed, batch_size)
         scores = found.pop("scores")
         report["clip"] = {"by": clip, **found}
     lines = [

@@ -44,7 +44,7 @@ def speed(
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
-    from mmaccel.catalog import load, make_policy
+    from mmaccel.catalog import make_policy
     from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import (
         parse_sizes,
@@ -54,26 +54,28 @@ def speed(
     )
     from mmaccel.commands.files import new_report, open_folder, write_lines
     from mmaccel.errors import OptionError
+    from mmaccel.evaluation.speed.measure import LEAST_RUNS, measure_speed, summarise
+    from mmaccel.evaluation.speed.report import check_plots
+    from mmaccel.evaluation.speed.transformers_baseline import check_names
     from mmaccel.loading import choose_names, open_pipeline, pick_name
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.results import exactness_in
 
-    least = load("mmaccel.evaluation.speed.measure:LEAST_RUNS")
-    if runs < least or warm_up < 1:
+    if runs < LEAST_RUNS or warm_up < 1:
         raise OptionError(
-            f"--runs, --warm-up: expected at least {least} and 1, received {show(runs)} and "
+            f"--runs, --warm-up: expected at least {LEAST_RUNS} and 1, received {show(runs)} and "
             f"{show(warm_up)}; "
             "p90 needs them (mmaccel bench measures quickly)"
         )
     for option, value in (("--runs", runs), ("--warm-up", warm_up)):
         check_most(option, value, MAX_RUNS, "ask for fewer")
     sizes = parse_sizes(batch_sizes)
-    load("mmaccel.evaluation.speed.transformers_baseline:check_names")(baseline or [])
+    check_names(baseline or [])
     if prompts is not None:
         read_prompts(prompts)
     if plots:
-        load("mmaccel.evaluation.speed.report:check_plots")()
+        check_plots()
     device, dtype = choose_names(device, dtype)
     options = shared.parse_fields(set_fields or [])
     if policy is not None:
@@ -92,7 +94,7 @@ def speed(
     texts = pick_prompts(pipe, model, prompts, None)
     baselines, left_out = _open_baselines(pipe, baseline or [], texts, params)
     finished: list[Any] = []
-    measured = load("mmaccel.evaluation.speed.measure:measure_speed")(
+    measured = measure_speed(
         pipe, {"plain": make_plain(chosen), "policy": chosen}, texts, params,
         batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, baselines=baselines,
         synchronise=synchronise_for(device),
@@ -117,7 +119,7 @@ def speed(
         temperature=params.temperature, seed=seed,
         captions=texts, runs=runs, warm_up=warm_up, baselines=list(baselines),
         left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],
-        rows=load("mmaccel.evaluation.speed.measure:summarise")(finished[: done * each]),
+        rows=summarise(finished[: done * each]),
     )  # fmt: skip
     _write_runs(out, report, finished, plots)
     if failure is not None:
@@ -128,20 +130,17 @@ def _open_baselines(
     pipe: Any, names: list[str], prompts: list[str], params: Any
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Baselines by name, and the reasons why the others are left out, which are printed."""
-    from mmaccel.catalog import load
     from mmaccel.commands.terminal import stderr_console
+    from mmaccel.evaluation.speed.transformers_baseline import BaselineDecoding, find_obstacle
 
     found, left_out = {}, {}
     for name in names:
-        reason = load("mmaccel.evaluation.speed.transformers_baseline:find_obstacle")(
-            pipe, name, prompts[0], params
-        )
+        reason = find_obstacle(pipe, name, prompts[0], params)
         if reason:
             left_out[name] = reason
             stderr_console().print(f"--baseline {name} is left out: {reason}", markup=False)
         else:
-            make = load("mmaccel.evaluation.speed.transformers_baseline:BaselineDecoding")
-            found[name] = make(pipe, name, prompts)
+            found[name] = BaselineDecoding(pipe, name, prompts)
     return found, left_out
 
 
@@ -157,8 +156,8 @@ def _collect(measured: Any, finished: list[Any], total: int) -> None:
 
 def _write_runs(out: Path, report: dict[str, Any], finished: list[Any], plots: bool) -> None:
     """Write all runs, and a report of the sizes whose runs are complete."""
-    from mmaccel.catalog import load
     from mmaccel.commands.files import write_json, write_lines, write_text
+    from mmaccel.evaluation.speed.report import plan_plots, write_speed
     from mmaccel.outputs.whole_files import write_whole
 
     lines = [run.to_dict() for run in finished]
@@ -167,9 +166,9 @@ def _write_runs(out: Path, report: dict[str, Any], finished: list[Any], plots: b
     if not report["rows"]:
         return
     write_json(out / "speed.json", report)
-    write_text(out / "speed.md", load("mmaccel.evaluation.speed.report:write_speed")(report))
+    write_text(out / "speed.md", write_speed(report))
     if plots:
-        plan = load("mmaccel.evaluation.speed.report:plan_plots")(report, lines)
+        plan = plan_plots(report, lines)
         for file, write in plan.items():
             write_whole(out / file, write)
     _print(report, out)

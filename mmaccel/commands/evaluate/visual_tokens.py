@@ -19,8 +19,6 @@ _HELP_METHODS = (
 _HELP_DATA = 'a line {"image": …, "question": …, "answer": …, "kind": …} for each question'
 _HELP_JSON = "write figures here; a run that was stopped goes on from them"
 _KEEPS = "0.5,0.33,0.22,0.11"
-_MODULE = "mmaccel.evaluation.visual_tokens."
-_TABLES = "mmaccel.evaluation.tables:"
 
 
 def visual_tokens(
@@ -50,9 +48,18 @@ def visual_tokens(
 ) -> None:  # fmt: skip
     """Accuracy by kind of question, visual tokens, FLOPs and seconds, of every method at every
     fraction, next to all tokens and controls."""
-    from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report
     from mmaccel.errors import OptionError
+    from mmaccel.evaluation.visual_tokens.methods import list_sides, parse_keeps, parse_methods
+    from mmaccel.evaluation.visual_tokens.plots import check_plots, draw_plots
+    from mmaccel.evaluation.visual_tokens.prefill import FORMULA
+    from mmaccel.evaluation.visual_tokens.questions import (
+        digest_questions,
+        digest_weights,
+        draw_questions,
+        open_model,
+        read_questions,
+    )
     from mmaccel.loading import choose_names
     from mmaccel.pipelines.loading.placement import choose_dtype
     from mmaccel.samplers.noise import check_seed
@@ -64,31 +71,31 @@ def visual_tokens(
     check_seed(seed)
     device, dtype = choose_names(device, dtype)
     texts = [TypedName(text) for text in shared.split_values("--methods", methods)]
-    names = load(_MODULE + "methods:parse_methods")(texts)
-    keeps = load(_MODULE + "methods:parse_keeps")(shared.split_values("--keep", keep))
+    names = parse_methods(texts)
+    keeps = parse_keeps(shared.split_values("--keep", keep))
     for option, file in (("--json", json_file), ("--plot", plot)):
         check_file(option, file)
     if plot is not None:
-        load(_MODULE + "plots:check_plots")()
+        check_plots()
     asked = None
     if data is not None:
-        asked = load(_MODULE + "questions:read_questions")(data, questions)
-    vlm = load(_MODULE + "questions:open_model")(model, device, choose_dtype(dtype))
+        asked = read_questions(data, questions)
+    vlm = open_model(model, device, choose_dtype(dtype))
     if asked is None:
         if not vlm.is_demo:
             raise OptionError(
                 f"--data: expected questions for {model}, received none; only scenes-vqa has its "
                 "own. Write a JSON object a line and give the file"
             )
-        asked = load(_MODULE + "questions:draw_questions")(questions)
-    sides, left_out = load(_MODULE + "methods:list_sides")(vlm.model, names, keeps)
+        asked = draw_questions(questions)
+    sides, left_out = list_sides(vlm.model, names, keeps)
     new_tokens = max_new_tokens or (4 if vlm.is_demo else 16)
     report = new_report(
-        device, model=model, weights=load(_MODULE + "questions:digest_weights")(vlm.model),
+        device, model=model, weights=digest_weights(vlm.model),
         data=None if data is None else data.name, questions=len(asked),
-        digest=load(_MODULE + "questions:digest_questions")(asked), batch=batch_size,
+        digest=digest_questions(asked), batch=batch_size,
         max_new_tokens=new_tokens, dtype=dtype, seed=seed, left_out=left_out,
-        keeps=keeps, flops_formula=load(_MODULE + "prefill:FORMULA"),
+        keeps=keeps, flops_formula=FORMULA,
         kind_names=sorted({q.kind for q in asked}),
     )  # fmt: skip
     report["device"] = device
@@ -97,8 +104,7 @@ def visual_tokens(
     if plot is not None:
         from mmaccel.outputs.whole_files import write_whole
 
-        draw = load(_MODULE + "plots:draw_plots")
-        write_whole(plot, lambda path: draw(path, report))
+        write_whole(plot, lambda path: draw_plots(path, report))
     _print(report)
 
 
@@ -108,28 +114,28 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
     Raises:
         Stopped: by a signal; what was measured is in the file.
     """
-    from mmaccel.catalog import load
     from mmaccel.commands.evaluate.setup import synchronise_for
     from mmaccel.commands.files import write_json
     from mmaccel.commands.process import Stopped
     from mmaccel.commands.terminal import progress_bar
+    from mmaccel.evaluation.visual_tokens.measure import count_rounds, measure_sides, new_record
 
     records, sessions = _read_records(file, report)
     for side in sides:
-        records.setdefault(side.key, load(_MODULE + "measure:new_record")())
-    rounds = load(_MODULE + "measure:count_rounds")(asked, report["batch"])
+        records.setdefault(side.key, new_record())
+    rounds = count_rounds(asked, report["batch"])
     missing = sum(rounds - len(records[side.key]["seconds"]) for side in sides)
     if missing:
         sessions.append({"command": report["command"], "machine": report["machine"]})
     report |= {"sessions": sessions, "records": records}
 
     def keep() -> None:
-        report["sides"] = load(_MODULE + "summary:summarise")(
-            sides, records, [q.kind for q in asked], report["batch"]
-        )
+        from mmaccel.evaluation.visual_tokens.summary import summarise
+
+        report["sides"] = summarise(sides, records, [q.kind for q in asked], report["batch"])
         write_json(file, report)
 
-    measured = load(_MODULE + "measure:measure_sides")(
+    measured = measure_sides(
         vlm, asked, sides, records, batch=report["batch"],
         max_new_tokens=report["max_new_tokens"], seed=report["seed"],
         session=len(sessions) - 1, synchronise=synchronise_for(report["device"]),
@@ -160,9 +166,9 @@ def _read_records(
     Raises:
         OptionError: a report of other questions, settings or weights, or no report.
     """
-    from mmaccel.catalog import load
     from mmaccel.checks import show
     from mmaccel.errors import OptionError
+    from mmaccel.evaluation.visual_tokens.measure import PER_ROUND
     from mmaccel.limits import parse_json, read_whole
 
     if file is None or not file.exists():
@@ -171,8 +177,7 @@ def _read_records(
         found = parse_json(read_whole(file, "--json"))
         records = {key: dict(record) for key, record in found["records"].items()}
         sessions = list(found["sessions"])
-        per_round = load(_MODULE + "measure:PER_ROUND")
-        lengths = [{len(record[name]) for name in per_round} for record in records.values()]
+        lengths = [{len(record[name]) for name in PER_ROUND} for record in records.values()]
         is_whole = all(len(own) == 1 for own in lengths)
     except (ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
@@ -191,8 +196,8 @@ def _read_records(
 
 
 def _print(report: dict[str, Any]) -> None:
-    from mmaccel.catalog import load
     from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.evaluation.tables import kind_cells, visual_tokens_cells
 
     console, rows = wide_console(), report["sides"]
     names = report["kind_names"]
@@ -203,11 +208,11 @@ def _print(report: dict[str, Any]) -> None:
     )  # fmt: skip
     table = make_table("method", *heads, title=title)
     for row in rows:
-        table.add_row(*load(_TABLES + "visual_tokens_cells")(row))
+        table.add_row(*visual_tokens_cells(row))
     console.print(table)
     kinds = make_table("right, %", "keep", *names, title="by kind of question")
     for row in rows:
-        shares = load(_TABLES + "kind_cells")(row, names)
+        shares = kind_cells(row, names)
         kinds.add_row(row["method"], f"{row['keep']:g}", *shares)
     console.print(kinds)
     for name, reason in report["left_out"].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,21 +31,20 @@ def words(
     ] = None,
 ) -> None:
     """Word error rate: substituted, deleted and inserted words over words of the reference."""
-    from mmaccel.catalog import load
     from mmaccel.commands.files import check_file, new_report, write_json, write_lines
     from mmaccel.commands.terminal import say
+    from mmaccel.evaluation.quality import word_errors
 
     for option, file in (("--json", json_file), ("--items", items_file)):
         check_file(option, file)
-    module = "mmaccel.evaluation.quality.word_errors:"
-    plain = load(module + "simplify") if simplify else str
+    plain = word_errors.simplify if simplify else str
     texts = [[plain(line) for line in read_lines(file, "text")] for file in (reference, heard)]
     try:
-        parts = load(module + "compare_transcripts")(*texts)
+        parts = word_errors.compare_transcripts(*texts)
     except ShapeError as error:  # of the files that were named
         raise OptionError(str(error)) from error
-    total = load(module + "sum_word_errors")(parts)
-    figures = {"utterances": len(parts), "simplified": simplify, "rate": total.rate}
+    total = word_errors.sum_word_errors(parts)
+    figures: dict[str, Any] = {"utterances": len(parts), "simplified": simplify, "rate": total.rate}
     write_json(json_file, new_report(**figures, **asdict(total)))
     lines = [
         {"line": k, "reference": a, "heard": b, **asdict(part)}

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import load
 from mmaccel.checks import show
 from mmaccel.errors import MissingBackendError, OptionError, ShapeError
 from mmaccel.evaluation.quality.frechet import Array, check_features
@@ -49,6 +48,8 @@ def open_extractor(name: str, weights: Path | None = None) -> Extract:
         OptionError: another name, or weights too many or too few.
         MissingBackendError: inception without torch-fidelity.
     """
+    from mmaccel.demo.scenes.features import extract_features
+
     if (weights is not None) != (name == "inception"):
         wanted = "a file for inception" if weights is None else f"none for {name}"
         raise OptionError(
@@ -56,8 +57,7 @@ def open_extractor(name: str, weights: Path | None = None) -> Extract:
             "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
         )
     if name == "scenes":
-        extract: Extract = load("mmaccel.demo.scenes.features:extract_features")
-        return extract
+        return extract_features
     if name == "inception":
         assert weights is not None
         return open_inception(weights)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmaccel.catalog import load
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.clip_score import Embed, score_batches
 from mmaccel.evaluation.quality.frechet import Array, frechet_floor, frechet_of
@@ -63,18 +62,20 @@ def reference_pixels(
         count: see above.
         batch_size: images extracted together.
     """
+    from mmaccel.demo.scenes.features import draw_reference
+
     if others is not None:
         return read_pixels(others, batch_size)
-    drawn: torch.Tensor = load("mmaccel.demo.scenes.features:draw_reference")(count)
-    return drawn.split(batch_size)
+    return draw_reference(count).split(batch_size)
 
 
 def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str, bool] | None]:
     """The verdicts of the prompt checker on each image; None where its prompt is no sentence of
     scenes, or it has none, or it is not of 64x64 pixels.
     """
-    read_caption = load("mmaccel.demo.scenes.caption:read_caption")
-    check = load("mmaccel.demo.scenes.checker:check_images")
+    from mmaccel.demo.scenes.caption import read_caption
+    from mmaccel.demo.scenes.checker import check_images
+
     verdicts: list[dict[str, bool] | None] = [None] * len(items)
     readable = [k for k, item in enumerate(items) if _reads(read_caption, item.prompt)]
     for k in range(0, len(readable), batch_size):
@@ -82,7 +83,7 @@ def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str
         (pixels,) = read_pixels([items[i] for i in part], len(part))
         if pixels.shape[-2:] != (64, 64):
             return verdicts
-        found = check(pixels.float() / 255, [items[i].prompt for i in part])
+        found = check_images(pixels.float() / 255, [str(items[i].prompt) for i in part])
         for i, verdict in zip(part, found, strict=True):
             verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
     return verdicts

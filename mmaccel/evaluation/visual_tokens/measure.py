@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import mmaccel
 from mmaccel.evaluation.speed.measure import order_of
 from mmaccel.evaluation.visual_tokens.methods import Side
 from mmaccel.evaluation.visual_tokens.prefill import PromptCost, watch_prompt
 from mmaccel.evaluation.visual_tokens.questions import ImageQuestion, VisionModel, is_right
+from mmaccel.handle import attach
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 
 Record = dict[str, Any]
@@ -108,7 +108,7 @@ def answer(
         synchronise: waits for the device.
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
-    with mmaccel.attach(
+    with attach(
         vlm.model, "autoregressive", strict=True, seed=list(seeds), visual_tokens=method,
         cuda_graphs=False,
     ):  # fmt: skip

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mmaccel
-from mmaccel.catalog import REDUCERS, load
+from mmaccel.catalog import REDUCERS, find_own, load
 from mmaccel.checks import check_number, show, suggest
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.own_code import find_own
+from mmaccel.handle import attach
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 
 ALL_TOKENS = "all tokens"
@@ -100,7 +99,7 @@ def list_sides(
 
     Args:
         model: a vision-language model of transformers.
-        names: out of `METHODS`, or as `mmaccel.own_code.find_own` takes them.
+        names: out of `METHODS`, or as `mmaccel.catalog.find_own` takes them.
         keeps: the fractions.
 
     Returns:
@@ -109,14 +108,14 @@ def list_sides(
     Raises:
         UnsupportedModelError: `attach` does not serve the model, or none of the methods.
     """
-    with mmaccel.attach(model, "autoregressive", strict=True):
+    with attach(model, "autoregressive", strict=True):
         pass
     sides, left_out = [Side()], {}
     for name in names:
         target = None if name in METHODS else find_own("reducers", name)
-        method = getattr(mmaccel, name) if target is None else load(target)
+        method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
         try:
-            with mmaccel.attach(model, "autoregressive", visual_tokens=method(keep=keeps[0])):
+            with attach(model, "autoregressive", visual_tokens=method(keep=keeps[0])):
                 sides += [Side(name, keep, method(keep=keep)) for keep in keeps]
         except (UnsupportedModelError, OptionError) as error:
             left_out[name] = " ".join(str(error).split())

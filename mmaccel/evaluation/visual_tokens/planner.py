@@ -25,14 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import mmaccel
 from mmaccel.catalog import read_reducers
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.visual_tokens.measure import count_visual
 from mmaccel.evaluation.visual_tokens.prefill import PromptCost, watch_prompt
+from mmaccel.handle import attach
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
+from mmaccel.reduction.visual_tokens.divprune import DivPrune
 
 WORTH = 1.1  # times as fast; less does not make up for other answers
 _STEPS = 8  # decoded to measure one
@@ -276,9 +277,7 @@ def plan_visual_tokens(
         ("max_new_tokens", max_new_tokens), ("concurrency", concurrency), ("repeats", repeats),
     ):  # fmt: skip
         check_int(name, value, 1, hint=hint)
-    chosen = (
-        mmaccel.DivPrune(keep=keep) if method is None else check_reducers(read_reducers(method))[0]
-    )
+    chosen = DivPrune(keep=keep) if method is None else check_reducers(read_reducers(method))[0]
     copies = {name: _copy(value, concurrency) for name, value in inputs.items()}
     n_visual = int((copies["input_ids"] == find_placeholder(model, "image")).sum())
     if not n_visual:
@@ -336,7 +335,7 @@ def measure_costs(
     timed, selection = _timed(method, synchronise, lambda: not cost.prefill_seconds)
     n_tokens = 1 + _STEPS
     options: dict[str, Any] = {"max_new_tokens": n_tokens, "min_new_tokens": n_tokens}
-    with mmaccel.attach(
+    with attach(
         model, "autoregressive", strict=True, seed=0, visual_tokens=timed, cuda_graphs=False
     ):
         with watch_prompt(model, synchronise) as cost:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import load
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json, read_lines
@@ -92,9 +91,11 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
         UnsupportedModelError: a model or processor that transformers does not open.
         MissingBackendError: a package that its processor needs is not installed.
     """
+    from mmaccel.demo.vision import load_demo
+
     folder = None if name == DEMO else find_model(name, {})
     if folder is None or (folder.is_dir() and not any(folder.glob("*token*"))):
-        model, processor = load("mmaccel.demo.vision:load_demo")(DEMO, folder)
+        model, processor = load_demo(DEMO, folder)
         return VisionModel(model.to(device, dtype), processor, True)
     load_config = LoadConfig(device=device, dtype=dtype)
     return VisionModel(*open_vision_language(name, load_config)[:2], False)
@@ -102,7 +103,9 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
 
 def draw_questions(per_kind: int) -> list[ImageQuestion]:
     """Questions about scenes that no training saw, `per_kind` of each kind."""
-    asked = load("mmaccel.demo.scenes_vqa.evaluate:list_questions")(per_kind)
+    from mmaccel.demo.scenes_vqa.evaluate import list_questions
+
+    asked = list_questions(per_kind)
     return [ImageQuestion(q.kind, q.text, q.answer, image) for image, q in asked]
 
 

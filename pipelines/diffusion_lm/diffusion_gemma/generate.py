@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasInterrupt, Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
@@ -33,6 +32,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     check_uncached,
     count_to_end,
 )
+from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, draw_seed
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import GemmaRun, GemmaService
@@ -25,6 +24,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     check_inputs,
     decode_texts,
 )
+from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.samplers.sampling_params import SamplingParams
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice
-from mmaccel.pipelines.causal_lm.kv_cache import mask_reads
+from mmaccel.pipelines.layers.store import mask_reads
 
 READINGS = ("blocks", "causal")
 FORMS = ("additive", "bool", "zero-one")

@@ -2,7 +2,7 @@
 
 A pass computes some entries of every row, writes their keys and values at any cache indices, and
 reads any indices. The model is called with explicit positions and a prepared 4-D mask, over the
-cache of `mmaccel.pipelines.causal_lm.kv_cache`.
+cache of `mmaccel.pipelines.layers.store`.
 
 Source of the idea: the replaced positions of C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618.
 
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, make_cache
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_form
+from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
 from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
 
 

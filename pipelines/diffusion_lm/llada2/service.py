@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.attach.patching import original
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks, CachedCalls
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
@@ -27,6 +26,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.canvas import decode
 from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
+from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
 
 

@@ -13,8 +13,8 @@ from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_masks
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_masks
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 

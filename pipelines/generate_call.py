@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
-from mmaccel.pipelines.attach.step_outputs import PER_LAYER, PER_STEP
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_causal_lm,
     find_device,
@@ -34,6 +33,8 @@ from mmaccel.results import Generation, Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
+PER_STEP = {"output_scores": "scores", "output_logits": "logits"}
+PER_LAYER = {"output_attentions": "attentions", "output_hidden_states": "hidden_states"}
 GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
 

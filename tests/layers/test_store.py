@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmaccel.errors import ShapeError
-from mmaccel.pipelines.causal_lm.kv_cache import KVCacheLayout, WindowLayer, make_cache
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_cache
 
 
 def _states(rows: int, heads: int, width: int, size: int, base: float) -> torch.Tensor:
