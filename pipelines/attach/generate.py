@@ -229,8 +229,8 @@ class GenerateService:
             yield
             return
         with self._one_call:
-            outer, own = self.visuals, VisualCall(self.reduction)
-            self.visuals = own
+            outer = self.visuals
+            own = self.visuals = VisualCall(self.reduction)
             try:
                 with own.running(model, inputs, self.seed):
                     yield
@@ -254,8 +254,9 @@ class GenerateService:
         length, samples = call.length, call.config.do_sample
         assert length is not None  # `find_obstacles` requires a limit
         seed = self._choose_seed(samples)
-        visuals, whole = self.visuals, call
-        call = visuals.apply(call, _row_seeds(call, seed))
+        visuals = self.visuals
+        whole = call
+        call = visuals.apply(whole, _row_seeds(call, seed))
         prompt = call.prompt()
         kinds, warpers = take_warpers(call.kinds(), samples)
         chain = LogitsChain(kinds, whole.ids, prompt.tokens.shape[1]) if kinds else None

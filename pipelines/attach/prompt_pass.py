@@ -40,7 +40,8 @@ class PrefillPass:
 
     def run(self) -> PromptStates:
         """Process the prompt."""
-        call, layers = self.call, self.layers
+        call = self.call
+        layers = self.layers
         others = dict(call.others)
         others.pop("tokenizer", None)  # stopping criteria have it
         cache = call.cache

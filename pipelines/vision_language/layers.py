@@ -178,7 +178,8 @@ class DecoderLayers:
         deep = max((len(getattr(o, "deepstack_features", None) or ()) for o in outputs), default=0)
         if self.before[0] >= deep:
             return
-        remedy, method = "choose a method at the encoder's exit, such as DivPrune", self._method
+        method = self._method
+        remedy = "choose a method at the encoder's exit, such as DivPrune"
         if deep < len(self._layers):
             later = tuple(layer for layer in self.before if layer >= deep) or (deep,)
             own = f"layers={later}" if hasattr(method, "layers") else f"layer={deep}"
@@ -213,10 +214,8 @@ class PromptCuts(LayerAnswer):
     Attributes:
         cuts: what the cache of which layers holds, after the pass.
         counts: `[B]` visual tokens before, and after.
-        steps: what later passes do in their layers; None: nothing.
     """
 
-    steps: LayerSteps | None = None
     has_holes: ClassVar[bool] = False  # see `Cut`
 
     def __init__(self, layers: DecoderLayers) -> None:
@@ -230,6 +229,11 @@ class PromptCuts(LayerAnswer):
     def cutting(self) -> AbstractContextManager[None]:
         """Inside the block, the next pass of the model drops columns."""
         return self.layers.passing(self)
+
+    @property
+    def steps(self) -> LayerSteps | None:
+        """What later passes do in their layers; None: nothing."""
+        return None
 
     def kept(self) -> list[Tensor]:
         """Which visual tokens of each row the last cut left: `[n]` bool, in their order."""
@@ -250,7 +254,8 @@ class PromptCuts(LayerAnswer):
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
         """Drop columns; the states `[B, T', D]` of those that stay."""
-        visual, is_text = ChosenColumns.of(self._is_visual), self._mask & ~self._is_visual
+        visual = ChosenColumns.of(self._is_visual)
+        is_text = self._mask & ~self._is_visual
         x = visual.take(hidden)
         plan = layers.plan(index, visual, is_text, x, hidden)
         self.counts = (layers.n_visual, plan.counts)
@@ -265,7 +270,8 @@ class PromptCuts(LayerAnswer):
 
     def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
         """Masks and positions of the columns that stay."""
-        columns, found = self._columns, dict(given)
+        columns = self._columns
+        found = dict(given)
         mask = shorten_mask(given.get("attention_mask"), columns, self._mask)
         found["attention_mask"] = None if mask is None else mask.to(hidden.dtype)
         positions = given.get("position_embeddings")

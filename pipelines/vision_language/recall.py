@@ -54,7 +54,8 @@ class FirstRun(LayerAnswer):
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
         """Choose columns, and end the pass."""
-        visual, is_text = ChosenColumns.of(layers.is_visual), layers.mask & ~layers.is_visual
+        visual = ChosenColumns.of(layers.is_visual)
+        is_text = layers.mask & ~layers.is_visual
         plan = layers.plan(index, visual, is_text, visual.take(hidden), hidden)
         self.stays = visual.mark(is_text, plan)
         raise PassEndedError
@@ -65,8 +66,9 @@ class FirstRun(LayerAnswer):
 
     def describe(self) -> str:
         """How many stay."""
-        before, after = self.layers.is_visual, self.stays & self.layers.is_visual
-        counts = f"{int(after.sum())} of {int(before.sum())} visual tokens"
+        before = int(self.layers.n_visual.sum())
+        after = int((self.stays & self.layers.is_visual).sum())
+        counts = f"{after} of {before} visual tokens"
         return f"{counts} recalled in front of layer {self.layers.before[0]}"
 
     def record(self, stats: Stats) -> None:

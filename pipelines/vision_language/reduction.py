@@ -62,7 +62,8 @@ class VisualReduction:
                 f"received a {type(model).__name__} that encodes them in its first pass; install "
                 "transformers 5.23 or newer"
             )
-        name, first = f"a {type(model).__name__}", self.in_encoder
+        name = f"a {type(model).__name__}"
+        first = self.in_encoder
         if first is not None and self.find("pixels") and self.find("encoder_layer"):
             raise UnsupportedModelError(
                 "visual_tokens: expected one method before or in the encoder, received "

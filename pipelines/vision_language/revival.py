@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.pipelines.causal_lm.own_prompt import count_columns
+from mmaccel.pipelines.causal_lm.own_prompt import LayerSteps, count_columns
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PromptCuts
@@ -99,17 +99,23 @@ class RevivingCuts(PromptCuts):
 
     def __init__(self, layers: DecoderLayers) -> None:
         super().__init__(layers)
-        self.steps, self._prompt = self, ChosenColumns.of(layers.is_visual)
+        self._prompt = ChosenColumns.of(layers.is_visual)
         self._numbers = (layers.is_visual.cumsum(1) - 1).clamp(min=0)  # [B, T]
         index = count_columns(layers.mask).gather(1, self._prompt.index)
         self._tokens = AuxiliaryCache(index, self._prompt.valid)
         self.n_revived = layers.n_visual.new_zeros(())
 
+    @property
+    def steps(self) -> LayerSteps:
+        """This object: the passes look into the cache that the prompt's pass has filled."""
+        return self
+
     def choose(
         self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
     ) -> Tensor:
         """As `PromptCuts`; what is dropped is held."""
-        tokens, visual = self._tokens, ChosenColumns.of(self._is_visual)
+        tokens = self._tokens
+        visual = ChosenColumns.of(self._is_visual)
         if not tokens.places:
             tokens.places = tuple(
                 pad(self._prompt.take(values.expand(len(hidden), -1, -1)), (0, 0, 0, 1))

@@ -105,13 +105,15 @@ class VisualCall:
             inputs: named arguments of the call, the prompt's ids among them.
             seed: of the policy; None is 0 for the encoder.
         """
-        at_exit, method = self.reduction.find("encoder_exit"), self.reduction.in_encoder
+        at_exit = self.reduction.find("encoder_exit")
+        method = self.reduction.in_encoder
         encoder: EncoderReduction | PixelReduction | None = None
         if isinstance(method, DownsamplePixels):
             encoder = PixelReduction(model, method, inputs)
         elif method is not None:
             ids = inputs.get("input_ids")
-            first, rows = (0 if seed is None else seed), range(1 if ids is None else len(ids))
+            first = 0 if seed is None else seed
+            rows = range(1 if ids is None else len(ids))
             seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
             encoder = EncoderReduction(model, method, inputs, seeds)
         wanted = at_exit is not None and bool(at_exit.needs & OF_TOWER)
@@ -218,7 +220,8 @@ class VisualCall:
         self, call: GenerateCall, given: GivenInputs, seeds: Sequence[int]
     ) -> GenerateCall:
         """The call on the tokens that an encoder, or the method at its exit, leaves."""
-        method, first = self.reduction.find("encoder_exit"), given.encoder
+        method = self.reduction.find("encoder_exit")
+        first = given.encoder
         visuals = find_visuals(call, len(call.ids) // given.n_rows if given.n_rows else 1)
         self._kept = KeptVisuals(call.model, visuals, given.inputs)
         if first is not None and first.changed:
@@ -269,8 +272,9 @@ class VisualCall:
         before, after = (sum(pair[k] for pair in self.counts) for k in range(2))
         if after < before:
             parts.append(f"{after} of {before} visual tokens")
-        if self.inside is not None:
-            parts += filter(None, [self.inside.describe()])
+        inside = "" if self.inside is None else self.inside.describe()
+        if inside:
+            parts.append(inside)
         names = ", ".join(map(repr, self.reduction.methods))
         return f"the model on {', '.join(parts)} ({names})" if parts else ""
 

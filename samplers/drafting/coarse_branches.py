@@ -13,25 +13,42 @@ fitted on 850 slots of images.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.coarse_sweep import SweepSlots, coarse_sweep, share_of
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
 from mmaccel.samplers.drafting.contract import Branches, OpenRun
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 
 _RANKS = 6  # of a slot that are looked at
 _FIRST = (2.5, -2.5)  # beta and c of the first draft, whose left side is certain
 _LATER = (4.0, -3.5)  # and of those behind it, given that their left side is right
 
 
+class Sweeper(Protocol):
+    """What a coarse drafter is to its branches; `CoarseDrafter` describes its methods."""
+
+    @property
+    def sweep_weights(self) -> SweepWeights:
+        """Of C."""
+
+    def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
+        """What the next sweep knows."""
+
+    def pad_tokens(self, run: OpenRun) -> Tensor:
+        """The token buffer as a sweep reads it."""
+
+    def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+        """C's hidden states."""
+
+    def find_scale(self, run: OpenRun) -> float:
+        """What C's scores are multiplied by."""
+
+
 @torch.no_grad()
 def grow_branches(
-    drafter: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
+    drafter: Sweeper, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
 ) -> Branches | None:
     """N branches of L drafts; None before the first pass.
 
@@ -61,17 +78,15 @@ def grow_branches(
     scale = drafter.find_scale(run)
     n_corrected = own.ids.shape[2]
     found = run.backend.run(
-        coarse_sweep, drafter.opened.weights, own, copies, scale, n_corrected
+        coarse_sweep, drafter.sweep_weights, own, copies, scale, n_corrected
     )  # [B N, L-1]
     behind = found.view(len(drafts), n, length - 1)
     return Branches(forks, torch.cat([firsts[..., None], behind], 2))
 
 
-def _rank(
-    drafter: CoarseDrafter, run: OpenRun, slots: SweepSlots, work: Tensor
-) -> tuple[Tensor, Tensor]:
+def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, work: Tensor) -> tuple[Tensor, Tensor]:
     """The best perturbed scores of every draft slot and their tokens, `[B, K, r]`, falling."""
-    weights, scale = drafter.opened.weights, drafter.find_scale(run)
+    weights, scale = drafter.sweep_weights, drafter.find_scale(run)
     batch, n_slots, n_neighbours = slots.neighbours.shape
     now = work.gather(1, slots.neighbours.flatten(1)).view(batch, n_slots, n_neighbours)
     hidden = drafter.find_hidden(now, slots.base)

@@ -217,6 +217,11 @@ class CoarseDrafter(Drafter):
         """See `Drafter.branch`."""
         return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
 
+    @property
+    def sweep_weights(self) -> SweepWeights:
+        """C's weights as a sweep reads them."""
+        return self.opened.weights
+
     def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""
         return _scale(run)

@@ -144,11 +144,13 @@ class DraftingPolicy(Policy, Protocol):
 
     Attributes:
         window: tokens processed per pass, or "adaptive".
-        tree: a `TreeShape`, which asks the drafter for branches; None for none.
     """
 
     window: int | str
-    tree: object | None
+
+    @property
+    def tree(self) -> object | None:
+        """A `TreeShape`, which asks the drafter for branches; None for none."""
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""

@@ -85,9 +85,11 @@ def has_tree(policy: object) -> bool:
     return getattr(policy, "tree", None) is not None
 
 
-def count_spare(tree: TreeShape | None, model: TokenModel, widest: int) -> int:
+def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
     """Cache indices a row that a run needs beside those of its positions.
 
     Branches stand behind the whole window, also in a row that is nearly at its end.
     """
-    return 0 if tree is None or not model.takes_trees else widest + tree.nodes
+    if not isinstance(tree, TreeShape) or not model.takes_trees:
+        return 0
+    return widest + tree.nodes
