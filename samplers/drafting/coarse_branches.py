@@ -57,7 +57,6 @@ def grow_branches(
         run: whose token buffer holds the chain's drafts.
         drafts: `[B, K]` int64, the chain.
         noise: frozen noise of the draft slots, see `Drafter.correct`.
-        weights: of C.
         n: N.
         length: L, at most K.
     """
@@ -65,7 +64,7 @@ def grow_branches(
     if slots is None:
         return None
     work = drafter.pad_tokens(run)
-    values, tokens = _rank(drafter, run, slots, work, weights)
+    values, tokens = _rank(drafter, run, slots, work)
     forks, firsts = _choose(slots, drafts, values, tokens, n=n, length=length)
 
     # behind an alternative: the slots from the fork on, in copies of the row

@@ -215,9 +215,7 @@ class CoarseDrafter(Drafter):
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Branches | None:
         """See `Drafter.branch`."""
-        return grow_branches(
-            self, run, drafts, noise, weights=self.opened.weights, n=n_branches, length=length
-        )
+        return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
 
     @property
     def sweep_weights(self) -> SweepWeights:

@@ -139,27 +139,6 @@ class Frontier:
         return self.slots + self.origin
 
 
-class Branches(NamedTuple):
-    """N branches of L drafts beside the chain of W - 1 drafts.
-
-    Attributes:
-        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
-            branch's first token.
-        tokens: `[B, N, L]` int64.
-    """
-
-    forks: Tensor
-    tokens: Tensor
-
-
-class Tree(Protocol):
-    """What a run reads of a tree shape; `mmaccel.samplers.trees.contract.TreeShape` is one."""
-
-    @property
-    def nodes(self) -> int:
-        """Entries that a pass has beside its window."""
-
-
 class DraftingPolicy(Policy, Protocol):
     """What a run reads of a window policy.
 
