@@ -36,7 +36,8 @@ import mmaccel  # noqa: E402
 from benchmarks.visual_prefill import build_model  # noqa: E402
 from mmaccel.outputs.machine import describe_machine  # noqa: E402
 from mmaccel.outputs.whole_files import write_whole  # noqa: E402
-from mmaccel.pipelines.vision_language import layers  # noqa: E402
+from mmaccel.pipelines.attach.prompt_pass import PrefillPass  # noqa: E402
+from mmaccel.pipelines.causal_lm.own_prompt import PromptStates  # noqa: E402
 from mmaccel.pipelines.vision_language.layer_attention import (  # noqa: E402
     LayerAttention,
     NotedLayers,
@@ -183,32 +184,33 @@ def reading_map(attention: Any) -> Iterator[None]:
         rows: Tensor = maps.pop()[:, :, -1].sum(1)  # [B, T], over heads
         return rows.gather(1, index).where(self.visual.valid, 0.0)
 
-    own, noting = LayerAttention.mass, layers.noting
+    own, watchers = LayerAttention.mass, NotedLayers.watchers
     hook = attention.register_forward_hook(keep)
     LayerAttention.mass = mass  # type: ignore[method-assign, assignment]
-    layers.noting = lambda *_: nullcontext(NotedLayers(frozenset()))  # type: ignore[assignment]
+    NotedLayers.watchers = property(lambda _: [])  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         hook.remove()
-        LayerAttention.mass, layers.noting = own, noting  # type: ignore[method-assign]
+        LayerAttention.mass = own  # type: ignore[method-assign]
+        NotedLayers.watchers = watchers  # type: ignore[method-assign]
 
 
 @contextmanager
 def kept_columns() -> Iterator[list[Tensor]]:
     """The columns `[B, T']` that are left after each cut inside the block."""
-    cut, found = layers.LayerReduction._cut, list[Tensor]()
+    run, found = PrefillPass.run, list[Tensor]()
 
-    def record(self: Any, *given: Any) -> Any:
-        made = cut(self, *given)
-        found.append(self._order)
-        return made
+    def record(self: PrefillPass) -> PromptStates:
+        states = run(self)
+        found.extend(cut.columns for cut in states.cuts)
+        return states
 
-    layers.LayerReduction._cut = record  # type: ignore[method-assign]
+    PrefillPass.run = record  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        layers.LayerReduction._cut = cut  # type: ignore[method-assign]
+        PrefillPass.run = run  # type: ignore[method-assign]
 
 
 def share_of_same(columns: Tensor, others: Tensor) -> float:

@@ -68,7 +68,7 @@ def open_window(model: Any, methods: LayerMethods, arguments: argparse.Namespace
         for number in range(len(layers)):
             drawn = torch.Generator().manual_seed(1000 + number)
             query = torch.randn(1, arguments.heads, filled, 64, generator=drawn)
-            observer.keep(number, query, 0.125)
+            observer.keep(number, query, query, mask=None, scale=0.125)
         window._evict(torch.tensor([filled]), observer)
     size = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
     return window, size

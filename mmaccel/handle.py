@@ -27,7 +27,8 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
-from mmaccel.pipelines.vision_language.reduction import KeptTokens, VisualReduction
+from mmaccel.pipelines.vision_language.kept import KeptTokens
+from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.reduction.kv_cache.contract import CacheMethod, check_cache_method
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, check_attention_method
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
@@ -84,8 +85,9 @@ class Handle:
         """Which visual tokens of each image and video the last call kept; empty without
         `visual_tokens`, without images, and where the original loop ran.
         """
-        reduction = getattr(self._service, "reduction", None)
-        return [] if reduction is None else reduction.kept_tokens()
+        if not isinstance(self._service, GenerateService):  # a pipeline without visual tokens
+            return []
+        return self._service.visuals.kept_tokens()
 
     def reset(self) -> None:
         """Drop all CUDA graphs and their buffers, and the fused decoder; the next calls make them

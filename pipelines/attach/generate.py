@@ -7,9 +7,11 @@ other loops (beam search, assisted decoding) run as before, and the statistics s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -37,8 +39,9 @@ from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.transformers_release import VERSION, describe_untested
-from mmaccel.pipelines.vision_language.layers import LayerReduction
+from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
+from mmaccel.pipelines.vision_language.visual_call import VisualCall
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
 from mmaccel.samplers.drafting.states import StateModel
@@ -72,6 +75,7 @@ class GenerateService:
         history: statistics of all calls, the last one at the end.
         warned: reasons for a fallback that the caller was warned of.
         coarse_drafts: those that were opened for the model.
+        visuals: what reducers do in the call that runs now, or did in the last one.
     """
 
     policy: Policy
@@ -88,6 +92,8 @@ class GenerateService:
     layer_methods: LayerMethods = field(default_factory=LayerMethods)
 
     def __post_init__(self) -> None:
+        self.visuals = VisualCall(self.reduction)
+        self._one_call = RLock()
         self._fallback = Fallback(
             self.policy, self.seed, self.strict, self.layout, self.history, self.warned
         )
@@ -126,7 +132,7 @@ class GenerateService:
         else:
             reasons = find_obstacles(call, self.family.served, self.family.takes_own_prompt)
             reasons += self.family.obstacles(call)
-            reasons += self.reduction.obstacles(call)
+            reasons += self.visuals.obstacles(call)
             reasons += layer_methods.find_obstacles(self.layer_methods, call)
         if not reasons:
             try:
@@ -135,7 +141,7 @@ class GenerateService:
                 if not _can_restart(call):
                     raise
                 reasons = [f"{describe_untested(VERSION)}, and {type(error).__name__}: {error}"]
-        others = self.reduction.encode_whole(call.model, call.ids, call.others)
+        others = self.visuals.encode_whole(call.model, call.ids, call.others)
         return self._fallback.run(
             call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
             call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **others,
@@ -162,7 +168,7 @@ class GenerateService:
     def _run_other(self, name: str, reason: str) -> Callable[..., Any]:
         def run(model: Any, *args: Any, **options: Any) -> Any:
             ids = args[0] if args else options["input_ids"]
-            options = self.reduction.encode_whole(model, ids, options)
+            options = self.visuals.encode_whole(model, ids, options)
             return self._fallback.run(model, name, [reason], *args, **options)
 
         return run
@@ -201,7 +207,7 @@ class GenerateService:
                 self._fallback.refuse("; ".join(loop.reasons))
         began = time.perf_counter()
         inputs = {"input_ids": args[0] if args else options.get("inputs"), **options}
-        with self.reduction.watching(model, inputs, self.seed):
+        with self._reducing(model, inputs):
             out = original(model, "generate")(*args, **options)
         if len(self.history) == n_before:  # `generate` reached no loop of `methods`
             reasons = [_UNKNOWN_LOOP] if loop is None else loop.reasons
@@ -211,6 +217,26 @@ class GenerateService:
             seconds = time.perf_counter() - began
             self.history.append(Stats(repr(self.policy), fallbacks=reasons, seconds=seconds))
         return out
+
+    @contextmanager
+    def _reducing(self, model: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
+        """Inside the block, reducers work on a call.
+
+        They put hooks on the model's layers: calls of other threads wait, and one inside a running
+        call, in a callback, has an object of its own.
+        """
+        if not self.reduction.methods:
+            yield
+            return
+        with self._one_call:
+            outer = self.visuals
+            own = self.visuals = VisualCall(self.reduction)
+            try:
+                with own.running(model, inputs, self.seed):
+                    yield
+            finally:
+                if outer.given is not None:  # it runs still
+                    self.visuals = outer
 
     def _find_own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]
@@ -228,7 +254,9 @@ class GenerateService:
         length, samples = call.length, call.config.do_sample
         assert length is not None  # `find_obstacles` requires a limit
         seed = self._choose_seed(samples)
-        whole, call = call, self.reduction.apply(call, _row_seeds(call, seed))
+        visuals = self.visuals
+        whole = call
+        call = visuals.apply(whole, _row_seeds(call, seed))
         prompt = call.prompt()
         kinds, warpers = take_warpers(call.kinds(), samples)
         chain = LogitsChain(kinds, whole.ids, prompt.tokens.shape[1]) if kinds else None
@@ -237,7 +265,7 @@ class GenerateService:
         self._use_coarse_drafts(window, call.model)
         if self.layer_methods:
             window.use_methods(self.layer_methods, prompt.branches)
-        layers = self.reduction.open_layers(call, _row_seeds(call, seed))
+        layers = visuals.cuts
         if layers is not None and layers.steps is not None:
             window.attention = "model"  # under masks of each step's own
         outputs = _prepare(call, window, self.family, layers)
@@ -262,13 +290,13 @@ class GenerateService:
             noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
             on_step=None if streamer is None and chain is None else on_step,
         )
-        parts = [self.reduction.describe(), self.layer_methods.describe(*window.n_evicted)]
+        parts = [visuals.describe(), self.layer_methods.describe(*window.n_evicted)]
         reference = "; ".join(part for part in parts if part)
         if reference:
             generation.stats.exactness = "relaxed"
             generation.stats.reference = reference
         generation.stats.seed = seed if samples else self.seed
-        self.reduction.count_runs(generation.stats)
+        visuals.record(generation.stats)
         if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
             generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
         self.history.append(generation.stats)
@@ -309,7 +337,7 @@ def _row_seeds(call: GenerateCall, seed: int | Sequence[int]) -> list[int]:
 
 
 def _prepare(
-    call: GenerateCall, window: CausalLMWindow, family: CausalLM, layers: LayerReduction | None
+    call: GenerateCall, window: CausalLMWindow, family: CausalLM, layers: PromptCuts | None
 ) -> StepOutputs | None:
     """Let a window record what the call wants next to its tokens, and give it its prompt."""
     outputs, names = None, call.records

@@ -6,7 +6,7 @@ Source: `_prefill`, `prepare_inputs_for_generation` and `_update_model_kwargs_fo
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -14,39 +14,34 @@ from mmaccel.pipelines.attach.step_outputs import StepOutputs
 from mmaccel.pipelines.causal_lm.compatibility import find_device, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.generate_call import GenerateCall
-from mmaccel.pipelines.layers.attention import observed_prompt
+from mmaccel.pipelines.layers.attention import watched
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.pipelines.vision_language.layers import LayerReduction
+from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 
 
-def open_prompt(
-    call: GenerateCall,
-    outputs: StepOutputs | None,
-    layers: LayerReduction | None = None,
-    methods: LayerMethods | None = None,
-) -> OwnPrompt:
-    """The prompt of a call, as a window takes it.
+@dataclass(frozen=True, eq=False)
+class PrefillPass:
+    """The pass over a prompt.
 
-    Args:
+    Attributes:
         call: the call.
         outputs: gets the hidden states and attentions of the prompt; None where nobody asked.
         layers: drops visual tokens inside the language model; None where nobody asked.
-        methods: of the layers' caches; None where there are none.
+        observer: keeps what an eviction will look at; None where nothing is evicted.
     """
-    device = find_device(call.model)
-    mask = call.mask.to(device)
-    next_position: Tensor = mask.sum(1)
-    if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
-        last = call.positions[..., -1].to(device)
-        next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
 
-    evicting = None if methods is None else methods.kv_cache
-    observer = None if evicting is None else _observe(mask, evicting)
+    call: GenerateCall
+    outputs: StepOutputs | None
+    layers: PromptCuts | None
+    observer: Observer | None
 
-    def process() -> PromptStates:
+    def run(self) -> PromptStates:
+        """Process the prompt."""
+        call = self.call
+        layers = self.layers
         others = dict(call.others)
         others.pop("tokenizer", None)  # stopping criteria have it
         cache = call.cache
@@ -56,32 +51,49 @@ def open_prompt(
             cache = DynamicCache(config=text_config(call.model))  # dropped after this pass
         others |= {CACHE: cache, "use_cache": True}
         n_cached = call.n_cached
-        with (
-            nullcontext() if layers is None else layers.cutting(call.model),
-            nullcontext() if observer is None else observed_prompt(call.model, observer),
-        ):
+        watchers = [] if self.observer is None else [self.observer]
+        with watched(call.model, watchers) if layers is None else layers.cutting():
             output = call.model._prefill(call.ids, call.config, others)
-        if outputs is not None:
-            outputs.take_prompt(output, None if call.is_uncached else cache)
-        n_processed = mask.shape[0] * (mask.shape[1] - n_cached)
-        cuts, steps = ((), None) if layers is None else (layers.cuts, layers.steps)
+        if self.outputs is not None:
+            self.outputs.take_prompt(output, None if call.is_uncached else cache)
         return PromptStates(
             read_layers(cache),
             output.logits[:, -1],
-            n_processed,
-            cuts,
-            steps,
-            observer,
+            call.mask.shape[0] * (call.mask.shape[1] - n_cached),
+            () if layers is None else layers.cuts,
+            None if layers is None else layers.steps,
+            self.observer,
         )
 
-    has_steps = layers is not None and layers.steps is not None
+
+def open_prompt(
+    call: GenerateCall,
+    outputs: StepOutputs | None,
+    layers: PromptCuts | None = None,
+    methods: LayerMethods | None = None,
+) -> OwnPrompt:
+    """The prompt of a call, as a window takes it.
+
+    Args:
+        call: the call.
+        outputs, layers: see `PrefillPass`.
+        methods: of the layers' caches; None where there are none.
+    """
+    device = find_device(call.model)
+    mask = call.mask.to(device)
+    next_position: Tensor = mask.sum(1)
+    if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
+        last = call.positions[..., -1].to(device)
+        next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
+    evicting = None if methods is None else methods.kv_cache
+    observer = None if evicting is None else _observe(mask, evicting)
     return OwnPrompt(
         mask,
         next_position,
-        process,
+        PrefillPass(call, outputs, layers, observer).run,
         inputs=_inputs(call),
         is_cut=layers is not None,
-        has_steps=has_steps,
+        has_steps=layers is not None and layers.steps is not None,
     )
 
 

@@ -36,6 +36,7 @@ from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_acti
 from mmaccel.pipelines.causal_lm.self_check import check_fused, find_layer_obstacle, find_reason
 from mmaccel.pipelines.layers.attention import (
     Choices,
+    Watcher,
     WindowPass,
     find_ancestors,
     find_configs,
@@ -338,12 +339,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             layer.commit(start, path)
 
     def _open_pass(
-        self, start: Tensor, observer: Observer | None = None, tree: Tensor | None = None
+        self, start: Tensor, watcher: Watcher | None = None, tree: Tensor | None = None
     ) -> WindowPass | None:
         """What the layers need to know of a pass; None where they attend by themselves, under
         masks.
         """
-        has_methods = self._is_cut or self._sparse is not None or observer is not None
+        has_methods = self._is_cut or self._sparse is not None or watcher is not None
         has_methods = has_methods or tree is not None
         if self._layer_steps is not None:
             return None
@@ -358,7 +359,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             by_kernel=not self.attention_reason,
             choices=self.choices,
             sparse=self._sparse,
-            observer=observer,
+            watcher=watcher,
             tree=tree,
         )
 
@@ -390,8 +391,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         assert layout is not None, "reserve comes first"
         states, index = own.process(), own.cache_indices()
         self._layer_steps = states.steps
-        self._shorten_cache(layout, [cut for cut in states.cuts if cut.index is None])
-        indices = {cut.first: cut.cache_indices() for cut in states.cuts}
+        self._shorten_cache(layout, [cut for cut in states.cuts if not cut.has_holes])
+        indices = {cut.first: cut.cache_indices(own.mask) for cut in states.cuts}
         for number, (keys, values) in enumerate(states.layers):
             layer = self._cache.layers[number]
             index = indices.get(number, index)

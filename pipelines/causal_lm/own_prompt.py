@@ -28,17 +28,25 @@ class Cut:
     Attributes:
         first: the first such layer.
         mask: `[R, T']` bool, columns that are attended to; the last ones of the prompt's order.
-        index: `[R, T']` int64, cache indices of these columns where the layers have caches of the
-            whole prompt, with holes; None where they have shorter ones.
+        columns: `[R, T']` int64, which columns of the prompt these are.
+        has_holes: whether the layers have caches of the whole prompt, with holes, and not shorter
+            ones.
     """
 
     first: int
     mask: Tensor
-    index: Tensor | None = None
+    columns: Tensor
+    has_holes: bool = False
 
-    def cache_indices(self) -> Tensor:
-        """`[R, T']` int64; see `OwnPrompt.cache_indices`."""
-        return count_columns(self.mask) if self.index is None else self.index
+    def cache_indices(self, prompt: Tensor) -> Tensor:
+        """`[R, T']` int64; see `OwnPrompt.cache_indices`.
+
+        Args:
+            prompt: `[R, T]` bool, the prompt's columns that are attended to.
+        """
+        if self.has_holes:  # what padding writes is written anew before it is read
+            return count_columns(prompt).gather(1, self.columns)
+        return count_columns(self.mask)
 
 
 class LayerSteps(Protocol):

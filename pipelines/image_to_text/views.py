@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.image_to_text.image_tokens import ImageTokens
-from mmaccel.pipelines.vision_language.reduction import KeptTokens
+from mmaccel.pipelines.vision_language.kept import KeptTokens
 
 if TYPE_CHECKING:
     from PIL.Image import Image

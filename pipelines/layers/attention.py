@@ -1,7 +1,7 @@
 """The seam inside a model's layers: one attention function, and what it knows of a pass.
 
 transformers looks up attention functions by a name in the layer's configuration. Ours is registered
-under its own name, among the attention functions and among the mask functions: without the second,
+under one name, among the attention functions and among the mask functions: without the second,
 transformers silently makes no mask. A pass writes the name into the configurations of one model and
 restores them afterwards. The fused decoder calls the same pass without transformers.
 
@@ -9,6 +9,10 @@ A `WindowPass` attends to keys at the cache indices of each layer's own store: w
 there is not there, and sparse attention chooses blocks of the rest. `mmaccel.kernels` has the
 kernels; elsewhere torch's attention runs under a mask that the pass makes once for all layers that
 share a cache.
+
+A `Watcher` is called with the queries and keys of each layer before it attends, in passes of ours
+and in passes of the model's own (`watched`): eviction and reducers of visual tokens look at layers
+through it. No layer gives out its attention map, and none leaves its fast kernel.
 
 Departures: a context variable holds the pass, because some models do not pass keywords of their
 forward on. A call outside our pass that meets the name (in another thread, or because two models
@@ -22,7 +26,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +35,6 @@ from torch.nn import functional as F
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
-from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask
@@ -41,6 +44,25 @@ _window_attention: Callable[..., Tensor] = window_attention
 _FIELD = "_attn_implementation_internal"  # transformers' property of this field sets children too
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
+
+
+class Watcher(Protocol):
+    """Looks at layers while they attend, and changes nothing."""
+
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
+    ) -> None:
+        """Called in front of the attention of every layer.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, T, D]`.
+            key: `[R, Hkv, S, D]`.
+            mask: `[R, 1, T, S]` of bools, or of numbers that are added; None where the last T of S
+                columns see those before them, and in a `WindowPass`.
+            scale: of the scores.
+        """
+        ...
 
 
 @dataclass
@@ -54,7 +76,7 @@ class WindowPass:
         by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
-        observer: keeps the queries that an eviction will look at; None outside prompts.
+        watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
         tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
     """
 
@@ -64,7 +86,7 @@ class WindowPass:
     by_kernel: bool = False
     choices: Choices | None = None
     sparse: SparseBlocks | None = None
-    observer: Observer | None = None
+    watcher: Watcher | None = None
     tree: Tensor | None = None
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
@@ -91,8 +113,8 @@ class WindowPass:
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
-        if self.observer is not None:
-            self.observer.keep(layer, query, scale)
+        if self.watcher is not None:
+            self.watcher.keep(layer, query, key, mask=None, scale=scale)
         elif self.sparse is not None:
             options["blocks"] = self.sparse.choose(layer, query, key, start)
         if self.choices is not None:
@@ -167,17 +189,17 @@ def _attend_under(
 
 
 @dataclass(frozen=True)
-class PromptPass:
-    """A pass of the model's own over a prompt, under its own masks.
+class WatchedPass:
+    """A pass of the model's own, under its own masks.
 
     Attributes:
-        observer: keeps the queries that an eviction will look at.
+        watchers: look at its layers.
     """
 
-    observer: Observer
+    watchers: Sequence[Watcher]
 
 
-_running: ContextVar[WindowPass | PromptPass | None] = ContextVar(
+_running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
     "mmaccel_window_pass", default=None
 )
 
@@ -196,41 +218,41 @@ def find_configs(model: nn.Module) -> list[Any]:
 def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[None]:
     """Inside the block, layers with these configurations run the kernel."""
     _register()
-    before = [getattr(config, _FIELD) for config in configs]
     token = _running.set(this)
     try:
-        for config in configs:
-            setattr(config, _FIELD, NAME)
-        yield
-    finally:
-        for config, name in zip(configs, before):
-            setattr(config, _FIELD, name)
-        _running.reset(token)
-
-
-@contextmanager
-def observed_prompt(model: nn.Module, observer: Observer) -> Iterator[None]:
-    """Inside the block, passes of a model keep queries, under transformers' sdpa attention."""
-    _register()
-    token = _running.set(PromptPass(observer))
-    try:
-        with attention_named(model, NAME):
+        with attention_named(configs, NAME):
             yield
     finally:
         _running.reset(token)
 
 
 @contextmanager
-def attention_named(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Inside the block, a model's modules look up the attention of this name; None: their own."""
-    configs = find_configs(model) if name is not None else []
+def watched(model: nn.Module, watchers: Sequence[Watcher]) -> Iterator[None]:
+    """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
+    attention. Without watchers nothing of the model changes.
+    """
+    if not watchers:
+        yield
+        return
+    _register()
+    token = _running.set(WatchedPass(watchers))
+    try:
+        with attention_named(find_configs(model), NAME):
+            yield
+    finally:
+        _running.reset(token)
+
+
+@contextmanager
+def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """Inside the block, modules with these configurations look up the attention of this name."""
     before = [getattr(config, _FIELD) for config in configs]
     try:
         for config in configs:
             setattr(config, _FIELD, name)
         yield
     finally:
-        for config, own in zip(configs, before):
+        for config, own in zip(configs, before, strict=True):
             setattr(config, _FIELD, own)
 
 
@@ -279,9 +301,10 @@ def _attend(
     """
     this = _running.get()
     layer: Any = getattr(module, "layer_idx", None)
-    if isinstance(this, PromptPass) and layer is not None:
+    if isinstance(this, WatchedPass) and layer is not None:
         own_scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        this.observer.keep(layer, query, own_scale)
+        for watcher in this.watchers:
+            watcher.keep(layer, query, key, mask=attention_mask, scale=own_scale)
     if not isinstance(this, WindowPass):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -18,7 +18,7 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
 class Observer:
-    """Keeps the queries of some columns of a prompt, by layer.
+    """A `Watcher` that keeps the queries of some columns of a prompt, by layer.
 
     Args:
         columns: `[R, n]` int64, columns of the prompt's pass; negative where a row has fewer.
@@ -33,7 +33,9 @@ class Observer:
         """Of the last n entries of rows that begin at column 0 and have `lengths` `[R]`."""
         return cls(lengths[:, None] - n + torch.arange(n, device=lengths.device))
 
-    def keep(self, layer: int, query: Tensor, scale: float) -> None:
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
+    ) -> None:
         """Keep what a layer asks with, `[R, Hq, T, D]`, and the scale of its scores."""
         index = self._columns.to(query.device)[:, None, :, None]
         index = index.expand(-1, query.shape[1], -1, query.shape[3])

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.layers.attention import attention_named
-from mmaccel.pipelines.vision_language.layer_attention import ChosenColumns
+from mmaccel.pipelines.layers.attention import attention_named, find_configs
+from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,
     choose_left,
@@ -282,9 +282,9 @@ class EncoderReduction:
                     part = getattr(attention, f"{name}_norm", None)
                     part = getattr(attention, f"{name}_proj") if part is None else part
                     hooks.append(part.register_forward_hook(self._note(name, attention)))
-        kind = self._tower.config._attn_implementation
+        takes_bias = self._tower.config._attn_implementation in _WITH_BIAS
         try:
-            with attention_named(self._tower, None if kind in _WITH_BIAS else "sdpa"):
+            with attention_named([] if takes_bias else find_configs(self._tower), "sdpa"):
                 yield
         finally:
             for hook in hooks:

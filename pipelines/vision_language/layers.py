@@ -1,9 +1,10 @@
-"""Visual tokens that are dropped inside the language model: later layers process fewer columns.
+"""Methods inside the language model: one executor, and what a method does in a pass.
 
-During the prompt's pass a hook in front of a decoder layer hands the visual tokens' states to a
-reducer, and drops columns: hidden states, positions, masks. From there on the layers run, and
-cache, the shorter prompt. What attention methods ask for is computed from the queries and keys of
-the layer before, for the queries they ask for; no layer gives out its attention map.
+`DecoderLayers` owns the hooks in front of the decoder's layers. In front of a method's layer it
+hands a pass's `LayerAnswer` the states that the layer would receive; what the answer returns goes
+on. The answers are: later layers compute fewer columns of a prompt (`PromptCuts`), the pass ends
+here (`recall`), a step computes tokens that earlier ones dropped (`revival`). What methods ask of
+attention is computed from the queries and keys of the layer before, for the queries they ask for.
 
 Departures from the methods' own code: rows of a batch have counts of their own and are padded on
 the left again; kept tokens stay in order, at the positions they had.
@@ -12,8 +13,9 @@ the left again; kept tokens stay in order, at the positions they had.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,15 +24,21 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps
 from mmaccel.pipelines.generate_call import GenerateCall
-from mmaccel.pipelines.vision_language.layer_attention import (
-    HIDDEN,
+from mmaccel.pipelines.layers.attention import watched
+from mmaccel.pipelines.vision_language.columns import (
     ChosenColumns,
-    LayerAttention,
-    NotedLayers,
-    noting,
+    order_columns,
+    shorten_mask,
+    split_rows,
+    take_columns,
+    take_states,
 )
+from mmaccel.pipelines.vision_language.layer_attention import LayerAttention, NotedLayers
 from mmaccel.pipelines.vision_language.visuals import find_columns
+from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan
+from mmaccel.results import Stats
 
 OFFERED = frozenset({"keys", "last_attention", "text_attention", "text"})
 
@@ -49,143 +57,229 @@ def find_offered(model: Any) -> frozenset[str]:
     return OFFERED
 
 
-class LayerReduction:
-    """The prompt's pass of one call with a reducer inside the language model.
+class PassEndedError(Exception):
+    """Ends a pass in front of a layer; `DecoderLayers.passing` catches it."""
+
+
+class LayerAnswer:
+    """What one pass does in front of the decoder's layers, from a method's first one on.
+
+    Attributes:
+        only_last: whether the model's head reads the last column alone.
+    """
+
+    only_last: ClassVar[bool] = False
+
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """In front of one of the method's layers: the states that it computes.
+
+        Args:
+            layers: ask the method, see `DecoderLayers.plan`.
+            index: the layer.
+            hidden: `[B, T', D]`, of the columns that the layers before computed.
+            given: the layer's other arguments, of all columns of the pass.
+
+        Raises:
+            PassEndedError: the pass ends here.
+        """
+        raise NotImplementedError
+
+    def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
+        """In front of every layer: its other arguments, of the columns of `hidden`."""
+        return given
+
+
+class DecoderLayers:
+    """The layers of a call's language model under a method.
 
     Args:
         call: the call.
         method: of the stage "llm_layer".
-        seeds: of its rows.
+        seeds: of its rows, for methods that draw.
 
     Attributes:
-        cuts: what the cache of which layers holds, after the pass.
-        counts: `[B]` visual tokens before, and after.
-        steps: what later passes do in their layers; None: nothing.
+        before: the layers in front of which the method is asked.
+        mask: `[B, T]` bool, columns of the prompt that are attended to.
+        is_visual: `[B, T]` bool, the visual ones of these.
     """
 
-    steps: LayerSteps | None = None
-
     def __init__(self, call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> None:
-        self.method, self._layers = method, list(call.model.get_decoder().layers)
-        self._before = method.layers_in(len(self._layers))
-        self._mask, self._is_visual = find_columns(call)
-        self._seeds = torch.tensor([seed % 2**63 for seed in seeds], device=self._mask.device)
-        self._all_visual, self._initial = self._is_visual, self._is_visual.sum(1)
-        self._order: Tensor | None = None  # columns of the last cut, in those before it
-        self.cuts: list[Cut] = []
-        self.counts = (self._initial, self._initial)
-        _check_layers(call, method, self._before, len(self._layers))
+        self._model, self._method = call.model, method
+        self._layers = list(call.model.get_decoder().layers)
+        self.before = method.layers_in(len(self._layers))
+        self.mask, self.is_visual = find_columns(call)
+        self._seeds = torch.tensor([seed % 2**63 for seed in seeds], device=self.mask.device)
+        self._noted = NotedLayers(frozenset())
+        offers = {"revival": method.revives, "restart": method.restarts}
+        self._offers = tuple(name for name, does in offers.items() if does)
+
+    @property
+    def n_visual(self) -> Tensor:
+        """`[B]` int64, visual tokens of the prompt."""
+        return self.is_visual.sum(1)
+
+    @property
+    def drops_some(self) -> bool:
+        """Whether the method's `keep` drops a visual token of some row."""
+        counts = self.n_visual
+        left = budgets.uniform(counts, self._method.keep, self._method.n_keep)
+        return bool((left < counts).any())
 
     @contextmanager
-    def cutting(self, model: Any) -> Iterator[None]:
-        """Inside the block, the next pass of the model drops columns."""
-        before = self._before
-        with ExitStack() as stack:
-            noted = stack.enter_context(noting(model, self.method, before))
-            for index, layer in enumerate(self._layers):
-                if index >= before[0]:
-                    hook = self._hook(index, noted)
+    def passing(self, answer: LayerAnswer) -> Iterator[None]:
+        """Inside the block, the model's passes do what an answer says."""
+        self._noted = NotedLayers.asked_by(self._method, self.before)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(watched(self._model, self._noted.watchers))
+                for index in range(self.before[0], len(self._layers)):
+                    hook = partial(self._enter, answer, index)
+                    layer = self._layers[index]
                     handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
                     stack.callback(handle.remove)
-            yield
+                if answer.only_last:
+                    handle = self._layers[-1].register_forward_hook(_take_last)
+                    stack.callback(handle.remove)
+                yield
+        except PassEndedError:
+            pass
+        finally:
+            self._noted.layers.clear()
 
-    def kept(self) -> list[Tensor]:
-        """Which visual tokens of each row the last cut left: `[n]` bool, in their order."""
-        stays = self._all_visual
-        if self._order is not None:
-            stays = torch.zeros_like(stays).scatter(1, self._order, self._is_visual)
-        return [row[own].cpu() for row, own in zip(stays, self._all_visual, strict=True)]
+    def plan(
+        self, index: int, visual: ChosenColumns, is_text: Tensor, x: Tensor, hidden: Tensor
+    ) -> Plan:
+        """What the method keeps in front of a layer.
 
-    def _hook(self, index: int, noted: NotedLayers) -> Any:
-        def hook(layer: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            hidden = args[0]
-            if index in self._before:
-                hidden = self._cut(index, hidden, noted)
-            return (hidden, *args[1:]), self._shorten(given, hidden)
-
-        return hook
-
-    def _cut(self, index: int, hidden: Tensor, noted: NotedLayers) -> Tensor:
-        """Drop columns in front of a layer; the states `[B, T', D]` of those that stay."""
-        visual = ChosenColumns.of(self._is_visual)
-        x = visual.take(hidden)
-        attention = LayerAttention(noted, visual, self._mask & ~self._is_visual, index)
-        context = attention.open_context(
-            x,
-            hidden,
-            initial=self._initial,
-            seed=self._seeds,
-            depth=len(self._layers),
-            offers=("revival",) if self.method.revives else (),
-        )
-        plan = self.method.plan(context)
-        self.counts = (self._initial, plan.counts)
-        hidden = visual.put(hidden, x, plan)
-        stays = visual.mark(self._mask & ~self._is_visual, plan)
-        width = int(stays.sum(1).max())
-        order = stays.long().argsort(dim=1, stable=True)[:, -width:]
-        self._order = order if self._order is None else self._order.gather(1, order)
-        self._mask, self._is_visual = stays.gather(1, order), self._is_visual.gather(1, order)
-        self._is_visual = self._is_visual & self._mask
-        self.cuts.append(Cut(index, self._mask))
-        return hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
-
-    def _shorten(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
-        """A layer's other arguments, of the columns that stay."""
-        order = self._order
-        assert order is not None
-        found = dict(given)
-        found["attention_mask"] = _shorten_mask(given.get("attention_mask"), order, self._mask)
-        if found["attention_mask"] is not None:
-            found["attention_mask"] = found["attention_mask"].to(hidden.dtype)
-        positions = given.get("position_embeddings")
-        if positions is not None:
-            found["position_embeddings"] = tuple(
-                values.expand(len(order), -1, -1).gather(
-                    1, order[..., None].expand(-1, -1, values.shape[-1])
-                )
-                for values in positions
+        Args:
+            index: the layer.
+            visual: the keys of visual tokens, in the layer before.
+            is_text: `[B, T']` bool, the columns of text.
+            x: `[B, N, D]`, states of the visual tokens.
+            hidden: `[B, T', D]`, states of all columns.
+        """
+        attention = LayerAttention(self._noted, visual, is_text, index)
+        return self._method.plan(
+            attention.open_context(
+                x,
+                hidden,
+                initial=self.n_visual,
+                seed=self._seeds,
+                depth=len(self._layers),
+                offers=self._offers,
             )
-        ids = given.get("position_ids")
-        if isinstance(ids, Tensor):
-            full = ids.expand(*ids.shape[:-2], len(order), -1)
-            found["position_ids"] = full.gather(-1, order.expand(*full.shape[:-1], -1))
-        return found
+        )
 
-
-def _check_layers(
-    call: GenerateCall, method: TokenReducer, layers: Sequence[int], depth: int
-) -> None:
-    """Raise UnsupportedModelError for a cut in front of layers that need all visual tokens."""
-    outputs = call.others["mm_encoder_outputs"].values()
-    deep = max((len(getattr(o, "deepstack_features", None) or ()) for o in outputs), default=0)
-    if layers[0] < deep:
+    def check(self, call: GenerateCall) -> None:
+        """Raise UnsupportedModelError for a cut before layers that need all visual tokens."""
+        outputs = call.others["mm_encoder_outputs"].values()
+        deep = max((len(getattr(o, "deepstack_features", None) or ()) for o in outputs), default=0)
+        if self.before[0] >= deep:
+            return
+        method = self._method
         remedy = "choose a method at the encoder's exit, such as DivPrune"
-        if deep < depth:
-            later = tuple(layer for layer in layers if layer >= deep) or (deep,)
+        if deep < len(self._layers):
+            later = tuple(layer for layer in self.before if layer >= deep) or (deep,)
             own = f"layers={later}" if hasattr(method, "layers") else f"layer={deep}"
             remedy = f"give {own}, or {remedy}"
         raise UnsupportedModelError(
             f"{method!r}: expected layers from {deep} on, because visual features enter the layers "
-            f"before, received {layers[0]}; {remedy}"
+            f"before, received {self.before[0]}; {remedy}"
         )
 
+    def _enter(
+        self, answer: LayerAnswer, index: int, _layer: Any, args: tuple[Any, ...],
+        given: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        """The hook in front of a layer."""
+        hidden = args[0]
+        if index in self.before:
+            hidden = answer.choose(self, index, hidden, given)
+        return (hidden, *args[1:]), answer.arguments(given, hidden)
 
-def _shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor | None:
-    """A mask `[B, 1, T', T']` of numbers for the columns `order` `[B, T']`; None: causal alone."""
-    if mask is None and bool(is_real.all()):
+
+def _take_last(_layer: Any, _given: tuple[Any, ...], made: Any) -> Any:
+    """What a layer gives out, of the last column; some give out a tuple."""
+    return (made[0][:, -1:], *made[1:]) if isinstance(made, tuple) else made[:, -1:]
+
+
+class PromptCuts(LayerAnswer):
+    """A prompt's pass whose later layers compute fewer visual tokens.
+
+    Args:
+        layers: of the call.
+
+    Attributes:
+        cuts: what the cache of which layers holds, after the pass.
+        counts: `[B]` visual tokens before, and after.
+    """
+
+    has_holes: ClassVar[bool] = False  # see `Cut`
+
+    def __init__(self, layers: DecoderLayers) -> None:
+        self.layers = layers
+        self._mask, self._is_visual = layers.mask, layers.is_visual
+        width = self._mask.shape[1]
+        self._columns = torch.arange(width, device=self._mask.device).expand_as(self._mask)
+        self.cuts: list[Cut] = []
+        self.counts = (layers.n_visual, layers.n_visual)
+
+    def cutting(self) -> AbstractContextManager[None]:
+        """Inside the block, the next pass of the model drops columns."""
+        return self.layers.passing(self)
+
+    @property
+    def steps(self) -> LayerSteps | None:
+        """What later passes do in their layers; None: nothing."""
         return None
-    batch, width = order.shape
-    hidden = ~is_real[:, None, None, :]
-    if mask is None:
-        causal = torch.ones(width, width, dtype=torch.bool, device=order.device).tril()
-        hidden = hidden | ~causal
-    else:
-        mask = mask.expand(batch, -1, -1, -1)
-        mask = mask.gather(2, order[:, None, :, None].expand(-1, mask.shape[1], -1, mask.shape[3]))
-        mask = mask.gather(3, order[:, None, None, :].expand(-1, mask.shape[1], width, -1))
-        hidden = hidden | (~mask if mask.dtype == torch.bool else mask <= HIDDEN)
-    # the diagonal stays, so that padding has no NaN
-    hidden = hidden & ~torch.eye(width, dtype=torch.bool, device=order.device)
-    made = torch.zeros(hidden.shape, device=order.device)
-    return made.masked_fill_(hidden, torch.finfo(torch.float32).min / 4)
+
+    def kept(self) -> list[Tensor]:
+        """Which visual tokens of each row the last cut left: `[n]` bool, in their order."""
+        whole = self.layers.is_visual
+        return split_rows(torch.zeros_like(whole).scatter(1, self._columns, self._is_visual), whole)
+
+    def describe(self) -> str:
+        """How many stay; empty where the pass did not run."""
+        if not self.cuts:
+            return ""
+        before, after = (int(counts.sum()) for counts in self.counts)
+        return f"{after} of {before} visual tokens after layer {self.cuts[0].first}"
+
+    def record(self, stats: Stats) -> None:
+        """Add what later passes did to the statistics of the call."""
+
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Drop columns; the states `[B, T', D]` of those that stay."""
+        visual = ChosenColumns.of(self._is_visual)
+        is_text = self._mask & ~self._is_visual
+        x = visual.take(hidden)
+        plan = layers.plan(index, visual, is_text, x, hidden)
+        self.counts = (layers.n_visual, plan.counts)
+        hidden = visual.put(hidden, x, plan)
+        stays = visual.mark(is_text, plan)
+        order = order_columns(stays)
+        self._columns = self._columns.gather(1, order)
+        self._mask = stays.gather(1, order)
+        self._is_visual = self._is_visual.gather(1, order) & self._mask
+        self.cuts.append(Cut(index, self._mask, self._columns, self.has_holes))
+        return take_states(hidden, order)
+
+    def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
+        """Masks and positions of the columns that stay."""
+        columns = self._columns
+        found = dict(given)
+        mask = shorten_mask(given.get("attention_mask"), columns, self._mask)
+        found["attention_mask"] = None if mask is None else mask.to(hidden.dtype)
+        positions = given.get("position_embeddings")
+        if positions is not None:  # [B or 1, T, D] each
+            found["position_embeddings"] = tuple(
+                take_states(values.expand(len(columns), -1, -1), columns) for values in positions
+            )
+        ids = given.get("position_ids")
+        if isinstance(ids, Tensor):
+            found["position_ids"] = take_columns(ids, columns)
+        return found

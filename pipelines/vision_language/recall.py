@@ -12,109 +12,68 @@ Source: M. Liang et al., "ILRe" (arXiv:2508.17892), section 3; the method is in
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.pipelines.vision_language.layer_attention import (
-    ChosenColumns,
-    LayerAttention,
-    noting,
-)
-from mmaccel.pipelines.vision_language.visuals import find_columns
-from mmaccel.reduction.visual_tokens import budgets
-from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.pipelines.vision_language.columns import ChosenColumns, split_rows
+from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PassEndedError
+from mmaccel.results import Stats
 
 OFFERED = frozenset({"keys", "last_attention", "text_attention", "text", "restart"})
 
 
-@dataclass(frozen=True)
-class Recall:
-    """What a first run chose.
+class FirstRun(LayerAnswer):
+    """A pass over a prompt that ends in front of the method's layer.
+
+    Args:
+        layers: of the call.
 
     Attributes:
-        layer: in front of which it stopped.
-        stays: `[B, T]` bool, columns of the prompt.
-        is_visual: `[B, T]` bool, those that were visual tokens.
-        before, after: visual tokens of all rows.
-        n_processed: tokens that the run processed.
+        stays: `[B, T]` bool, the columns of the second run.
         seconds: that it took.
     """
 
-    layer: int
-    stays: Tensor
-    is_visual: Tensor
-    before: int
-    after: int
-    n_processed: int
-    seconds: float
+    def __init__(self, layers: DecoderLayers) -> None:
+        self.layers = layers
+        self.stays = layers.mask
+        self.seconds = 0.0
+
+    def run(self, call: GenerateCall) -> None:
+        """Choose. Cost: a pass of the prompt through the layers before the method's."""
+        began = time.perf_counter()
+        others = {**call.others, CACHE: None, "use_cache": False}
+        others.pop("tokenizer", None)  # stopping criteria have it
+        with self.layers.passing(self):
+            call.model._prefill(call.ids, call.config, others)
+        self.seconds = time.perf_counter() - began
+
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Choose columns, and end the pass."""
+        visual = ChosenColumns.of(layers.is_visual)
+        is_text = layers.mask & ~layers.is_visual
+        plan = layers.plan(index, visual, is_text, visual.take(hidden), hidden)
+        self.stays = visual.mark(is_text, plan)
+        raise PassEndedError
 
     def kept(self) -> list[Tensor]:
         """Which visual tokens of each row stay: `[n]` bool, in their order."""
-        pairs = zip(self.stays, self.is_visual, strict=True)
-        return [stays[own].cpu() for stays, own in pairs]
+        return split_rows(self.stays, self.layers.is_visual)
 
+    def describe(self) -> str:
+        """How many stay."""
+        before = int(self.layers.n_visual.sum())
+        after = int((self.stays & self.layers.is_visual).sum())
+        counts = f"{after} of {before} visual tokens"
+        return f"{counts} recalled in front of layer {self.layers.before[0]}"
 
-def recall(call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> Recall | None:
-    """Run a prompt up to a method's layer, and choose; None where all visual tokens stay.
-
-    Args:
-        call: the call.
-        method: one that restarts.
-        seeds: of its rows, for methods that draw.
-
-    Cost: a pass of the prompt through the layers before the method's.
-    """
-    began = time.perf_counter()
-    mask, is_visual = find_columns(call)
-    counts = is_visual.sum(1)
-    if bool((budgets.uniform(counts, method.keep, method.n_keep) >= counts).all()):
-        return None
-    layers = call.model.get_decoder().layers
-    (index,) = method.layers_in(len(layers))
-    visual = ChosenColumns.of(is_visual)
-    with noting(call.model, method, [index]) as noted:
-        hidden = _run_up_to(call, layers[index])
-        attention = LayerAttention(noted, visual, mask & ~is_visual, index)
-        context = attention.open_context(
-            visual.take(hidden),
-            hidden,
-            seed=torch.tensor([seed % 2**63 for seed in seeds], device=mask.device),
-            depth=len(layers),
-            offers=("restart",),
-        )
-        plan = method.plan(context)
-    stays = visual.mark(mask & ~is_visual, plan)
-    after = int(plan.counts.sum())
-    seconds = time.perf_counter() - began
-    return Recall(index, stays, is_visual, int(counts.sum()), after, mask.numel(), seconds)
-
-
-class _ReachedError(Exception):
-    """Ends a pass in front of a layer."""
-
-
-def _run_up_to(call: GenerateCall, layer: Any) -> Tensor:
-    """The states `[B, T, D]` that a layer would receive in the prompt's pass."""
-    reached: list[Tensor] = []
-
-    def stop(_layer: Any, args: tuple[Any, ...], _given: dict[str, Any]) -> None:
-        reached.append(args[0])
-        raise _ReachedError
-
-    others = {**call.others, CACHE: None, "use_cache": False}
-    others.pop("tokenizer", None)  # stopping criteria have it
-    handle = layer.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
-        call.model._prefill(call.ids, call.config, others)
-    except _ReachedError:
-        pass
-    finally:
-        handle.remove()
-    (hidden,) = reached
-    return hidden
+    def record(self, stats: Stats) -> None:
+        """Add this pass to the statistics of the call."""
+        stats.prefill_passes += 1
+        stats.tokens_processed += self.layers.mask.numel()
+        stats.seconds += self.seconds
+        stats.forward_seconds += self.seconds

@@ -20,26 +20,19 @@ no memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.pipelines.causal_lm.own_prompt import count_columns
-from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.causal_lm.own_prompt import LayerSteps, count_columns
 from mmaccel.pipelines.layers.store import KVCacheLayout
-from mmaccel.pipelines.vision_language.layer_attention import (
-    ChosenColumns,
-    LayerAttention,
-    NotedLayers,
-    noting,
-)
-from mmaccel.pipelines.vision_language.layers import LayerReduction
-from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.pipelines.vision_language.columns import ChosenColumns
+from mmaccel.pipelines.vision_language.layers import DecoderLayers, LayerAnswer, PromptCuts
+from mmaccel.results import Stats
 
 
 class AuxiliaryCache:
@@ -91,135 +84,76 @@ class AuxiliaryCache:
         return columns.index.where(columns.valid, self.n_tokens)
 
 
-class LayerRevival(LayerReduction):
-    """The prompt's pass of a call with a method that revives, and what later passes do.
+class RevivingCuts(PromptCuts):
+    """The prompt's pass of a call with a method that revives, and its later passes (`LayerSteps`).
 
     Args:
-        call, method, seeds: as for `LayerReduction`.
-    """
-
-    steps: RevivingSteps
-
-    def __init__(self, call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> None:
-        super().__init__(call, method, seeds)
-        self._whole, self._prompt = self._mask, ChosenColumns.of(self._is_visual)
-        self._numbers = (self._is_visual.cumsum(1) - 1).clamp(min=0)  # [B, T]
-        index = count_columns(self._mask).gather(1, self._prompt.index)
-        self._tokens = AuxiliaryCache(index, self._prompt.valid)
-        self.steps = RevivingSteps(call.model, method, self._tokens, self._initial, self._seeds)
-
-    def _cut(self, index: int, hidden: Tensor, noted: NotedLayers) -> Tensor:
-        tokens, visual = self._tokens, ChosenColumns.of(self._is_visual)
-        tokens.hold(self._find_numbers(visual), visual.take(hidden))
-        hidden = super()._cut(index, hidden, noted)
-        assert self._order is not None
-        numbers = self._find_numbers(ChosenColumns.of(self._is_visual))
-        chosen = torch.zeros_like(pad(tokens.valid, (0, 1))).scatter_(1, numbers, True)[:, :-1]
-        tokens.advance(chosen, self._before.index(index) + 1)
-        # a column that does not stay pads a row: what is written at its index is written anew
-        # before it is read
-        held = count_columns(self._whole).gather(1, self._order)
-        self.cuts[-1] = replace(self.cuts[-1], index=held)
-        return hidden
-
-    def _find_numbers(self, visual: ChosenColumns) -> Tensor:
-        """`[B, n]` of columns of the prompt as the last cut left it."""
-        columns = visual.index if self._order is None else self._order.gather(1, visual.index)
-        return self._numbers.gather(1, columns).where(visual.valid, self._tokens.n_tokens)
-
-    def _shorten(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
-        if not self._tokens.places:
-            self._tokens.places = tuple(
-                pad(self._prompt.take(values.expand(len(hidden), -1, -1)), (0, 0, 0, 1))
-                for values in given["position_embeddings"]
-            )
-        return super()._shorten(given, hidden)
-
-
-class RevivingSteps:
-    """Passes over one new token a row: see `mmaccel.pipelines.causal_lm.own_prompt.LayerSteps`.
-
-    Args:
-        model: the model.
-        method: one that revives.
-        tokens: the prompt's visual tokens, after its pass.
-        initial: `[B]` int64, how many each row has.
-        seeds: `[B]` int64, of the rows.
+        layers: of the call.
 
     Attributes:
         n_revived: `[]` int64, how many tokens were computed again beside new ones, summed over
             passes.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        method: TokenReducer,
-        tokens: AuxiliaryCache,
-        initial: Tensor,
-        seeds: Tensor,
-    ) -> None:
-        self._model, self._method, self._tokens = model, method, tokens
-        self._layers = list(model.get_decoder().layers)
-        self._before = method.layers_in(len(self._layers))
-        self._initial, self._seeds = initial, seeds
-        self.n_revived = initial.new_zeros(())
+    has_holes: ClassVar[bool] = True
+
+    def __init__(self, layers: DecoderLayers) -> None:
+        super().__init__(layers)
+        self._prompt = ChosenColumns.of(layers.is_visual)
+        self._numbers = (layers.is_visual.cumsum(1) - 1).clamp(min=0)  # [B, T]
+        index = count_columns(layers.mask).gather(1, self._prompt.index)
+        self._tokens = AuxiliaryCache(index, self._prompt.valid)
+        self.n_revived = layers.n_visual.new_zeros(())
+
+    @property
+    def steps(self) -> LayerSteps:
+        """This object: the passes look into the cache that the prompt's pass has filled."""
+        return self
+
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """As `PromptCuts`; what is dropped is held."""
+        tokens = self._tokens
+        visual = ChosenColumns.of(self._is_visual)
+        if not tokens.places:
+            tokens.places = tuple(
+                pad(self._prompt.take(values.expand(len(hidden), -1, -1)), (0, 0, 0, 1))
+                for values in given["position_embeddings"]
+            )
+        tokens.hold(self._find_numbers(visual), visual.take(hidden))
+        hidden = super().choose(layers, index, hidden, given)
+        numbers = self._find_numbers(ChosenColumns.of(self._is_visual))
+        chosen = torch.zeros_like(pad(tokens.valid, (0, 1))).scatter_(1, numbers, True)[:, :-1]
+        tokens.advance(chosen, layers.before.index(index) + 1)
+        return hidden
+
+    def _find_numbers(self, visual: ChosenColumns) -> Tensor:
+        """`[B, n]` of columns of the prompt as the last cut left it."""
+        columns = self._columns.gather(1, visual.index)
+        return self._numbers.gather(1, columns).where(visual.valid, self._tokens.n_tokens)
 
     @contextmanager
     def passing(self, positions: Tensor, layout: KVCacheLayout) -> Iterator[None]:
         """See `LayerSteps.passing`."""
         assert positions.shape[1] == 1, "a step is one token"
         step = _Step(positions, layout, self._tokens)
-        with ExitStack() as stack:
-            noted = stack.enter_context(noting(self._model, self._method, self._before))
-            for index, layer in enumerate(self._layers):
-                if index >= self._before[0]:
-                    hook = self._hook(index, step, noted)
-                    handle = layer.register_forward_pre_hook(hook, with_kwargs=True)
-                    stack.callback(handle.remove)
-            # the model's head reads the new tokens alone
-            last = self._layers[-1].register_forward_hook(_take_new)
-            stack.callback(last.remove)
+        with self.layers.passing(step):
             yield
         self.n_revived += step.is_revived.sum()
 
-    def _hook(self, index: int, step: _Step, noted: NotedLayers) -> Any:
-        def hook(layer: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
-            hidden = args[0]
-            if index in self._before:
-                step.leave(hidden)
-                chosen = self._choose(index, step, hidden, noted)
-                hidden = step.enter(chosen, self._before.index(index) + 1, hidden, given)
-            return (hidden, *args[1:]), {**given, **step.given}
+    def describe(self) -> str:
+        """See `PromptCuts.describe`."""
+        found = super().describe()
+        return f"{found}, at every step" if found else ""
 
-        return hook
-
-    def _choose(self, index: int, step: _Step, hidden: Tensor, noted: NotedLayers) -> Tensor:
-        """`[B, N]` bool, those of the active tokens that the layers from `index` on attend to."""
-        tokens = self._tokens
-        assert tokens.states is not None
-        is_new = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-        is_new[:, -1] = True
-        attention = LayerAttention(noted, ChosenColumns(tokens.index, step.active), is_new, index)
-        plan = self._method.plan(
-            attention.open_context(
-                tokens.states[:, :-1],
-                hidden,
-                initial=self._initial,
-                seed=self._seeds,
-                depth=len(self._layers),
-                offers=("revival",),
-            )
-        )
-        return plan.assign >= 0
+    def record(self, stats: Stats) -> None:
+        """How many tokens came back."""
+        count = int(self.n_revived)
+        stats.notes.append(f"visual_tokens: {count} tokens were revived by later steps")
 
 
-def _take_new(_layer: Any, _given: tuple[Any, ...], made: Any) -> Any:
-    """What a layer gives out, of the last column; some give out a tuple."""
-    return (made[0][:, -1:], *made[1:]) if isinstance(made, tuple) else made[:, -1:]
-
-
-class _Step:
+class _Step(LayerAnswer):
     """One pass over a new token a row.
 
     Args:
@@ -234,6 +168,8 @@ class _Step:
         given: arguments of the present layer.
     """
 
+    only_last: ClassVar[bool] = True  # the model's head reads the new tokens alone
+
     def __init__(self, positions: Tensor, layout: KVCacheLayout, tokens: AuxiliaryCache) -> None:
         self._positions, self._layout, self._tokens = positions, layout, tokens
         self.active = tokens.valid
@@ -241,11 +177,25 @@ class _Step:
         self.is_revived = torch.zeros_like(tokens.valid)
         self.given: dict[str, Any] = {}
 
-    def leave(self, hidden: Tensor) -> None:
-        """The tokens that were revived are not computed any more; `hidden` `[B, n + 1, D]`."""
-        self._tokens.hold(self.revived, hidden[:, :-1])
+    def choose(
+        self, layers: DecoderLayers, index: int, hidden: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """The states `[B, n + 1, D]` of the tokens that come back, and of the new one."""
+        tokens = self._tokens
+        tokens.hold(self.revived, hidden[:, :-1])  # they are not computed any more
+        assert tokens.states is not None
+        is_new = torch.zeros(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        is_new[:, -1] = True
+        active = ChosenColumns(tokens.index, self.active)
+        plan = layers.plan(index, active, is_new, tokens.states[:, :-1], hidden)
+        level = layers.before.index(index) + 1
+        return self._compute(plan.assign >= 0, level, hidden, given)
 
-    def enter(self, chosen: Tensor, level: int, hidden: Tensor, given: dict[str, Any]) -> Tensor:
+    def arguments(self, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
+        """Masks and positions of these tokens."""
+        return {**given, **self.given}
+
+    def _compute(self, chosen: Tensor, level: int, hidden: Tensor, given: dict[str, Any]) -> Tensor:
         """Layers behind a choice: the states `[B, n + 1, D]` of what they compute."""
         tokens, layout = self._tokens, self._layout
         assert tokens.states is not None

@@ -26,27 +26,30 @@ _FIRST = (2.5, -2.5)  # beta and c of the first draft, whose left side is certai
 _LATER = (4.0, -3.5)  # and of those behind it, given that their left side is right
 
 
-class Sweeping(Protocol):
-    """A drafter whose drafts C sweeps; `CoarseDrafter` is one."""
+class Sweeper(Protocol):
+    """What a coarse drafter is to its branches; `CoarseDrafter` describes its methods."""
+
+    @property
+    def sweep_weights(self) -> SweepWeights:
+        """Of C."""
 
     def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
-        """What the next sweep knows; None before the first pass and for a window of one slot."""
+        """What the next sweep knows."""
 
     def pad_tokens(self, run: OpenRun) -> Tensor:
-        """`[B, N + 1]` int64, the token buffer; V for padding and in the last column."""
+        """The token buffer as a sweep reads it."""
+
+    def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
+        """C's hidden states."""
 
     def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""
 
-    def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
-        """`CoarseModel.hidden` from the table of neighbours."""
-
 
 @torch.no_grad()
 def grow_branches(
-    drafter: Sweeping, run: OpenRun, drafts: Tensor, noise: Tensor, *, weights: SweepWeights,
-    n: int, length: int,
-) -> Branches | None:  # fmt: skip
+    drafter: Sweeper, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
+) -> Branches | None:
     """N branches of L drafts; None before the first pass.
 
     Args:
@@ -54,7 +57,6 @@ def grow_branches(
         run: whose token buffer holds the chain's drafts.
         drafts: `[B, K]` int64, the chain.
         noise: frozen noise of the draft slots, see `Drafter.correct`.
-        weights: of C.
         n: N.
         length: L, at most K.
     """
@@ -62,7 +64,7 @@ def grow_branches(
     if slots is None:
         return None
     work = drafter.pad_tokens(run)
-    values, tokens = _rank(drafter, run, slots, work, weights)
+    values, tokens = _rank(drafter, run, slots, work)
     forks, firsts = _choose(slots, drafts, values, tokens, n=n, length=length)
 
     # behind an alternative: the slots from the fork on, in copies of the row
@@ -75,16 +77,16 @@ def grow_branches(
     own = _take(slots, at)
     scale = drafter.find_scale(run)
     n_corrected = own.ids.shape[2]
-    found = run.backend.run(coarse_sweep, weights, own, copies, scale, n_corrected)  # [B N, L-1]
+    found = run.backend.run(
+        coarse_sweep, drafter.sweep_weights, own, copies, scale, n_corrected
+    )  # [B N, L-1]
     behind = found.view(len(drafts), n, length - 1)
     return Branches(forks, torch.cat([firsts[..., None], behind], 2))
 
 
-def _rank(
-    drafter: Sweeping, run: OpenRun, slots: SweepSlots, work: Tensor, weights: SweepWeights
-) -> tuple[Tensor, Tensor]:
+def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, work: Tensor) -> tuple[Tensor, Tensor]:
     """The best perturbed scores of every draft slot and their tokens, `[B, K, r]`, falling."""
-    scale = drafter.find_scale(run)
+    weights, scale = drafter.sweep_weights, drafter.find_scale(run)
     batch, n_slots, n_neighbours = slots.neighbours.shape
     now = work.gather(1, slots.neighbours.flatten(1)).view(batch, n_slots, n_neighbours)
     hidden = drafter.find_hidden(now, slots.base)

@@ -215,9 +215,12 @@ class CoarseDrafter(Drafter):
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Branches | None:
         """See `Drafter.branch`."""
-        return grow_branches(
-            self, run, drafts, noise, weights=self.opened.weights, n=n_branches, length=length
-        )
+        return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
+
+    @property
+    def sweep_weights(self) -> SweepWeights:
+        """C's weights as a sweep reads them."""
+        return self.opened.weights
 
     def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""

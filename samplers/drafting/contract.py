@@ -63,6 +63,19 @@ class Drafts(NamedTuple):
     parents: Tensor | None = None
 
 
+class Branches(NamedTuple):
+    """N branches of L drafts beside the chain of W - 1 drafts.
+
+    Attributes:
+        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
+            branch's first token.
+        tokens: `[B, N, L]` int64.
+    """
+
+    forks: Tensor
+    tokens: Tensor
+
+
 class PassPath(NamedTuple):
     """Which entries of a tree stand for the slots of a window, after a pass.
 
@@ -126,27 +139,6 @@ class Frontier:
         return self.slots + self.origin
 
 
-class Branches(NamedTuple):
-    """N branches of L drafts beside the chain of W - 1 drafts.
-
-    Attributes:
-        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
-            branch's first token.
-        tokens: `[B, N, L]` int64.
-    """
-
-    forks: Tensor
-    tokens: Tensor
-
-
-class Tree(Protocol):
-    """What a run reads of a tree shape; `mmaccel.samplers.trees.contract.TreeShape` is one."""
-
-    @property
-    def nodes(self) -> int:
-        """Entries that a pass has beside its window."""
-
-
 class DraftingPolicy(Policy, Protocol):
     """What a run reads of a window policy.
 
@@ -157,8 +149,8 @@ class DraftingPolicy(Policy, Protocol):
     window: int | str
 
     @property
-    def tree(self) -> Tree | None:
-        """What a pass verifies beside the window's chain of drafts; None: nothing."""
+    def tree(self) -> object | None:
+        """A `TreeShape`, which asks the drafter for branches; None for none."""
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""

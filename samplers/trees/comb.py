@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import check_int
-from mmaccel.samplers.drafting.contract import Branches
+from mmaccel.samplers.drafting.contract import Branches, Drafter, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.window.draft_calls import DraftedRun
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,11 @@ class Comb(TreeShape):
         """L."""
         return self.length
 
-    def grow(self, run: DraftedRun, drafts: Tensor, noise: Tensor) -> Branches | None:
+    def grow(
+        self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor
+    ) -> Branches | None:
         """See `TreeShape.grow`. Branches are shorter where a narrow window ends a row."""
         length = min(self.length, drafts.shape[1])
         if length < 1:
             return None
-        return run.drafter.branch(run, drafts, noise, n_branches=self.branches, length=length)
+        return drafter.branch(run, drafts, noise, n_branches=self.branches, length=length)

@@ -11,17 +11,14 @@ an entry is. What was accepted is then a path: the chain up to a fork, and a bra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.contract import Branches, DraftSource, Tree
-
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.draft_calls import DraftedRun
+from mmaccel.samplers.drafting.contract import Branches, Drafter, DraftSource, OpenRun
 
 
 @dataclass(frozen=True)
@@ -40,10 +37,13 @@ class TreeShape:
         """Entries of the longest branch."""
         raise NotImplementedError
 
-    def grow(self, run: DraftedRun, drafts: Tensor, noise: Tensor) -> Branches | None:
+    def grow(
+        self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor
+    ) -> Branches | None:
         """Branches beside the chain of a window; None for a pass without.
 
         Args:
+            drafter: of the run.
             run: whose token buffer holds the chain's drafts.
             drafts: `[B, W-1]` int64, the chain.
             noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
@@ -85,32 +85,11 @@ def has_tree(policy: object) -> bool:
     return getattr(policy, "tree", None) is not None
 
 
-def count_spare(tree: Tree | None, model: TokenModel, widest: int) -> int:
+def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
     """Cache indices a row that a run needs beside those of its positions.
 
     Branches stand behind the whole window, also in a row that is nearly at its end.
     """
-    return 0 if tree is None or not model.takes_trees else widest + tree.nodes
-
-
-def can_grow(run: DraftedRun) -> bool:
-    """Whether the passes of a run may cover a tree; a note in its statistics says why not.
-
-    Raises:
-        OptionError: a model whose layers take no trees.
-    """
-    if not run.model.takes_trees:
-        raise OptionError(
-            f"tree: expected a model whose layers take trees, received a "
-            f"{type(run.model).__name__} whose do not; leave tree out"
-        )
-    reason = ""
-    if not run.drafter.source.has_branches:
-        reason = f"drafts of {run.drafter.source!r} have no alternatives"
-    elif run.params.processor is not None:
-        reason = "logits processors read the tokens before a slot, and branches have others"
-    elif run.calls.is_recorded:
-        reason = "outputs of every step are asked for"
-    if reason:
-        run.stats.notes.append(f"tree: the chain alone, as {reason}")
-    return not reason
+    if not isinstance(tree, TreeShape) or not model.takes_trees:
+        return 0
+    return widest + tree.nodes

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmaccel.errors import OptionError
 from mmaccel.kernels.sample import argmax
 from mmaccel.samplers.drafting.contract import Branches, PassPath
 from mmaccel.samplers.trees.contract import TreeShape
@@ -100,7 +101,9 @@ class TreeStep:
         draws = StepwiseDraws(run)
         drafts = draft_window(run, draws)  # [B, W-1]
         noise = draws.noise  # [B, W, V]
-        branches = None if run.is_retry else self._shape.grow(run, drafts, noise[:, :-1])
+        branches = (
+            None if run.is_retry else self._shape.grow(run, run.drafter, drafts, noise[:, :-1])
+        )
         if branches is None:
             tokens = draws.tokens()
             run.accept(tokens, tokens[:, :-1] == drafts)
@@ -137,3 +140,26 @@ class TreeStep:
         )
         tokens = buffer.tokens.scatter(1, buffer.columns - 1, drafts)
         return PassPath(view, is_branch, tokens), is_right[row, best]
+
+
+def can_grow(run: WindowRun) -> bool:
+    """Whether the passes of a run may cover a tree; a note in its statistics says why not.
+
+    Raises:
+        OptionError: a model whose layers take no trees.
+    """
+    if not run.model.takes_trees:
+        raise OptionError(
+            f"tree: expected a model whose layers take trees, received a "
+            f"{type(run.model).__name__} whose do not; leave tree out"
+        )
+    reason = ""
+    if not run.drafter.source.has_branches:
+        reason = f"drafts of {run.drafter.source!r} have no alternatives"
+    elif run.params.processor is not None:
+        reason = "logits processors read the tokens before a slot, and branches have others"
+    elif run.calls.is_recorded:
+        reason = "outputs of every step are asked for"
+    if reason:
+        run.stats.notes.append(f"tree: the chain alone, as {reason}")
+    return not reason

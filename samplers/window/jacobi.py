@@ -22,8 +22,8 @@ from typing import ClassVar
 
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.contract import DraftSource
-from mmaccel.samplers.trees.contract import TreeShape, can_grow
-from mmaccel.samplers.trees.walk import TreeStep
+from mmaccel.samplers.trees.contract import TreeShape
+from mmaccel.samplers.trees.walk import TreeStep, can_grow
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import choose_draws, draft_window

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks import fastv_eager
 from benchmarks.report import fill_tables
-from mmaccel.pipelines.vision_language import layers
-from mmaccel.pipelines.vision_language.layer_attention import LayerAttention
+from mmaccel.pipelines.attach.prompt_pass import PrefillPass
+from mmaccel.pipelines.vision_language.layer_attention import LayerAttention, NotedLayers
 from tests.fixtures.tiny_vlms import build_vlm, encodes_first
 
 pytestmark = pytest.mark.skipif(
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.skipif(
 
 def test_all_ways_choose_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fastv_eager, "build_model", lambda _layers: build_vlm("llava_onevision"))
-    before = LayerAttention.mass, layers.noting, layers.LayerReduction._cut
+    before = LayerAttention.mass, NotedLayers.watchers, PrefillPass.run
     path = tmp_path / "report.json"
     fastv_eager.main(["--rounds", "2", "--visual-tokens", "60", "--json", str(path)])
-    assert before == (LayerAttention.mass, layers.noting, layers.LayerReduction._cut)
+    assert before == (LayerAttention.mass, NotedLayers.watchers, PrefillPass.run)
     report = json.loads(path.read_text())
     rows = {row["method"]: row for row in report["fastv_eager"]}
     assert list(rows) == list(fastv_eager.WAYS)

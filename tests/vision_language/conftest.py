@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from mmaccel.pipelines.vision_language import reduction
+from mmaccel.pipelines.vision_language import columns
 from tests.fixtures.tiny_vlms import CONFIGS, build_vlm
 
 
@@ -20,11 +20,11 @@ def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
 @pytest.fixture
 def stays(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The columns that each reduced call keeps."""
-    found, take = [], reduction._take_columns
+    found, take = [], columns.shorten_call
 
     def record(call: Any, kept: Tensor, others: Any) -> Any:
         found.append(kept)
         return take(call, kept, others)
 
-    monkeypatch.setattr(reduction, "_take_columns", record)
+    monkeypatch.setattr(columns, "shorten_call", record)
     return found

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import mmaccel
 from mmaccel import RandomTokens
-from mmaccel.pipelines.vision_language import reduction
+from mmaccel.pipelines.vision_language import columns
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
@@ -53,13 +57,13 @@ def run(name: str, methods: Any, per_row: Any = (2, 0, 1)) -> tuple[Any, Any, An
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_kept_tokens_are_the_columns_that_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stays, take = [], reduction._take_columns
+    stays, take = [], columns.shorten_call
 
     def record(call: Any, kept: Tensor, others: Any) -> Any:
         stays.append(kept)
         return take(call, kept, others)
 
-    monkeypatch.setattr(reduction, "_take_columns", record)
+    monkeypatch.setattr(columns, "shorten_call", record)
     _, inputs, handle = run(name, RandomTokens(keep=0.5))
     found = handle.kept_tokens
     for row, ids in enumerate(inputs["input_ids"]):
@@ -111,7 +115,89 @@ def test_keeping_all_keeps_all_and_other_calls_have_nothing_to_say() -> None:
 
 
 def test_no_pixels_and_features_are_held() -> None:
-    _, _, handle = run("llava_next", RandomTokens(keep=0.5))
-    seen = handle._service.reduction._seen
-    assert seen.inputs["pixel_values"].device.type == "meta"
-    assert all(visual.features.untyped_storage().nbytes() == 0 for visual in seen.visuals)
+    model = build_vlm("llava_next")
+    inputs = draw_prompts("llava_next", model, (2, 0, 1))
+    held = [StorageWeakRef(inputs["pixel_values"].untyped_storage())]
+    model.base_model.multi_modal_projector.register_forward_hook(
+        lambda _module, _given, made: held.append(StorageWeakRef(made.untyped_storage()))
+    )
+    with mmaccel.attach(model, "jacobi", visual_tokens=RandomTokens(keep=0.5)) as handle:
+        model.generate(**inputs, max_new_tokens=3, do_sample=False)
+        del inputs
+        gc.collect()
+        assert len(held) == 2 and all(storage.expired() for storage in held)
+        assert len(handle.kept_tokens) == 3
+
+
+def _in_the_middle(act: Callable[[], object]) -> Callable[..., Tensor]:
+    """A stopping criterion that acts once, when the first token is there."""
+    n_calls = 0
+
+    def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 1:
+            act()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    return criterion
+
+
+METHODS = {"exit": EvenTokens(keep=0.5), "layers": LastTokens(keep=0.25), "both": None}
+
+
+@pytest.mark.parametrize("stage", METHODS)
+def test_a_call_inside_a_call_leaves_the_outer_ones_tokens(stage: str) -> None:
+    model = build_vlm("llava")
+    methods = METHODS[stage] or [LastTokens(keep=0.25), EvenTokens(keep=0.5)]
+    outer, inner = (draw_prompts("llava", model, rows) for rows in ((2, 0, 1), (1,)))
+    options: dict[str, Any] = dict(max_new_tokens=5, do_sample=False)
+    with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=methods) as handle:
+        alone = model.generate(**outer, **options)
+        kept, reference = handle.kept_tokens, handle.stats.reference
+        act = _in_the_middle(lambda: model.generate(**inner, **options))
+        made = model.generate(**outer, **options, stopping_criteria=[act])
+        assert torch.equal(made, alone) and handle.stats.reference == reference
+        assert [k.kept.tolist() for k in handle.kept_tokens] == [k.kept.tolist() for k in kept]
+        assert handle.history[1].reference != reference
+
+
+def test_a_callers_loop_may_sample_twice() -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model, (2, 0, 1))
+
+    def twice(model: Any, ids: Tensor, **given: Any) -> Tensor:
+        made = [model._sample(ids, **given) for _ in range(2)]
+        assert torch.equal(made[0], made[1])
+        return made[1]
+
+    with mmaccel.attach(model, "jacobi", visual_tokens=EvenTokens(keep=0.5)) as handle:
+        model.generate(**inputs, max_new_tokens=3, do_sample=False, custom_generate=twice)
+        first, second = handle.history
+        assert "24 of 48 visual tokens" in first.reference
+        assert first.reference == second.reference and len(handle.kept_tokens) == 3
+
+
+def test_calls_of_two_threads_run_one_after_the_other() -> None:
+    """A reducer works in the model's layers, which the threads share."""
+    model = build_vlm("llava")
+    prompts = [draw_prompts("llava", model, rows) for rows in ((2, 0, 1), (1,))]
+    options: dict[str, Any] = dict(max_new_tokens=5, do_sample=False)
+    with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=LastTokens(keep=0.25)) as run:
+        alone = [model.generate(**inputs, **options) for inputs in prompts]
+        made: dict[int, Tensor] = {}
+
+        def generate(index: int, **more: Any) -> None:
+            made[index] = model.generate(**prompts[index], **options, **more)
+
+        other = threading.Thread(target=generate, args=(1,))
+
+        def act() -> None:
+            other.start()
+            other.join(0.3)
+            assert other.is_alive() and 1 not in made  # it waits
+
+        generate(0, stopping_criteria=[_in_the_middle(act)])
+        other.join(60)
+        assert all(torch.equal(made[k], alone[k]) for k in (0, 1))
+        assert len(run.history) == 4 and len(run.kept_tokens) == 1

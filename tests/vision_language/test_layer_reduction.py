@@ -17,8 +17,9 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import DART, DivPrune, FastV, PyramidDrop, UnsupportedModelError
+from mmaccel.pipelines.attach.prompt_pass import PrefillPass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
+from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.vision_language import layers
 from tests.fixtures.tiny_lms import build_lm
@@ -49,14 +50,14 @@ def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
 def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
     """Layer -> columns `[B, T']` of the whole prompt, and which are real, of the last call."""
     found: dict[int, tuple[Tensor, Tensor]] = {}
-    cut = layers.LayerReduction._cut
+    run = PrefillPass.run
 
-    def record(self: Any, index: int, hidden: Tensor, noted: Any) -> Tensor:
-        made = cut(self, index, hidden, noted)
-        found[index] = self._order, self._mask
-        return made
+    def record(self: PrefillPass) -> PromptStates:
+        states = run(self)
+        found.update({cut.first: (cut.columns, cut.mask) for cut in states.cuts})
+        return states
 
-    monkeypatch.setattr(layers.LayerReduction, "_cut", record)
+    monkeypatch.setattr(PrefillPass, "run", record)
     return found
 
 
@@ -203,18 +204,18 @@ def test_planted_bugs_are_seen(
             KVCacheLayout, "shorten", lambda self, dropped: shorten(self, dropped - 1)
         )
     elif bug == "positions counted anew":
-        own = layers.LayerReduction._shorten
+        own = layers.PromptCuts.arguments
 
         def counted(self: Any, given: dict[str, Any], hidden: Tensor) -> dict[str, Any]:
             width = hidden.shape[1]
             first = tuple(values[:, :width] for values in given["position_embeddings"])
             return own(self, given, hidden) | {"position_embeddings": first}
 
-        monkeypatch.setattr(layers.LayerReduction, "_shorten", counted)
+        monkeypatch.setattr(layers.PromptCuts, "arguments", counted)
     else:
-        shorten = layers._shorten_mask
+        shorten = layers.shorten_mask
         monkeypatch.setattr(
-            layers, "_shorten_mask",
+            layers, "shorten_mask",
             lambda mask, order, is_real: shorten(mask, order, torch.ones_like(is_real)),
         )  # fmt: skip
     made, _ = answer(model, FastV(keep=0.5, layer=1), inputs)
@@ -230,6 +231,19 @@ def test_passes_over_layers_of_unequal_length_are_not_captured() -> None:
         assert ("cache fewer visual tokens" in window.capture_obstacle) == is_cut
     window.own_prompt = OwnPrompt(mask, mask.sum(1) + 1, lambda: None)
     assert "token types, or positions" in window.capture_obstacle
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_cuts_leave_the_fused_decoder_on(method: Any) -> None:
+    model = build_vlm("llava")
+    inputs = draw_prompts("llava", model)
+    with mmaccel.attach(model, "jacobi", fused=True, strict=True, visual_tokens=method) as run:
+        model.generate(**inputs, **GREEDY)
+    assert run.stats.route in ("fused", "compiled") and run.stats.route_reason == ""
+    assert run.stats.runner_reason != ""  # on a CPU, or layers that cache fewer tokens
+    revives = mmaccel.LazyLLM(keep=0.3, layers=(1, 2))
+    _, stats = answer(model, revives, inputs)
+    assert stats.route == "model" and "revived in the model's own layers" in stats.route_reason
 
 
 def test_layers_that_cannot_be_cut_are_refused() -> None:

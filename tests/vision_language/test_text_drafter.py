@@ -10,7 +10,8 @@ import transformers
 from torch import Tensor
 
 import mmaccel
-from mmaccel.samplers.window import speculative
+from mmaccel.samplers.drafting.contract import Drafts
+from mmaccel.samplers.drafting.draft_model import ModelDrafter
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, TEXT, build_vlm, draw_prompts
 
 N_NEW = 12
@@ -45,14 +46,15 @@ def policy_with(drafter: Any) -> Any:
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """Those of every pass, `[B, W - 1]`."""
-    found, draft = [], speculative._draft
+    found, propose = [], ModelDrafter.propose
 
-    def record(*given: Any) -> Any:
-        made = draft(*given)
-        found.append(made[0].clone())
+    def record(self: ModelDrafter, run: Any) -> Drafts:
+        made = propose(self, run)
+        assert made.tokens is not None
+        found.append(made.tokens.clone())
         return made
 
-    monkeypatch.setattr(speculative, "_draft", record)
+    monkeypatch.setattr(ModelDrafter, "propose", record)
     return found
 
 
