@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import POLICIES, load, make_policy
+from mmaccel.catalog import METHODS, POLICIES, load, make_policy
 from mmaccel.comfy.table import (
     MODEL,
     POLICY,
@@ -60,6 +60,7 @@ _NUMBERS = {  # field -> least, most, step
 }
 _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a policy may refuse some
     "drafts": NAMES,
+    "tree": tuple(METHODS["tree"]),
     "coupling": COUPLINGS,
     "order": ORDERS,
     "cache": KINDS,

@@ -108,7 +108,8 @@ def human_line(facts: Mapping[str, Any], size: tuple[int, int]) -> str:
         facts: from `describe`, or with the same names.
         size: width and height of the image, in pixels.
     """
-    options = ", ".join(f"{name}={value}" for name, value in facts["policy_options"].items())
+    given = {name: v for name, v in facts["policy_options"].items() if v is not None}
+    options = ", ".join(f"{name}={value}" for name, value in given.items())
     settings = {
         "Steps": facts["tokens"],
         "Sampler": facts["policy"],

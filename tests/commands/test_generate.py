@@ -59,7 +59,7 @@ def test_images_carry_their_facts(generate, tiny_folder: Path) -> None:
         assert (facts["prompt"], facts["seed"], facts["policy"]) == (CAPTIONS[0], seed, "jacobi")
         assert facts["versions"]["torch"] == torch.__version__
         assert facts["versions"]["mmaccel"] == mmaccel.__version__
-        assert facts["policy_options"] == {"window": 5, "drafts": "auto"}
+        assert facts["policy_options"] == {"window": 5, "drafts": "auto", "tree": None}
         assert facts["weights"] == content_hash(tiny_folder)
         assert facts["tokens"] == N_TOKENS and facts["exactness"] == "bitwise"
         assert facts["guidance_scale"] == 2.0 and facts["top_k"] is None

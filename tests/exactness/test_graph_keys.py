@@ -369,6 +369,7 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
 def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None:
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
+        tree = None
         sample, decode = Jacobi.sample, Jacobi.decode
         draft_source = Jacobi.draft_source
         window = 6
