@@ -75,7 +75,7 @@ class RowSweep:
     def redraft(
         self, work: np.ndarray, column: int, neighbours: np.ndarray, slot: int, kept: RowPass,
         moved: int, width: int, noise: np.ndarray, is_fixed: np.ndarray | None, scale: float,
-        candidates: int, law: np.ndarray | None = None,
+        candidates: int, recorded: np.ndarray | None = None,
     ) -> list[int]:  # fmt: skip
         """Write the drafts of one row into `work`.
 
@@ -90,7 +90,7 @@ class RowSweep:
             noise: `[K, V]` float32, frozen noise; -inf where a token is not allowed.
             is_fixed: `[K]` bool; None if none is.
             candidates: how many stale scores of a slot are corrected.
-            law: `[K, V]`, into which the scores of all slots that are drafted anew are written,
+            recorded: `[K, V]`, into which the scores of all slots drafted anew are written,
                 without noise. Candidates then are the most likely tokens, whatever the noise, and
                 the best of all others, which is not corrected. None: those with the best scores.
 
@@ -122,18 +122,18 @@ class RowSweep:
 
         stale = kept.scores[moved + start : moved + n_seen]
         perturbed = stale + noise[start:n_seen]
-        n = min(candidates, stale.shape[1] - (law is not None))
-        ids = largest(perturbed if law is None else stale, n)
+        n = min(candidates, stale.shape[1] - (recorded is not None))
+        ids = largest(perturbed if recorded is None else stale, n)
         at_rows = np.arange(n_old)[:, None] * stale.shape[1]
         values = perturbed.take(ids + at_rows)
-        own_law = None
-        if law is not None:
+        own_recorded = None
+        if recorded is not None:
             np.put(perturbed, ids + at_rows, float("-inf"))
             others = perturbed.argmax(1)[:, None]
             values = np.append(values, perturbed.take(others + at_rows), 1)
             ids = np.append(ids, others, 1)
-            own_law = law[start:]
-            own_law[:n_old] = stale
+            own_recorded = recorded[start:]
+            own_recorded[:n_old] = stale
 
         if is_fixed is None:
             is_fixed = np.zeros(n_slots, bool)
@@ -141,7 +141,7 @@ class RowSweep:
         drafted = self.run(
             work, scale, n, at + (column + start), neighbours[start:], at < n_old,
             is_fixed[start:], seen[start:], base, hidden_seen, ids, values, kept.last, gates,
-            noise[start:], own_law,
+            noise[start:], own_recorded,
         )  # fmt: skip
         return [start + k for k in drafted]
 
@@ -158,7 +158,7 @@ class RowSweep:
         neighbours: np.ndarray, is_seen: np.ndarray, is_fixed: np.ndarray, seen: np.ndarray,
         base: np.ndarray, hidden_seen: np.ndarray, ids: np.ndarray, values: np.ndarray,
         last: np.ndarray, gates: np.ndarray, noise: np.ndarray,
-        law: np.ndarray | None = None,
+        recorded: np.ndarray | None = None,
     ) -> list[int]:  # fmt: skip
         """Write the drafts of one row into `work`.
 
@@ -166,7 +166,7 @@ class RowSweep:
             work, scale, n_corrected: as in `coarse_sweep`, of one row.
             columns: and all that follow as in `SweepSlots`, without their first axis. What only
                 seen slots need may end after the last of these.
-            law: `[K, V]` float32, the last pass's scores; those of the slots that are drafted anew
+            recorded: `[K, V]` float32, the last pass's scores; those of the slots drafted anew
                 become the scores from which they are drafted, without their noise.
 
         Returns:
@@ -209,8 +209,8 @@ class RowSweep:
                     scores *= scale
                 if n < len(own):
                     scores[n:] = 0
-                if law is not None:
-                    law[k, own[:n]] += scores[:n]
+                if recorded is not None:
+                    recorded[k, own[:n]] += scores[:n]
                 scores += values[k]
                 token = own[scores.argmax()]
             else:
@@ -221,8 +221,8 @@ class RowSweep:
                 scores += last * gates[k]
                 if impossible is not None:
                     scores[impossible] = float("-inf")
-                if law is not None:
-                    law[k] = scores
+                if recorded is not None:
+                    recorded[k] = scores
                 scores += noise[k]
                 token = scores.argmax()
             work[column] = token

@@ -401,15 +401,50 @@ def make_reducer(name: str, /, **options: Any) -> Any:
     Raises:
         OptionError: unknown name, an option the method does not have, or a bad value.
     """
-    target = REDUCERS[name].target if name in REDUCERS else find_own("reducers", name)
+    return _make("visual_tokens", REDUCERS, "reducers", name=name, options=options)
+
+
+def _make(
+    slot: str, known: Mapping[str, ReducerEntry], own: str, *, name: str, options: dict[str, Any]
+) -> Any:
+    """Build a method from its name.
+
+    Args:
+        slot: the keyword of `attach` or field of a policy that it is given by.
+        known: our methods of the slot.
+        own: the slot's name among those of other people's methods.
+        name: a short name, or a typed `module:Name`.
+        options: its fields.
+    """
+    target = known[name].target if name in known else find_own(own, name)
     if target is None:
         raise OptionError(
-            f"visual_tokens: expected one of {', '.join(REDUCERS)}, received {show(name)}; "
-            f"{_remedy(name, REDUCERS)}"
+            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; "
+            f"{_remedy(name, known)}"
         )
     method = load(target)
-    _check_fields(f"visual_tokens {name}", method, {}, options, "method")
+    _check_fields(f"{slot} {name}", method, {}, options, "method")
     return method(**options)
+
+
+def _read_named(slot: str, given: str | Mapping[Any, Any], example: str) -> tuple[str, Any]:
+    """The name of a method, and its fields.
+
+    Args:
+        slot: as in `_make`.
+        given: a short name, or a dictionary of a name and fields.
+        example: of a dictionary, for the message.
+    """
+    if isinstance(given, str):
+        return given, {}
+    options = {str(option): value for option, value in given.items()}
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise OptionError(
+            f"{slot}: expected a dictionary with a name, received {show(dict(given))}; write for "
+            f"example {example}"
+        )
+    return name, options
 
 
 def read_method(slot: str, given: Any) -> Any:
@@ -426,24 +461,8 @@ def read_method(slot: str, given: Any) -> Any:
     if not isinstance(given, str | Mapping):
         return given
     known = METHODS[slot]
-    named: Mapping[Any, Any] = {"name": given} if isinstance(given, str) else given
-    options = {str(option): value for option, value in named.items()}
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        example = next(iter(known))
-        raise OptionError(
-            f"{slot}: expected a dictionary with a name, received {show(dict(named))}; write for "
-            f'example {{"name": "{example}"}}'
-        )
-    target = known[name].target if name in known else find_own(slot, name)
-    if target is None:
-        raise OptionError(
-            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; "
-            f"{_remedy(name, known)}"
-        )
-    method = load(target)
-    _check_fields(f"{slot} {name}", method, {}, options, "method")
-    return method(**options)
+    name, options = _read_named(slot, given, f'{{"name": "{next(iter(known))}"}}')
+    return _make(slot, known, slot, name=name, options=options)
 
 
 def read_reducers(given: Any) -> Any:
@@ -464,14 +483,7 @@ def read_reducers(given: Any) -> Any:
 def _read_reducer(given: Any) -> Any:
     if not isinstance(given, str | Mapping):
         return given
-    named: Mapping[Any, Any] = {"name": given} if isinstance(given, str) else given
-    options = {str(option): value for option, value in named.items()}
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise OptionError(
-            f"visual_tokens: expected a dictionary with a name, received {show(dict(named))}; "
-            'write for example {"name": "dart", "keep": 0.22}'
-        )
+    name, options = _read_named("visual_tokens", given, '{"name": "dart", "keep": 0.22}')
     if not {"keep", "n_keep"} & options.keys():
         options["keep"] = KEEP
     return make_reducer(name, **options)

@@ -242,7 +242,6 @@ def attach(
         None if kv_cache is None else check_cache_method(read_method("kv_cache", kv_cache)),
         None if attention is None else check_attention_method(read_method("attention", attention)),
     )
-    check_combination(methods, reducers)
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(
@@ -258,6 +257,7 @@ def attach(
             target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, read_policy)
         )
     chosen = choose_policy(policy, layout)
+    check_combination(methods, reducers, chosen)
     model, family = find_served(target)
     check_vocabulary(layout, model)
     engine.check(find_device(model), chosen)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.contracts import Policy
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.samplers.trees.contract import has_tree
 
 
 def check_model(slots: str, window: CausalLMWindow) -> None:
@@ -39,12 +41,20 @@ def check_model(slots: str, window: CausalLMWindow) -> None:
         )
 
 
-def check_combination(methods: LayerMethods, reducers: Sequence[TokenReducer]) -> None:
+def check_combination(
+    methods: LayerMethods, reducers: Sequence[TokenReducer], policy: Policy
+) -> None:
     """Refuse methods that cannot be combined.
 
     Raises:
+        OptionError: sparse attention beside a tree.
         UnsupportedModelError: eviction beside a reducer inside the language model.
     """
+    if methods.attention is not None and has_tree(policy):
+        raise OptionError(
+            f"attention: expected a policy that verifies a chain beside {methods.attention!r}, "
+            f"received {policy!r}; leave tree or attention out"
+        )
     inside = next((method for method in reducers if method.stage == "llm_layer"), None)
     if methods.kv_cache is not None and inside is not None:
         raise UnsupportedModelError(

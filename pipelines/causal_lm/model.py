@@ -327,7 +327,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def takes_trees(self) -> bool:
         """See `mmaccel.contracts.TokenModel`. Cost: as `find_layer_obstacle`."""
         slides = any(window is not None for window in self.windows)
-        return not slides and self._sparse is None and not find_layer_obstacle(self)
+        return not slides and self.methods.attention is None and not find_layer_obstacle(self)
 
     def make_room(self, spare: int) -> None:
         """See `mmaccel.contracts.TokenModel.make_room`."""

@@ -77,9 +77,9 @@ def _sweep(
     if allowed is not None:
         allowed = allowed.expand(*slots.shape, run.vocab_size)
         noise = torch.where(allowed, noise, _NEVER)
-    temperature, law = run.params.temperature, None
+    temperature, recorded = run.params.temperature, None
     if p_draft is not None:
-        p_draft, law = p_draft.clone(), torch.empty(p_draft.shape[1:])
+        p_draft, recorded = p_draft.clone(), torch.empty(p_draft.shape[1:])
     held, opened = coarse.state, coarse.opened
     seen, scores = held.neighbours.get().numpy(), held.scores.get().numpy()
     last, prompts = held.last.get().numpy(), held.prompts.get().numpy()
@@ -96,19 +96,20 @@ def _sweep(
             rows[b], column, table[n_made : n_made + n_slots], n_made,
             RowPass(seen[b], states[b], scores[b], last[b], prompts[b]), moved, width,
             noise[b].numpy(), None if forced is None else forced[b].numpy() >= 0,
-            1.0 / (temperature or 1.0), opened.candidates, None if law is None else law.numpy(),
+            1.0 / (temperature or 1.0), opened.candidates,
+            None if recorded is None else recorded.numpy(),
         )  # fmt: skip
         if not drafted:
             continue
         window = slice(column, column + n_slots)
         tokens[b, window] = found[b, :n_slots] = rows[b][window]
-        if p_draft is None or law is None:
+        if p_draft is None or recorded is None:
             continue
         if temperature == 0:
             p_draft[b, drafted] = one_hot(drafts[b : b + 1, drafted], run.vocab_size)[0]
             continue
         if allowed is not None and width - moved < n_slots:
             new = slice(width - moved, n_slots)
-            law[new].masked_fill_(~allowed[b, new], _NEVER)
-        p_draft[b, drafted] = law[drafted].softmax(-1)
+            recorded[new].masked_fill_(~allowed[b, new], _NEVER)
+        p_draft[b, drafted] = recorded[drafted].softmax(-1)
     return drafts, p_draft

@@ -10,6 +10,7 @@ an entry is. What was accepted is then a path: the chain up to a fork, and a bra
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,21 +23,22 @@ from mmaccel.samplers.drafting.contract import Branches, Drafter, DraftSource, O
 
 
 @dataclass(frozen=True)
-class TreeShape:
+class TreeShape(ABC):
     """Base of tree shapes."""
 
     name: ClassVar[str] = ""
 
     @property
+    @abstractmethod
     def nodes(self) -> int:
         """Entries that a pass has beside its window."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def depth(self) -> int:
         """Entries of the longest branch."""
-        raise NotImplementedError
 
+    @abstractmethod
     def grow(
         self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor
     ) -> Branches | None:
@@ -49,7 +51,6 @@ class TreeShape:
             noise: frozen noise of the draft slots, `[B, W-1, V]`; zeros `[B, W-1, 1]` at
                 temperature 0.
         """
-        raise NotImplementedError
 
 
 def check_tree(tree: object, window: int | str, source: DraftSource) -> None:

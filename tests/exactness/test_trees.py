@@ -18,6 +18,7 @@ from mmaccel.samplers.window.model_calls import ModelCalls
 from tests.exactness.bitwise_runs import GRID, LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.tree_language import Known, TreeLanguage, Useless
 
 SHAPES = (Comb(branches=1, length=1), Comb(branches=3, length=4), Comb(branches=6, length=2))
@@ -247,6 +248,44 @@ def test_a_model_that_takes_no_trees_is_refused_before_a_pass() -> None:
     with pytest.raises(mmaccel.UnsupportedModelError, match="layer 0"):
         mmaccel.attach(build_lm("mistral"), Jacobi(8, "token-recycling", Comb(3, 4)))
     made: Generation | None = None
-    with pytest.raises(OptionError, match="takes? no? ?trees|take trees"):
+    with pytest.raises(OptionError, match="take trees"):
         made = run(Jacobi(8, "token-recycling", Comb(3, 4)), {}, grid=None)
     assert made is None
+
+
+@pytest.mark.parametrize("kv_cache", [None, mmaccel.SnapKV(budget=12, window=4)], ids=repr)
+@pytest.mark.parametrize("kind", ["ids", "embeddings"])
+def test_a_tree_over_a_prompt_that_lost_entries_or_is_the_models_own(
+    kind: str, kv_cache: Any
+) -> None:
+    model, ids = build_lm("llama"), torch.randint(4, 40, (2, 30), generator=_drawn(5))
+    given: dict[str, Any] = {"input_ids": ids}
+    if kind == "embeddings":
+        given = {"inputs_embeds": model.get_input_embeddings()(ids).detach()}
+    made = []
+    for policy in (Autoregressive(), Jacobi(8, "token-recycling", Comb(5, 3))):
+        with mmaccel.attach(model, policy, seed=3, strict=True, kv_cache=kv_cache) as handle:
+            made.append(model.generate(**given, max_new_tokens=25, do_sample=True))
+        assert bool(handle.stats.reference) == (kv_cache is not None)  # type: ignore[union-attr]
+    assert torch.equal(*made)
+
+
+def _drawn(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_a_tree_behind_layers_that_lost_visual_tokens() -> None:
+    model, made = build_vlm("llava"), []
+    inputs = draw_prompts("llava", model)
+    for policy in (Autoregressive(), Jacobi(8, "token-recycling", Comb(5, 3))):
+        method = mmaccel.FastV(keep=0.5, layer=1)
+        with mmaccel.attach(model, policy, strict=True, visual_tokens=method) as handle:
+            made.append(model.generate(**inputs, max_new_tokens=20, do_sample=False))
+        assert "FastV" in handle.stats.reference  # type: ignore[union-attr]
+    assert torch.equal(*made)
+
+
+def test_a_tree_and_sparse_attention_are_refused_together() -> None:
+    policy = Jacobi(8, "token-recycling", Comb(5, 3))
+    with pytest.raises(OptionError, match="leave tree or attention out"):
+        mmaccel.attach(build_lm("llama"), policy, attention=mmaccel.Quest())

@@ -266,3 +266,11 @@ def test_a_cache_of_the_caller_runs_the_original() -> None:
     ):
         model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
     assert "a cache that the caller sees" in str(handle.stats.fallbacks)  # type: ignore[union-attr]
+
+
+def test_a_method_without_a_score_is_none() -> None:
+    class Nothing(CacheMethod):
+        pass
+
+    with pytest.raises(TypeError, match="score"):
+        Nothing(budget=3)

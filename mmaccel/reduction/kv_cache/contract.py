@@ -12,6 +12,7 @@ with the smaller cache: drafts are never evicted, so that no accepted token depe
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -66,7 +67,7 @@ class CachedLayer:
 
 
 @dataclass(frozen=True)
-class CacheMethod:
+class CacheMethod(ABC):
     """Base of all methods that evict cached entries.
 
     Args:
@@ -101,9 +102,9 @@ class CacheMethod:
         """How many of a row's last entries stay whatever their scores; at most the budget."""
         return min(max(self.observed, 1), self.budget)
 
+    @abstractmethod
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
-        raise NotImplementedError
 
     def select(self, scores: Tensor, lengths: Tensor) -> Tensor:
         """The entries that stay.

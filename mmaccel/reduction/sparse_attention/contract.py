@@ -12,6 +12,7 @@ on top is measured, not proven, unless the budget covers everything.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from mmaccel.results import Exactness
 
 
 @dataclass(frozen=True)
-class AttentionMethod:
+class AttentionMethod(ABC):
     """Base of all methods that choose blocks of keys.
 
     Shapes: **R** rows, **H** key heads, **G** query heads a key head, **W** window, **N** blocks,
@@ -56,6 +57,7 @@ class AttentionMethod:
         """The method's name."""
         return type(self).__name__
 
+    @abstractmethod
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Summaries of blocks.
 
@@ -66,8 +68,8 @@ class AttentionMethod:
         Returns:
             `[R, H, N, C]`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
         """`[R, H, N]`, how much the window wants each block.
 
@@ -75,7 +77,6 @@ class AttentionMethod:
             queries: `[R, H, G W, D]`.
             summaries: `[R, H, N, C]`.
         """
-        raise NotImplementedError
 
     def select(self, scores: Tensor, is_kept: Tensor, counts: Tensor) -> Tensor:
         """`[R, H, N]` bool, the blocks to attend to.
