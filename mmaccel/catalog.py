@@ -232,7 +232,6 @@ MODELS: dict[str, DemoModel] = {
 MODELS["scenes-masked"] = replace(
     MODELS["scenes"], summary="the same images and words, filled in any order"
 )
-SAMPLING_FIELDS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")  # that users give
 DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
 """A folder for each demo model, by its name."""
 

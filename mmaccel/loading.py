@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_SIDE
+from mmaccel.options import LoadOptions
 from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
-CUDA_GRAPHS = ("auto", "on", "off")
 
 _SIZE = re.compile(r"\s*(\d{1,9})\s*(?:[xX]\s*(\d{1,9})\s*)?")
 
@@ -72,64 +73,42 @@ def choose_names(device: str, dtype: str) -> tuple[str, str]:
     return str(found), name_dtype(kind)
 
 
-def parse_cuda_graphs(text: str) -> Literal["auto"] | bool:
-    """The value of `--cuda-graphs` as `mmaccel.attach` takes it.
+def place(load: LoadOptions) -> LoadOptions:
+    """Options whose device and dtype are names, "auto" replaced by what it means here.
 
     Raises:
-        OptionError: none of `CUDA_GRAPHS`.
+        OptionError: no such device on this machine, or no such dtype.
     """
-    if text not in CUDA_GRAPHS:
-        raise OptionError(
-            f"--cuda-graphs: expected one of {', '.join(CUDA_GRAPHS)}, received {show(text)}; auto "
-            "uses them where they work"
-        )
-    return "auto" if text == "auto" else text == "on"
+    device, dtype = choose_names(load.device, load.dtype)
+    return replace(load, device=device, dtype=dtype)
+
+
+def load_keywords(load: LoadOptions) -> dict[str, Any]:
+    """Options as keywords of a `from_pretrained`."""
+    return {each.name: getattr(load, each.name) for each in fields(load)}
 
 
 def open_pipeline(
     model: str,
-    device: str = AUTO,
-    dtype: str = AUTO,
+    load: LoadOptions,
     *,
     size: str | None = None,
     decoder: Path | None = None,
-    family: str | None = None,
-    cuda_graphs: str = "auto",
-    fused: Literal["auto"] | bool = "auto",
-    compile: Literal["auto"] | bool = "auto",
-    trust_remote_code: bool = False,
-    revision: str | None = None,
 ) -> TextToImage:
-    """Load a text-to-image model on a device.
+    """Load a text-to-image model.
 
     Args:
         model: name, folder, file or hub id.
-        device, dtype: as `TextToImage.from_pretrained` takes them.
-        size, decoder, family, cuda_graphs, trust_remote_code, revision: as on the command line.
-        fused, compile: as `TextToImage.from_pretrained` takes it.
+        load: how it is opened.
+        size, decoder: as on the command line.
 
     Raises:
-        OptionError: no such model, device, dtype, size, family or `--cuda-graphs`.
-        UnsupportedModelError: see `TextToImage.from_pretrained`.
-        MissingBackendError: `--cuda-graphs on` for another device than CUDA.
+        OptionError, UnsupportedModelError, MissingBackendError: see `TextToImage.from_pretrained`.
     """
     pixels = parse_size(size)
-    use_graphs = parse_cuda_graphs(cuda_graphs)
     from transformers.utils import logging
 
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 
     logging.disable_progress_bar()
-    return TextToImage.from_pretrained(
-        model,
-        device=device,
-        dtype=dtype,
-        size=pixels,
-        decoder=decoder,
-        family=family,
-        cuda_graphs=use_graphs,
-        fused=fused,
-        compile=compile,
-        trust_remote_code=trust_remote_code,
-        revision=revision,
-    )
+    return TextToImage.from_pretrained(model, size=pixels, decoder=decoder, **load_keywords(load))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import POLICIES, SAMPLING_FIELDS
+from mmaccel.catalog import POLICIES
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -31,6 +31,7 @@ from mmaccel.limits import (
     read_stream,
     read_whole,
 )
+from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 

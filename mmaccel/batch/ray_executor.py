@@ -49,7 +49,7 @@ class RayExecutor:
                     log_to_driver=False,
                 )  # fmt: skip
         self._setup = replace(setup, out=setup.out.resolve())
-        kind = "GPU" if setup.device.startswith("cuda") else "CPU"
+        kind = "GPU" if setup.load.device.startswith("cuda") else "CPU"
         n_devices = int(ray.cluster_resources().get(kind, 0))
         count = actors or max(1, n_devices if kind == "GPU" else n_devices // 2)
         if not 1 <= count <= n_devices:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
 from mmaccel.batch.prompts import Item
-from mmaccel.catalog import SAMPLING_FIELDS, make_policy
+from mmaccel.catalog import make_policy
 from mmaccel.errors import OptionError
 from mmaccel.loading import parse_size, pick_name
+from mmaccel.options import SAMPLING_FIELDS, LoadOptions
 from mmaccel.outputs.image_files import describe_settings, short_hash, write_png
 from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
@@ -42,9 +43,8 @@ class Setup:
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         params: given fields of `SamplingParams`; the others are those the model recommends.
-        device, dtype, decoder, family, cuda_graphs, trust_remote_code, revision: options of
-            `mmaccel generate`.
-        fused, compile: as `TextToImage.from_pretrained` takes it.
+        load: how the model is opened; its device and dtype are names.
+        decoder: file of the image decoder, for checkpoints without one.
         size: pixels as text, for rows without a size.
         rows: images generated together.
         negative: negative prompt of rows without one.
@@ -55,18 +55,11 @@ class Setup:
     policy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
-    device: str = "cpu"
-    dtype: str = EXACT_DTYPE
+    load: LoadOptions = LoadOptions(device="cpu", dtype=EXACT_DTYPE)
     decoder: Path | None = None
-    family: str | None = None
-    cuda_graphs: str = "auto"
     size: str | None = None
     rows: int = 8
     negative: str | None = None
-    trust_remote_code: bool = False
-    revision: str | None = None
-    fused: Literal["auto"] | bool = "auto"
-    compile: Literal["auto"] | bool = "auto"
 
     def open(self) -> TextToImage:
         """Load the model for images of `size`.
@@ -76,19 +69,7 @@ class Setup:
         """
         from mmaccel.loading import open_pipeline
 
-        return open_pipeline(
-            self.model,
-            self.device,
-            self.dtype,
-            size=self.size,
-            decoder=self.decoder,
-            family=self.family,
-            cuda_graphs=self.cuda_graphs,
-            fused=self.fused,
-            compile=self.compile,
-            trust_remote_code=self.trust_remote_code,
-            revision=self.revision,
-        )
+        return open_pipeline(self.model, self.load, size=self.size, decoder=self.decoder)
 
 
 def settings_of(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettings:
@@ -135,11 +116,11 @@ def describe(
         "model": setup.model,
         "weights": weights,
         "size": None if size is None else list(size),
-        "dtype": setup.dtype,
-        "device": setup.device.split(":")[0],
+        "dtype": setup.load.dtype,
+        "device": setup.load.device.split(":")[0],
         **describe_settings(settings.name, settings.policy, settings.params),
         **coarse_facts(settings.policy, model),
-        "exactness": exactness_in(settings.policy.exactness, setup.dtype),
+        "exactness": exactness_in(settings.policy.exactness, setup.load.dtype),
         "versions": versions(),
     }
 

@@ -21,7 +21,8 @@ from mmaccel.comfy.table import (
     Socket,
 )
 from mmaccel.comfy.widgets import POLICY_INPUT, STATS_OUTPUT, sampling_widgets, seed_widget
-from mmaccel.pipelines.image_to_video.pipeline import CODEC, ImageToVideo
+from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
+from mmaccel.pipelines.image_to_video.registry import CODEC
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.samplers.noise import check_seed

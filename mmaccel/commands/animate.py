@@ -8,41 +8,34 @@ from typing import Annotated
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.options import WindowPolicyFlags
 from mmaccel.commands.process import pause_collector
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
+from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _MAX_FRAMES = 9  # of a start, for all models here
 _HELP_SEED = "of a start's first clip, the next has the next; by default drawn, and printed"
 _HELP_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
 
 
+@with_flags
 def animate(
     starts: Annotated[list[Path], typer.Argument(help="images or videos to continue")],
+    *,
     model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
-    policy: shared.WindowPolicy = None,
-    set_fields: shared.SetFields = None,
-    window: shared.Window = None,
-    drafts: shared.Drafts = None,
+    method: WindowPolicyFlags,
     count: Annotated[int, typer.Option(help="clips of each start")] = 1,
     seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
-    temperature: shared.Temperature = None,
-    top_k: shared.TopK = None,
-    top_p: shared.TopP = None,
-    min_p: shared.MinP = None,
+    sampling: Annotated[SamplingOptions, Without("guidance_scale")],
     batch_size: Annotated[int, typer.Option(help="clips decoded at a time at most")] = 1,
     file_format: Annotated[
         str | None, typer.Option("--format", help="mp4 or webp (lossless)")
     ] = None,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
+    load: LoadOptions,
     threads: shared.Threads = None,
-    cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
-    compile: shared.Compile = None,
-    trust_remote_code: shared.TrustRemoteCode = False,
-    revision: shared.Revision = None,
 ) -> None:
     """Continue images or videos, each clip in a file with a JSON file next to it.
 
@@ -50,8 +43,8 @@ def animate(
     """
     pause_collector()
     from mmaccel.commands.files import check_folder, open_folder
-    from mmaccel.commands.media_job import VideoJob, choose_policy, open_pipe
-    from mmaccel.loading import choose_names
+    from mmaccel.commands.media_job import VideoJob, open_pipe
+    from mmaccel.loading import place
     from mmaccel.outputs.video_files import pick_format, read_frames
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.text_to_image.model import choose_params
@@ -62,24 +55,29 @@ def animate(
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     seed, is_drawn = shared.pick_seed(seed)
     check_seed([seed + k for k in range(count)])
-    name, chosen = choose_policy(policy, window, drafts, set_fields)
-    device, dtype = choose_names(device, dtype)
+    name, policy = method.choose("window")
+    load = place(load)
     shared.set_threads(threads)
-    params = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    choose_params(SamplingParams(), **params)
+    choose_params(SamplingParams(), **given(sampling))
     suffix = pick_format(file_format)
     check_folder(out)
     # before the model is loaded, which takes long
     frames = {start: read_frames(start, _MAX_FRAMES) for start in starts}
-    pipe = open_pipe(
-        ImageToVideo, model, codec=codec, device=device, dtype=dtype, cuda_graphs=cuda_graphs,
-        fused=shared.read_switch(fused), compile=shared.read_switch(compile),
-        trust_remote_code=trust_remote_code, revision=revision,
-    )  # fmt: skip
+    pipe = open_pipe(ImageToVideo, model, load, codec)
     open_folder(out)
     job = VideoJob(
-        pipe=pipe, starts=frames, seed=seed, is_seed_drawn=is_drawn, count=count, name=name,
-        policy=chosen, options=params, batch_size=batch_size, out=out, suffix=suffix, model=model,
-        dtype=dtype,
-    )  # fmt: skip
+        pipe=pipe,
+        starts=frames,
+        seed=seed,
+        is_seed_drawn=is_drawn,
+        count=count,
+        name=name,
+        policy=policy,
+        options=given(sampling),
+        batch_size=batch_size,
+        out=out,
+        suffix=suffix,
+        model=model,
+        dtype=load.dtype,
+    )
     job.run()

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.options import VisualFlags, WindowPolicyFlags
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.options import LoadOptions, SamplingOptions, given
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.image_to_text.pipeline import ImageToText
@@ -24,37 +27,25 @@ _HELP_SEED = "of the answer; by default 0, and drawn and printed above temperatu
 _HELP_OUT = "PNG of the patches that stay; by default in out/"
 
 
+@with_flags
 def answer(
     inputs: Annotated[list[str], typer.Argument(help=_HELP_INPUTS, metavar="IMAGE... QUESTION")],
+    *,
     model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "scenes-vqa",
-    policy: shared.WindowPolicy = None,
-    set_fields: shared.SetFields = None,
-    window: shared.Window = None,
-    drafts: shared.Drafts = None,
-    visual_tokens: shared.VisualTokens = None,
-    keep: shared.Keep = None,
-    n_keep: shared.NKeep = None,
+    method: WindowPolicyFlags,
+    visual: VisualFlags,
     compare: Annotated[bool, typer.Option("--compare", help=_HELP_COMPARE)] = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
     ] = 64,
     seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
-    temperature: shared.Temperature = None,
-    top_k: shared.TopK = None,
-    top_p: shared.TopP = None,
-    min_p: shared.MinP = None,
+    sampling: Annotated[SamplingOptions, Without("guidance_scale")],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help=_HELP_OUT, parser=shared.parse_path, metavar="FILE"),
     ] = None,
     json_file: shared.JsonFile = None,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
-    cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
-    compile: shared.Compile = None,
-    trust_remote_code: shared.TrustRemoteCode = False,
-    revision: shared.Revision = None,
+    load: Annotated[LoadOptions, Without("family")],
     threads: shared.Threads = None,
 ) -> None:
     """Answer a question about images; with --visual-tokens also draw which patches stay."""
@@ -69,9 +60,8 @@ def answer(
         open_folder,
         write_json,
     )
-    from mmaccel.commands.media_job import choose_policy
     from mmaccel.commands.terminal import say
-    from mmaccel.loading import choose_names, parse_cuda_graphs
+    from mmaccel.loading import load_keywords, place
     from mmaccel.outputs.whole_files import check_target
     from mmaccel.pipelines.image_to_text.loading import check_model
     from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
@@ -81,8 +71,8 @@ def answer(
 
     shared.set_threads(threads)
     files, question = _split_inputs(inputs)
-    name, chosen = choose_policy(policy, window, drafts, set_fields)
-    methods = shared.parse_reducers(visual_tokens, keep, n_keep)
+    name, policy = method.choose("window")
+    methods = visual.read()
     reducers = check_reducers(methods) if methods else ()
     for option, value in (("--compare", compare), ("--out", out)):
         if value and not reducers:
@@ -91,10 +81,10 @@ def answer(
                 "--visual-tokens dart --keep 0.22"
             )
     check_int("--max-tokens", max_tokens, 1, hint="64 suits short answers")
-    seed, is_drawn = shared.pick_seed(seed if temperature else seed or 0)
-    sampling = shared.given(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    choose_sampling(**sampling)
-    (device, dtype), use_graphs = choose_names(device, dtype), parse_cuda_graphs(cuda_graphs)
+    seed, is_drawn = shared.pick_seed(seed if sampling.temperature else seed or 0)
+    params = given(sampling)
+    choose_sampling(**params)
+    load = place(load)
     # before the model is loaded, which takes long
     check_questions(question)
     images = [read_image(file) for file in files]
@@ -105,14 +95,11 @@ def answer(
         check_folder(picture.parent)
     check_file("--json", json_file)
     if not is_hub_id(model):
-        check_model(model, trust_remote_code)
+        check_model(model, load.trust_remote_code)
     logging.disable_progress_bar()
     pipe = ImageToText.from_pretrained(
-        model, policy=chosen, visual_tokens=reducers or None, device=device, dtype=dtype,
-        cuda_graphs=use_graphs, fused=shared.read_switch(fused),
-        compile=shared.read_switch(compile),
-        trust_remote_code=trust_remote_code, revision=revision,
-    )  # fmt: skip
+        model, policy=policy, visual_tokens=reducers or None, **load_keywords(load)
+    )
     resume_collector()
     if picture is not None:
         open_folder(picture.parent)
@@ -120,7 +107,7 @@ def answer(
     if is_drawn:
         shared.say_drawn(seed)
     made = {
-        title: each(images, question, max_new_tokens=max_tokens, seed=seed, **sampling)
+        title: each(images, question, max_new_tokens=max_tokens, seed=seed, **params)
         for title, each in pipes.items()
     }
     _show(made)
@@ -130,7 +117,7 @@ def answer(
     say(list(made.values())[-1].stats)
     runs = [_describe(title, answers) for title, answers in made.items()]
     report = new_report(
-        device, model=model, dtype=dtype, images=files, question=question, policy=name,
+        load.device, model=model, dtype=load.dtype, images=files, question=question, policy=name,
         picture=None if drawn is None else str(drawn), runs=runs,
     )  # fmt: skip
     write_json(json_file, report)

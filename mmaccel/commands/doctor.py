@@ -233,6 +233,7 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
     """Whether the weights exist and load, and a forward pass computes finite logits."""
     try:
         from mmaccel.loading import open_pipeline
+        from mmaccel.options import LoadOptions
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
         from mmaccel.pipelines.text_to_image.model import pick_policy
         from mmaccel.pipelines.text_to_image.pipeline import warm_up
@@ -241,7 +242,8 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
         source = find_source(name)
         if is_checkpoint(source):
             return check_checkpoint(source, name, trust_remote_code)
-        pipe = open_pipeline(name, "cpu", trust_remote_code=trust_remote_code)
+        load = LoadOptions(device="cpu", trust_remote_code=trust_remote_code)
+        pipe = open_pipeline(name, load)
         policy = make_plain(pick_policy(None, pipe.model))
         options = pipe.image_model.params, pipe.image_model.examples[0], 1
         warm_up(pipe, policy, *options)

@@ -6,17 +6,21 @@ This module checks the options and opens the model. `generate_images` and `gener
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import IMAGE_MODELS, MODELS
+from mmaccel.catalog import MODELS
 from mmaccel.checks import show
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import with_flags
+from mmaccel.commands.options import ImagePolicyFlags, SizeFlags
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
+from mmaccel.options import LoadOptions, SamplingOptions, given
 
 LOCAL, RAY = "local", "ray"
 
@@ -28,68 +32,86 @@ _HELP_SEED = "of the first image, the next has the next; by default drawn, and p
 _HELP_NEGATIVE = "negative prompt, for models whose authors have it"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileFlags:
+    """Images of a prompt file.
+
+    Attributes:
+        prompt_file: of rows; None makes images of the command line.
+        executor, actors: who generates.
+        resume, shard, retries, max_failures, dry_run: of the job.
+        as_json, json_stream: reports for programs.
+    """
+
+    executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL
+    prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="of a file: generate what is missing")
+    ] = False
+    shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its images")] = None
+    actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None
+    retries: Annotated[
+        int | None, typer.Option(help="of a file: tries after a failure; by default 1")
+    ] = None
+    max_failures: Annotated[
+        int | None, typer.Option(help="of a file: end when more images failed")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="of a file: check it, no more")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="of a file: JSON on stdout")] = False
+    json_stream: Annotated[
+        bool, typer.Option("--json-stream", help="of a file: a line of JSON per event")
+    ] = False
+
+    def check(self, single: dict[str, Any]) -> None:
+        """Refuse numbers outside their domains, and options of the other way to give prompts.
+
+        Args:
+            single: options of images of the command line, by name; None, False or empty was not
+                given.
+
+        Raises:
+            OptionError: with the first such option.
+        """
+        batch = {"--resume": self.resume, "--shard": self.shard}
+        batch |= {"--retries": self.retries is not None}
+        batch |= {"--max-failures": self.max_failures is not None, "--dry-run": self.dry_run}
+        batch |= {"--executor": self.executor != LOCAL, "--actors": self.actors is not None}
+        batch |= {"--json": self.as_json, "--json-stream": self.json_stream}
+        _check_mode(self.prompt_file, single, batch)
+        _check_not_negative("retries", self.retries)
+        check_most(
+            "--retries", self.retries or 0, MAX_RETRIES, "what failed so often will fail again"
+        )
+        _check_not_negative("max-failures", self.max_failures)
+        _check_executor(self.executor, self.actors)
+
+
+@with_flags
 def generate(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="without them, examples of the model")
     ] = None,
+    *,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    policy: shared.Policy = None,
-    set_fields: shared.SetFields = None,
-    window: shared.Window = None,
-    drafts: shared.Drafts = None,
-    coupling: Annotated[str | None, typer.Option(help="coupling of gsd")] = None,
-    group: Annotated[int | None, typer.Option(help="group size of gsd")] = None,
-    max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None,
+    method: ImagePolicyFlags,
     count: Annotated[
         int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
     ] = None,
     seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
     compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False,
-    guidance: shared.Guidance = None,
-    temperature: shared.Temperature = None,
-    top_k: shared.TopK = None,
-    top_p: shared.TopP = None,
-    min_p: shared.MinP = None,
+    sampling: SamplingOptions,
     negative: Annotated[
         str | None, typer.Option("--negative-prompt", "--negative", help=_HELP_NEGATIVE)
     ] = None,
-    size: shared.Size = None,
-    width: shared.Width = None,
-    height: shared.Height = None,
+    sides: SizeFlags,
     decoder: shared.Decoder = None,
-    family: Annotated[str | None, typer.Option(help=f"one of {', '.join(IMAGE_MODELS)}")] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="images generated together; by default 1, of a file 8")
     ] = None,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
+    load: LoadOptions,
     threads: shared.Threads = None,
-    cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
-    compile: shared.Compile = None,
-    trust_remote_code: shared.TrustRemoteCode = False,
-    revision: shared.Revision = None,
-    executor: Annotated[str, typer.Option(help=_HELP_EXECUTOR)] = LOCAL,
-    prompt_file: Annotated[str | None, typer.Option("--prompts", help=_HELP_FILE)] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="of a file: generate what is missing")
-    ] = False,
-    shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its images")] = None,
-    actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None,
-    retries: Annotated[
-        int | None, typer.Option(help="of a file: tries after a failure; by default 1")
-    ] = None,
-    max_failures: Annotated[
-        int | None, typer.Option(help="of a file: end when more images failed")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="of a file: check it, no more")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="of a file: JSON on stdout")] = False,
-    json_stream: Annotated[
-        bool, typer.Option("--json-stream", help="of a file: a line of JSON per event")
-    ] = False,
+    file: FileFlags,
 ) -> None:
     """Generate images. Each carries its prompt, seed, policy, versions and stats.
 
@@ -99,11 +121,10 @@ def generate(
     """
     pause_collector()
     from mmaccel.batch.worker import Setup
-    from mmaccel.catalog import make_policy
     from mmaccel.commands.files import check_folder, open_folder
     from mmaccel.commands.generate_batch import BatchOptions, run_batch
     from mmaccel.commands.generate_images import ImageJob, choose_threads_for
-    from mmaccel.loading import choose_names, open_pipeline, pick_name
+    from mmaccel.loading import open_pipeline, place
     from mmaccel.pipelines.text_to_image.model import (
         choose_params,
         encode_prompts,
@@ -112,74 +133,78 @@ def generate(
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
 
-    single = {"prompt": prompts, "--num-images": count, "--compare": compare}
-    batch = {"--resume": resume, "--shard": shard, "--retries": retries is not None}
-    batch |= {"--max-failures": max_failures is not None, "--dry-run": dry_run}
-    batch |= {"--executor": executor != LOCAL, "--actors": actors is not None}
-    batch |= {"--json": as_json, "--json-stream": json_stream}
-    _check_mode(prompt_file, single, batch)
+    file.check({"prompt": prompts, "--num-images": count, "--compare": compare})
     if count is not None:
         many = MAX_IMAGES // max(1, len(prompts or ()))
         shared.check_count("num-images", count, many, "a file takes more, see --prompts")
-    size = shared.join_size(size, width, height)
-    rows = batch_size if batch_size is not None else 1 if prompt_file is None else _BATCH_ROWS
+    size = sides.join()
+    usual_rows = 1 if file.prompt_file is None else _BATCH_ROWS
+    rows = usual_rows if batch_size is None else batch_size
     shared.check_count("batch-size", rows, MAX_BATCH)
-    _check_not_negative("retries", retries)
-    check_most("--retries", retries or 0, MAX_RETRIES, "what failed so often will fail again")
-    _check_not_negative("max-failures", max_failures)
-    _check_executor(executor, actors)
-    device, dtype = choose_names(device, dtype)
+    load = place(load)
     shared.set_threads(threads)
-    named = shared.given(
-        window=shared.parse_window(window),
-        drafts=drafts,
-        coupling=coupling,
-        group=group,
-        max_gap=max_gap,
-    )
-    options = shared.merge_fields(named, set_fields)
-    if policy is not None:
-        make_policy(policy, **options)
-    sampling = dict(
-        guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
-    choose_params(SamplingParams(), **sampling)
-    if prompt_file is not None:
+    options = method.read()
+    choose_params(SamplingParams(), **given(sampling))
+    if file.prompt_file is not None:
         setup = Setup(
-            model, out, policy, options, shared.given(**sampling), device, dtype, decoder, family,
-            cuda_graphs, size, rows, negative, trust_remote_code, revision,
-            shared.read_switch(fused), shared.read_switch(compile),
-        )  # fmt: skip
-        limits = (1 if retries is None else retries, max_failures)
-        flags = (resume, dry_run, as_json, json_stream)
+            model,
+            out,
+            policy=method.policy,
+            options=options,
+            params=given(sampling),
+            load=load,
+            decoder=decoder,
+            size=size,
+            rows=rows,
+            negative=negative,
+        )
         return run_batch(
             BatchOptions(
-                prompt_file, setup, seed, _parse_shard(shard), *flags, *limits, executor, actors
+                file.prompt_file,
+                setup,
+                seed,
+                shard=_parse_shard(file.shard),
+                is_resumed=file.resume,
+                is_dry=file.dry_run,
+                is_json=file.as_json,
+                is_streaming=file.json_stream,
+                retries=1 if file.retries is None else file.retries,
+                max_failures=file.max_failures,
+                executor=file.executor,
+                actors=file.actors,
             )
         )
     seed, is_drawn = shared.pick_seed(seed)
     check_folder(out)
-    pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
-        fused=shared.read_switch(fused), compile=shared.read_switch(compile),
-        trust_remote_code=trust_remote_code, revision=revision,
-    )  # fmt: skip
+    pipe = open_pipeline(model, load, size=size, decoder=decoder)
     resume_collector()
-    name, options = pick_name(policy, options, pipe.model.kind)
-    chosen = make_policy(name, **options)
-    params = choose_params(pipe.image_model.params, **sampling)
+    name, policy = method.choose(pipe.model.kind)
+    params = choose_params(pipe.image_model.params, **given(sampling))
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
     texts = _spread_prompts(prompts, count, examples)
     (negative,) = spread_negatives(negative, 1)
     encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
     Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
     open_folder(out)
-    choose_threads_for(pipe, chosen, params, texts[0], min(rows, len(texts)), threads)
-    ImageJob(
-        pipe, texts, seed, name, chosen, params, rows, out, model, dtype,
-        shared.given(size=size, family=family), decoder, negative, compare,
-        is_drawn,
-    ).run()  # fmt: skip
+    choose_threads_for(pipe, policy, params, texts[0], min(rows, len(texts)), threads)
+    job = ImageJob(
+        pipe,
+        texts,
+        seed,
+        name=name,
+        policy=policy,
+        params=params,
+        batch_size=rows,
+        out=out,
+        model=model,
+        dtype=load.dtype,
+        extras=shared.given(size=size, family=load.family),
+        decoder=decoder,
+        negative=negative,
+        compare=compare,
+        is_seed_drawn=is_drawn,
+    )
+    job.run()
 
 
 def _spread_prompts(
@@ -201,13 +226,13 @@ def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str
     Raises:
         OptionError: with the first such option.
     """
-    given = [name for name, value in (batch if prompt_file is None else single).items() if value]
-    if not given:
+    wrong = [name for name, value in (batch if prompt_file is None else single).items() if value]
+    if not wrong:
         return
     if prompt_file is None:
-        raise OptionError(f"{given[0]}: expected --prompts FILE with it; it is for prompt files")
+        raise OptionError(f"{wrong[0]}: expected --prompts FILE with it; it is for prompt files")
     raise OptionError(
-        f"--prompts: expected no {given[0]} with it, because each row of the file has its "
+        f"--prompts: expected no {wrong[0]} with it, because each row of the file has its "
         "own prompt and count; leave it out, or write it into the file"
     )
 

@@ -13,12 +13,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.catalog import SAMPLING_FIELDS, make_policy
 from mmaccel.commands.files import check_written, not_written
-from mmaccel.commands.options import given, merge_fields, parse_window, say_drawn
+from mmaccel.commands.options import say_drawn
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
-from mmaccel.loading import parse_cuda_graphs, pick_name
+from mmaccel.loading import load_keywords
+from mmaccel.options import SAMPLING_FIELDS, LoadOptions
 from mmaccel.outputs.image_files import describe_settings, image_name
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
@@ -41,27 +41,16 @@ if TYPE_CHECKING:
 _SPELLING = ("model", "policy", "policy_options")  # a file name has hash and repr instead
 
 
-def choose_policy(
-    policy: str | None, window: str | None, drafts: str | None, set_fields: list[str] | None
-) -> tuple[str, Any]:
-    """The short name of a window policy and the policy, from the options of a command.
-
-    Raises:
-        OptionError: no such policy or field, or a value outside its domain.
-    """
-    options = merge_fields(given(window=parse_window(window), drafts=drafts), set_fields)
-    name, options = pick_name(policy, options, "window")
-    return name, make_policy(name, **options)
-
-
-def open_pipe(pipeline: Any, model: str, *, cuda_graphs: str, **options: Any) -> Any:
-    """Load a `TextToSpeech` or an `ImageToVideo`; `cuda_graphs` is the value of the option.
+def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -> Any:
+    """Load a `TextToSpeech` or an `ImageToVideo`.
 
     Raises:
         OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
     """
-    use_graphs = parse_cuda_graphs(cuda_graphs)
-    pipe = pipeline.from_pretrained(model, cuda_graphs=use_graphs, **options)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    pipe = pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
     resume_collector()
     return pipe
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import warnings
 from ast import literal_eval
+from collections.abc import Container
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import POLICIES, REDUCERS, make_reducer
+from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make_policy, make_reducer
 from mmaccel.checks import show
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
@@ -32,6 +34,10 @@ _HELP_DRAFTS = (
     "draft source: auto, coarse, online, neighbour, …, the folder of a coarse model, or module:Name"
 )
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
+_HELP_TREE = (
+    f"branches beside the drafts: one of {', '.join(METHODS['tree'])}, with its fields as "
+    "name:field=value"
+)
 _HELP_TOKENS = (
     f"a method, one of {', '.join(REDUCERS)}, or module:Name, with its fields as "
     "name:field=value; once a stage"
@@ -53,29 +59,12 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
-Policy = Annotated[str | None, typer.Option(help=_HELP_ANY, parser=TypedName, metavar="TEXT")]
-WindowPolicy = Annotated[
-    str | None, typer.Option(help=_HELP_WINDOW, parser=TypedName, metavar="TEXT")
-]
 SetFields = Annotated[list[str] | None, typer.Option("--set", help=_HELP_SET)]
-Drafts = Annotated[str | None, typer.Option(help=_HELP_DRAFTS, parser=TypedName, metavar="TEXT")]
-Window = Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')]
 Out = Annotated[
     Path,
     typer.Option("--out", "-o", help="folder for the files", parser=parse_path, metavar="PATH"),
 ]
-Guidance = Annotated[
-    float | None,
-    typer.Option("--guidance-scale", "--guidance", help="classifier-free guidance; 1 is off"),
-]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy")]
-TopK = Annotated[int | None, typer.Option(help="keep the k likeliest; 0 keeps all")]
-TopP = Annotated[float | None, typer.Option(help="keep this much probability")]
-MinP = Annotated[float | None, typer.Option(help="least share of the likeliest")]
-Size = Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")]
-Width = Annotated[int | None, typer.Option(help="pixels, beside --height; as --size 1024x768")]
-Height = Annotated[int | None, typer.Option(help="pixels, beside --width")]
-Revision = Annotated[str | None, typer.Option(help="of a hub id: branch, tag or commit")]
 Decoder = Annotated[Path | None, typer.Option(help="image decoder, for checkpoints without one")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help=_HELP_TRUST)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu")]
@@ -83,22 +72,136 @@ Threads = Annotated[
     int | None, typer.Option(help="of a CPU; by default the fastest for this model, measured")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")]
-_HELP_FUSED = "forward passes over packed weights; by default where the model is recognised"
-Fused = Annotated[bool | None, typer.Option("--fused/--no-fused", help=_HELP_FUSED)]
-_HELP_COMPILE = "compile the fused passes on a CPU; by default where long runs pay for it"
-Compile = Annotated[bool | None, typer.Option("--compile/--no-compile", help=_HELP_COMPILE)]
 _HELP_COMPILE_FIRST = "compile the fused passes on a CPU, before anything is measured"
 CompileFirst = Annotated[  # not "auto", which would compile in the middle of a measurement
     bool, typer.Option("--compile/--no-compile", help=_HELP_COMPILE_FIRST)
 ]
-CudaGraphs = Annotated[str, typer.Option(help="auto, on or off; on needs a GPU")]
-VisualTokens = Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)]
-Keep = Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")]
-NKeep = Annotated[int | None, typer.Option(help="the number that stays, instead of --keep")]
 JsonFile = Annotated[
     Path | None,
     typer.Option("--json", help="write figures here", parser=parse_path, metavar="FILE"),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyFlags:
+    """How tokens are decoded.
+
+    Attributes:
+        policy: short name, or `module:Name`; None takes an exact one.
+        set_fields: fields of the policy as texts.
+        window, drafts, tree: those fields that have flags of their own.
+    """
+
+    policy: Annotated[
+        str | None, typer.Option(help=_HELP_ANY, parser=TypedName, metavar="TEXT")
+    ] = None
+    set_fields: SetFields = None
+    window: Annotated[str | None, typer.Option(help='tokens per pass, or "adaptive"')] = None
+    drafts: Annotated[
+        str | None, typer.Option(help=_HELP_DRAFTS, parser=TypedName, metavar="TEXT")
+    ] = None
+    tree: Annotated[str | None, typer.Option(help=_HELP_TREE)] = None
+
+    def fields(self) -> dict[str, Any]:
+        """The given fields of the policy.
+
+        Raises:
+            OptionError: see `parse_fields`; or a field given in two ways.
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        del own["policy"], own["set_fields"]
+        named = given(**own)
+        if "window" in named:
+            named["window"] = parse_window(self.window)
+        if self.tree is not None:
+            named["tree"] = parse_method("tree", self.tree)
+        return merge_fields(named, self.set_fields)
+
+    def read(self) -> dict[str, Any]:
+        """The given fields, after a look at the policy, if one is named.
+
+        Raises:
+            OptionError: no such policy or field, or a value outside its domain.
+        """
+        options = self.fields()
+        if self.policy is not None:
+            make_policy(self.policy, **options)
+        return options
+
+    def choose(self, kind: str) -> tuple[str, Any]:
+        """The short name of the policy and the policy, for a model of a kind.
+
+        Raises:
+            OptionError: see `read`; or a policy of another kind.
+        """
+        from mmaccel.loading import pick_name
+
+        name, options = pick_name(self.policy, self.fields(), kind)
+        return name, make_policy(name, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPolicyFlags(PolicyFlags):
+    """The same of models that are decoded in windows."""
+
+    policy: Annotated[
+        str | None, typer.Option(help=_HELP_WINDOW, parser=TypedName, metavar="TEXT")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePolicyFlags(PolicyFlags):
+    """The same with fields of gsd that have flags of their own."""
+
+    coupling: Annotated[str | None, typer.Option(help="coupling of gsd")] = None
+    group: Annotated[int | None, typer.Option(help="group size of gsd")] = None
+    max_gap: Annotated[float | None, typer.Option(help="largest gap in a group of gsd")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeFlags:
+    """Width and height of images."""
+
+    size: Annotated[str | None, typer.Option(help="pixels, 768 or 1024x768")] = None
+    width: Annotated[
+        int | None, typer.Option(help="pixels, beside --height; as --size 1024x768")
+    ] = None
+    height: Annotated[int | None, typer.Option(help="pixels, beside --width")] = None
+
+    def join(self) -> str | None:
+        """The size as `--size` has it; None takes the model's own.
+
+        Raises:
+            OptionError: one side alone, or sides beside `--size`.
+        """
+        sides = {"width": self.width, "height": self.height}
+        if not given(**sides):
+            return self.size
+        if self.size is not None or len(given(**sides)) < 2:
+            parts = given(size=self.size, **sides)
+            named = " ".join(f"--{name} {value}" for name, value in parts.items())
+            raise OptionError(
+                f"--width, --height: expected both, or --size alone, received {named}; write for "
+                "example --width 1024 --height 768"
+            )
+        return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualFlags:
+    """Which visual tokens of a prompt stay."""
+
+    visual_tokens: Annotated[list[str] | None, typer.Option(help=_HELP_TOKENS)] = None
+    keep: Annotated[float | None, typer.Option(help="the fraction of visual tokens that stays")] = (
+        None
+    )
+    n_keep: Annotated[int | None, typer.Option(help="the number that stays, instead of --keep")] = (
+        None
+    )
+
+    def read(self) -> list[Any]:
+        """The methods; see `parse_reducers`."""
+        return parse_reducers(self.visual_tokens, self.keep, self.n_keep)
 
 
 def given(**options: Any) -> dict[str, Any]:
@@ -125,11 +228,6 @@ def say_drawn(seed: int) -> None:
     say(f"seed: {seed}, drawn; the same command with --seed {seed} makes the same again")
 
 
-def read_switch(switch: bool | None) -> Literal["auto"] | bool:
-    """The value of `--fused` or `--compile` as `mmaccel.attach` takes it."""
-    return "auto" if switch is None else switch
-
-
 def set_threads(threads: int | None) -> None:
     """Sets torch's number of CPU threads; None leaves it.
 
@@ -141,24 +239,6 @@ def set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
-
-
-def join_size(size: str | None, width: int | None, height: int | None) -> str | None:
-    """The value of `--size`, of which `--width` and `--height` are the parts.
-
-    Raises:
-        OptionError: one side alone, or sides beside `--size`.
-    """
-    if width is None and height is None:
-        return size
-    if size is not None or width is None or height is None:
-        parts = {"size": size, "width": width, "height": height}
-        named = " ".join(f"--{name} {value}" for name, value in parts.items() if value is not None)
-        raise OptionError(
-            f"--width, --height: expected both, or --size alone, received {named}; write for "
-            "example --width 1024 --height 768"
-        )
-    return f"{width}x{height}"
 
 
 def check_count(name: str, value: int, most: int, remedy: str = "ask for fewer") -> None:
@@ -214,19 +294,19 @@ def parse_fields(
     Raises:
         OptionError: no name, no value, a name twice, or a value beyond the limits.
     """
-    fields: dict[str, Any] = {}
+    parsed_fields: dict[str, Any] = {}
     for text in texts:
         name, is_given, value = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not is_given or not name.isidentifier() or name in fields:
+        if not is_given or not name.isidentifier() or name in parsed_fields:
             raise OptionError(
                 f"{option}: expected name=value, each name once, received {show(text)}; "
                 f"write for example {example}"
             )
         parsed = _parse_value(value.strip(), option)
         is_source = name == "drafts" and isinstance(parsed, str)
-        fields[name] = TypedName(parsed) if is_source else parsed
-    return fields
+        parsed_fields[name] = TypedName(parsed) if is_source else parsed
+    return parsed_fields
 
 
 def _parse_value(text: str, option: str) -> Any:
@@ -254,6 +334,17 @@ def _refuse(option: str, text: str, expected: str) -> OptionError:
     return OptionError(f"{option}: expected {expected}, received {show(text)}; shorten the value")
 
 
+def parse_method(slot: str, text: str) -> dict[str, Any]:
+    """A method `NAME[:field=value…]` as `mmaccel.catalog.read_method` takes it.
+
+    Raises:
+        OptionError: a field without a value, or a value beyond the limits.
+    """
+    name, own = _split_method(text, METHODS[slot])
+    option = "--" + slot.replace("_", "-")
+    return {"name": name, **parse_fields(own, option, f"{option} {next(iter(METHODS[slot]))}:…")}
+
+
 def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | None) -> list[Any]:
     """The methods of `--visual-tokens NAME[:field=value…]`.
 
@@ -274,18 +365,18 @@ def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | No
         return []
     methods = []
     for text in texts:
-        name, own = _split_reducer(text)
-        fields = parse_fields(own, "--visual-tokens", "--visual-tokens hired:queries=all")
-        if not {"keep", "n_keep"} & set(fields):
-            fields |= given(keep=keep, n_keep=n_keep)
-        methods.append(make_reducer(name, **fields))
+        name, own = _split_method(text, REDUCERS)
+        chosen = parse_fields(own, "--visual-tokens", "--visual-tokens hired:queries=all")
+        if not {"keep", "n_keep"} & set(chosen):
+            chosen |= given(keep=keep, n_keep=n_keep)
+        methods.append(make_reducer(name, **chosen))
     return methods
 
 
-def _split_reducer(text: str) -> tuple[TypedName, list[str]]:
+def _split_method(text: str, known: Container[str]) -> tuple[TypedName, list[str]]:
     """The name of a method, which may be a `module:Name`, and the texts of its fields."""
     name, *own = text.split(":")
-    if own and "=" not in own[0] and name.strip() not in REDUCERS:
+    if own and "=" not in own[0] and name.strip() not in known:
         name = f"{name.strip()}:{own.pop(0).strip()}"
     return TypedName(name.strip()), own
 
@@ -304,11 +395,11 @@ def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, An
     Raises:
         OptionError: see `parse_fields`; or a field given in both ways.
     """
-    fields = parse_fields(texts or [])
-    for name in fields.keys() & named.keys():
+    texted = parse_fields(texts or [])
+    for name in texted.keys() & named.keys():
         option = name.replace("_", "-")
         raise OptionError(
             f"--{option}: expected it once, received {show(named[name])} and --set {name}="
-            f"{show(fields[name])}; leave one of them out"
+            f"{show(texted[name])}; leave one of them out"
         )
-    return named | fields
+    return named | texted

@@ -9,22 +9,26 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import with_flags
+from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.limits import MAX_BATCH, MAX_PROMPT
+from mmaccel.options import LoadOptions, SamplingOptions, given
 
 KEYS = "MMACCEL_API_KEY"
 
 _HELP_KEY = f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
 _HELP_CODEC = "of a speech model: folder or hub id of its codec; by default the authors'"
 _HELP_NAME = "the model's name in requests; by default as --model"
-_HELP_FAMILY = "one of those of mmaccel models; by default it is detected"
 _MAX_QUEUE = 100_000
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
+@with_flags
 def serve(
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
+    *,
     host: Annotated[str, typer.Option(help="0.0.0.0 listens to other machines")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
     task: Annotated[str, typer.Option(help="image or speech")] = "image",
@@ -40,30 +44,14 @@ def serve(
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="write prompts to the log")] = (
         False
     ),
-    policy: shared.Policy = None,
-    set_fields: shared.SetFields = None,
-    window: shared.Window = None,
-    drafts: shared.Drafts = None,
-    guidance: shared.Guidance = None,
-    temperature: shared.Temperature = None,
-    top_k: shared.TopK = None,
-    top_p: shared.TopP = None,
-    min_p: shared.MinP = None,
-    size: shared.Size = None,
-    width: shared.Width = None,
-    height: shared.Height = None,
+    method: PolicyFlags,
+    sampling: SamplingOptions,
+    sides: SizeFlags,
     decoder: shared.Decoder = None,
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     max_seconds: Annotated[float, typer.Option(help="of an utterance; longer ones are cut")] = 30.0,
-    family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
+    load: LoadOptions,
     threads: shared.Threads = None,
-    cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
-    compile: shared.Compile = None,
-    trust_remote_code: shared.TrustRemoteCode = False,
-    revision: shared.Revision = None,
 ) -> None:
     """Serve a model: /v1/images/generations or /v1/audio/speech, /v1/models, /health, /metrics.
 
@@ -71,8 +59,7 @@ def serve(
     """
     _check_packages()
     pause_collector()
-    from mmaccel.catalog import make_policy
-    from mmaccel.loading import choose_names
+    from mmaccel.loading import place
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.sampling_params import SamplingParams
     from mmaccel.serving.settings import ServerSettings
@@ -93,36 +80,32 @@ def serve(
     keys = [key.strip() for key in keys if key.strip()]
     if api_key is not None and len(keys) < len(api_key):
         raise OptionError("--api-key: expected a key, received an empty text; write one")
-    size = shared.join_size(size, width, height)
-    device, dtype = choose_names(device, dtype)
+    size = sides.join()
+    load = place(load)
     shared.set_threads(threads)
-    named = shared.given(window=shared.parse_window(window), drafts=drafts)
-    options = shared.merge_fields(named, set_fields)
-    if policy is not None:
-        make_policy(policy, **options)
-    sampling: dict[str, Any] = dict(
-        guidance_scale=guidance, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-    )
-    choose_params(SamplingParams(), **sampling)
+    options = method.read()
+    choose_params(SamplingParams(), **given(sampling))
     settings = ServerSettings(
-        name=name or model, host=host, port=port, rows=batch_size, queue=queue,
-        max_prompt=max_prompt, timeout=timeout, body_timeout=body_timeout, api_keys=tuple(keys),
+        name=name or model,
+        host=host,
+        port=port,
+        rows=batch_size,
+        queue=queue,
+        max_prompt=max_prompt,
+        timeout=timeout,
+        body_timeout=body_timeout,
+        api_keys=tuple(keys),
         log_prompts=log_prompts,
-    )  # fmt: skip
-    model_options = dict(
-        policy=policy, options=options, params=shared.given(**sampling), device=device, dtype=dtype,
-        family=family, cuda_graphs=cuda_graphs, fused=shared.read_switch(fused),
-        compile=shared.read_switch(compile),
-        trust_remote_code=trust_remote_code, revision=revision,
-    )  # fmt: skip
+    )
+    decoding: dict[str, Any] = dict(
+        policy=method.policy, options=options, params=given(sampling), load=load
+    )
     if task == "image":
         _refuse(codec=codec)
-        service = open_images(settings, model, decoder=decoder, size=size, **model_options)
+        service = open_images(settings, model, decoder=decoder, size=size, **decoding)
     else:
-        _refuse(guidance_scale=guidance, size=size, decoder=decoder)
-        service = open_speech(
-            settings, model, codec=codec, max_seconds=max_seconds, **model_options
-        )
+        _refuse(guidance_scale=sampling.guidance_scale, size=size, decoder=decoder)
+        service = open_speech(settings, model, codec=codec, max_seconds=max_seconds, **decoding)
     resume_collector()
     run(service)
 

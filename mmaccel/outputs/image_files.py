@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.catalog import SAMPLING_FIELDS
+from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.outputs.machine import versions
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.models.scenes_vocabulary import split_words

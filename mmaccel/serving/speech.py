@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.catalog import make_policy
-from mmaccel.loading import parse_cuda_graphs, pick_name
+from mmaccel.loading import load_keywords, pick_name
+from mmaccel.options import LoadOptions
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import make_plan
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 _DEFAULT_VOICES = ("default", "auto", "")  # OpenAI's client always sends a voice
 
 
+ON_CPU = LoadOptions(device="cpu", dtype="float32")
+
+
 class SpeechBackend:
     """A speech model behind the engine.
 
@@ -32,9 +36,7 @@ class SpeechBackend:
         policy: short name; None is Jacobi.
         options: fields of the policy.
         params: given arguments of `TextToSpeech.serve`.
-        device, dtype, family, cuda_graphs, trust_remote_code, revision: options of `mmaccel
-            speak`.
-        fused, compile: as `TextToSpeech.from_pretrained` takes it.
+        load: how the model is opened.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
@@ -49,22 +51,11 @@ class SpeechBackend:
         policy: str | None = None,
         options: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
-        device: str = "cpu",
-        dtype: str = "float32",
-        family: str | None = None,
-        cuda_graphs: str = "auto",
-        fused: Literal["auto"] | bool = "auto",
-        compile: Literal["auto"] | bool = "auto",
-        trust_remote_code: bool = False,
-        revision: str | None = None,
+        load: LoadOptions = ON_CPU,
     ) -> None:
         name, fields = pick_name(policy, dict(options or {}), "window")
         self._policy = make_policy(name, **fields)
-        self.pipe = TextToSpeech.from_pretrained(
-            model, codec=codec, device=device, dtype=dtype, family=family,
-            cuda_graphs=parse_cuda_graphs(cuda_graphs), fused=fused, compile=compile,
-            trust_remote_code=trust_remote_code, revision=revision,
-        )  # fmt: skip
+        self.pipe = TextToSpeech.from_pretrained(model, codec=codec, **load_keywords(load))
         self._call = {"max_seconds": max_seconds, **(params or {})}
 
     def job(self, text: str, voice: str | None, seed: int, ticket: Ticket) -> Job:

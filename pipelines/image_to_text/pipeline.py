@@ -10,27 +10,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
 
 from mmaccel.catalog import read_policy, read_reducers
-from mmaccel.checks import check_callable, check_int
+from mmaccel.checks import check_callable, check_int, show
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.handle import attach
+from mmaccel.options import LoadKeywords
 from mmaccel.pipelines.causal_lm.compatibility import find_position_limit
 from mmaccel.pipelines.image_to_text.loading import check_processor, open_vision_language
 from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs, read_images
 from mmaccel.pipelines.image_to_text.types import Answer, Answers
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe
-from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import pick_max_num_seqs
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
+from mmaccel.pipelines.pipeline import read_loading
+from mmaccel.pipelines.runner.engine import UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
@@ -95,61 +94,43 @@ class ImageToText(MovablePipeline):
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: UseReducers = None,
-        device: torch.device | str = "auto",
-        dtype: torch.dtype | str = "auto",
-        cuda_graphs: UseGraphs = "auto",
-        fused: UseFused = "auto",
-        compile: UseCompile = "auto",
-        trust_remote_code: bool = False,
-        torch_dtype: torch.dtype | str | None = None,
-        revision: str | None = None,
-        variant: str | None = None,
-        token: str | None = None,
-        local_files_only: bool = False,
-        cache_dir: str | Path | None = None,
-        device_map: Any = None,
-        offload_folder: str | Path | None = None,
+        **options: Unpack[LoadKeywords],
     ) -> ImageToText:
         """Load a model and its processor from disk or from the Hugging Face hub.
 
         Args:
             name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
                 model and processor wrote; or an id of the hub (downloaded to its cache).
-            policy, visual_tokens, cuda_graphs, fused, compile: see `ImageToText`.
-            device, dtype: see `TextToImage.from_pretrained`.
-            trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
-                checkpoints that need it.
-            torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only, cache_dir: of a download, see
-                `mmaccel.pipelines.loading.hub.HubOptions`.
-            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
-                of modules of the model that predicts tokens; other parts are on the first device
-                that computes. Not for families that transformers does not load.
-            offload_folder: where weights go that the device map puts on the "disk".
+            policy, visual_tokens: see `ImageToText`.
+            **options: see `mmaccel.options.LoadOptions`.
 
         Raises:
-            OptionError: no such model, device, dtype, policy or method; "scenes-vqa" without its
-                weights.
+            OptionError: no such model, option, device, dtype, policy or method; "scenes-vqa"
+                without its weights.
             UnsupportedModelError: a model that reads no images, files that are missing or do not
                 fit, code that is not trusted, or a model without what a method needs.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
         given = read_reducers(visual_tokens)
         reducers = None if given is None else check_reducers(given)
-        device, dtype = choose_placement(
-            device, dtype if torch_dtype is None else torch_dtype, device_map
-        )
-        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
-        Engine(cuda_graphs, fused=fused, compile=compile).check(device)
-        load_config = LoadConfig(
-            device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
-            offload_folder=offload_folder,
-        )  # fmt: skip
-        model, processor, source = open_vision_language(name, load_config)
+        loading = read_loading(options)
+        if loading.family is not None:
+            raise OptionError(
+                f"family: expected none, as transformers knows the class of a vision-language "
+                f"model, received {show(loading.family)}; leave it out"
+            )
+        engine = loading.engine
+        model, processor, source = open_vision_language(name, loading.config)
         return cls(
-            model, processor, policy=policy, visual_tokens=reducers, cuda_graphs=cuda_graphs,
-            fused=fused, compile=compile, source=source,
-        )  # fmt: skip
+            model,
+            processor,
+            policy=policy,
+            visual_tokens=reducers,
+            cuda_graphs=engine.cuda_graphs,
+            fused=engine.fused,
+            compile=engine.compile,
+            source=source,
+        )
 
     def __call__(
         self,

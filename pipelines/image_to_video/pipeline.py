@@ -3,69 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from mmaccel.checks import check_callable
-from mmaccel.contracts import FinishedRow, Policy, Prompt, TokenModel
+from mmaccel.contracts import FinishedRow, Policy, Prompt
 from mmaccel.errors import OptionError
+from mmaccel.options import LoadKeywords
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
+from mmaccel.pipelines.image_to_video.registry import open_video
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import HubOptions
-from mmaccel.pipelines.loading.moving import (
-    MovablePipeline,
-    Part,
-    describe,
-    drop_computed,
-    find_parts,
-)
-from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.loading.refusal import refusing
-from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.media import (
     RowPlan,
     check_deliver,
     collect_payloads,
-    decode_rows,
     pick_max_num_seqs,
 )
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
+from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
 from mmaccel.results import OnStep, Stats
-from mmaccel.samplers.drafting.coarse import use_folder
 from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
 
-
-class ImageToVideo(MovablePipeline):
+class ImageToVideo(Pipeline):
     """Clips that begin with given frames, by any window policy. One run at a time: the model has
     one cache.
 
     Args:
-        video: the model.
-        source: folder it was loaded from, if known.
-        engine: how passes are carried out; None is `Engine()`.
-        codec: folder its codec was loaded from, if known.
+        host: the model, a `VideoModel`.
+        source, engine, codec: see `mmaccel.pipelines.pipeline.Pipeline`.
     """
 
-    def __init__(
-        self,
-        video: VideoModel,
-        source: Path | None = None,
-        engine: Engine | None = None,
-        codec: Path | None = None,
-    ) -> None:
-        self.video, self.source, self.codec = video, source, codec
-        self.engine = engine or Engine()
+    modality = "Video"
 
     @classmethod
     def from_pretrained(
@@ -73,20 +47,7 @@ class ImageToVideo(MovablePipeline):
         name: str | Path,
         *,
         codec: str | Path | None = None,
-        device: torch.device | str = "auto",
-        dtype: torch.dtype | str = "auto",
-        cuda_graphs: UseGraphs = "auto",
-        fused: UseFused = "auto",
-        compile: UseCompile = "auto",
-        trust_remote_code: bool = False,
-        torch_dtype: torch.dtype | str | None = None,
-        revision: str | None = None,
-        variant: str | None = None,
-        token: str | None = None,
-        local_files_only: bool = False,
-        cache_dir: str | Path | None = None,
-        device_map: Any = None,
-        offload_folder: str | Path | None = None,
+        **options: Unpack[LoadKeywords],
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
@@ -94,51 +55,30 @@ class ImageToVideo(MovablePipeline):
             name: a folder, or an id of the hub (downloaded to its cache): Cosmos-Predict1-4B or
                 12B.
             codec: the same of the codec, which turns tokens into frames; None takes the one that
-                the authors published, from the hub.
-            device, dtype: where model and codec run and in which format; see
-                `TextToImage.from_pretrained`.
-            cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
-            trust_remote_code: whether the codec's TorchScript may read and write files; False
-                refuses a codec that can.
-            torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only, cache_dir: of a download, see
-                `mmaccel.pipelines.loading.hub.HubOptions`.
-            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
-                of modules of the model that predicts tokens; other parts are on the first device
-                that computes. Not for families that transformers does not load.
-            offload_folder: where weights go that the device map puts on the "disk".
+                the authors published, from the hub. Its TorchScript may read and write files; only
+                `trust_remote_code=True` takes such a codec.
+            **options: see `mmaccel.options.LoadOptions`.
 
         Raises:
-            OptionError: no such model, codec, device or dtype; a bad `cuda_graphs`
-                or `fused`.
+            OptionError: no such model, codec, option, device or dtype, or a bad value.
             UnsupportedModelError: files of another model, missing or surplus tensors, files that
                 cannot be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        from mmaccel.pipelines.models.cosmos.video import load_cosmos
+        loading = read_loading(options)
+        video, source, codec_source = open_video(name, codec, loading.config, loading.family)
+        return cls(video, source, loading.engine, codec_source)
 
-        engine = Engine(cuda_graphs, fused=fused, compile=compile)
-        device, dtype = choose_placement(
-            device, dtype if torch_dtype is None else torch_dtype, device_map
-        )
-        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
-        engine.check(device)
-        check_task(name, "animate")
-        source = find_model(name, {}, hub=hub)
-        check_task(source, "animate")
-        own = replace(hub, revision=None, variant=None)
-        codec_source = find_model(CODEC if codec is None else codec, {}, "codec", own)
-        load_config = LoadConfig(
-            device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
-            offload_folder=offload_folder,
-        )  # fmt: skip
-        with refusing(
-            f"a Cosmos model in {source} and its codec in {codec_source}",
-            "files that do not fit", "copy both folders again",
-        ):  # fmt: skip
-            video = load_cosmos(source, codec_source, load_config)
-        use_folder(video.window, source)
-        return cls(video, source, engine, codec_source)
+    @property
+    def video(self) -> VideoModel:
+        """The model with its layout and codec."""
+        video: VideoModel = self.host
+        return video
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of a frame in pixels."""
+        return self.video.size
 
     def __call__(
         self,
@@ -251,35 +191,9 @@ class ImageToVideo(MovablePipeline):
                 params=params,
                 noise=noise,
             )
-            stats = decode_rows(
-                model, self.engine, chosen, plan, finish=finish, deliver=deliver, on_step=on_step
-            )
+            stats = self.decode_rows(chosen, plan, finish=finish, deliver=deliver, on_step=on_step)
         stats.seed = seed
         return stats
-
-    @property
-    def model(self) -> TokenModel:
-        """The model that predicts the tokens."""
-        return self.video.window
-
-    def __repr__(self) -> str:
-        kind, (width, height) = type(self.video).__name__.removesuffix("Video"), self.video.size
-        return f"ImageToVideo({kind}, {width}x{height}{describe(self)})"
-
-    def _parts(self) -> dict[str, Part]:
-        return find_parts(self.video)
-
-    def _moved(self) -> None:
-        drop_computed(self.model)
-        self.engine.close()
-
-    @property
-    def _cuda_graphs(self) -> UseGraphs:
-        return self.engine.cuda_graphs
-
-    @property
-    def _lock(self) -> Any:
-        return self.model
 
 
 def finish_clip(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -23,27 +23,17 @@ from mmaccel.checks import check_callable, check_choice, check_int, show
 from mmaccel.contracts import (
     Arrivals,
     CanvasPolicy,
-    Denoiser,
     FinishedRow,
     OnCanvasStep,
     Policy,
     Prompt,
-    TokenModel,
 )
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
+from mmaccel.options import LoadKeywords
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import HubOptions
-from mmaccel.pipelines.loading.moving import (
-    MovablePipeline,
-    Part,
-    describe,
-    drop_computed,
-    find_parts,
-)
-from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.media import RowPlan, check_deliver, decode_rows
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
+from mmaccel.pipelines.media import RowPlan, check_deliver
+from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.text_to_image.model import (
@@ -77,92 +67,50 @@ AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
 """What `mmaccel.catalog.read_policy` takes."""
 
 
-class TextToImage(MovablePipeline):
+class TextToImage(Pipeline):
     """Images from prompts, by any policy. One run at a time: the model has one cache.
 
     Args:
-        image_model: the model.
-        source: path it was loaded from, if known.
-        engine: how passes are carried out; None is `Engine()`.
+        host: the model, an `ImageModel`.
+        source, engine: see `mmaccel.pipelines.pipeline.Pipeline`.
     """
 
+    modality = "Images"
     _interrupt = False  # of the running call; a callback may set it
-
-    def __init__(
-        self, image_model: ImageModel, source: Path | None = None, engine: Engine | None = None
-    ) -> None:
-        self.image_model, self.source, self.engine = image_model, source, engine or Engine()
 
     @classmethod
     def from_pretrained(
         cls,
         name: str | Path,
         *,
-        device: torch.device | str = "auto",
-        dtype: torch.dtype | str = "auto",
         size: tuple[int, int] | None = None,
         decoder: str | Path | None = None,
-        family: str | None = None,
-        cuda_graphs: UseGraphs = "auto",
-        sync_every: int = 1,
-        fused: UseFused = "auto",
-        compile: UseCompile = "auto",
-        trust_remote_code: bool = False,
-        torch_dtype: torch.dtype | str | None = None,
-        revision: str | None = None,
-        variant: str | None = None,
-        token: str | None = None,
-        local_files_only: bool = False,
-        cache_dir: str | Path | None = None,
-        device_map: Any = None,
-        offload_folder: str | Path | None = None,
+        **options: Unpack[LoadKeywords],
     ) -> TextToImage:
         """Load a model that ships with the package, one on disk, or one of the Hugging Face hub.
 
         Args:
             name: "scenes", a folder or file, or an id of the hub (downloaded to its cache).
-            device: where to run. "auto" takes CUDA, MPS or XPU where there is one, else the CPU.
-            dtype: of the generator, of torch or a name such as "bf16". "auto" is bfloat16 on a GPU
-                that computes it and float32 on a CPU; "bitwise" is guaranteed in float32 and
-                float64.
             size: width and height in pixels, for models with several sizes; None takes the model's
                 default.
             decoder: a file with the image decoder, for checkpoints that have none.
-            family: how the checkpoint is read; None detects it. See docs/models.md.
-            cuda_graphs, sync_every, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
-            trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
-                checkpoints that need it.
-            torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only, cache_dir: of a download, see
-                `mmaccel.pipelines.loading.hub.HubOptions`.
-            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
-                of modules of the model that predicts tokens; other parts are on the first device
-                that computes. Not for families that transformers does not load.
-            offload_folder: where weights go that the device map puts on the "disk".
+            **options: see `mmaccel.options.LoadOptions`; families are in docs/models.md.
 
         Raises:
-            OptionError: no such model, device, dtype, size or family; a bad `cuda_graphs`,
-                `fused` or `compile`; a file is missing.
+            OptionError: no such model, option, device, dtype, size or family, or a bad value; a
+                file is missing.
             UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
                 be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        engine = Engine(cuda_graphs, sync_every, fused, compile)
-        device, dtype = choose_placement(
-            device, dtype if torch_dtype is None else torch_dtype, device_map
-        )
-        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
-        engine.check(device)
-        file = Path(decoder) if isinstance(decoder, str) else decoder
-        load_config = LoadConfig(
-            device, dtype, size, file, trust_remote_code, hub, device_map, offload_folder
-        )
-        return cls(*open_images(name, load_config, family), engine)
+        loading = read_loading(options, size=size, decoder=decoder)
+        return cls(*open_images(name, loading.config, loading.family), loading.engine)
 
     @property
-    def model(self) -> TokenModel | Denoiser:
-        """The model that predicts image tokens."""
-        return self.image_model.window
+    def image_model(self) -> ImageModel:
+        """The model with its layout, prompts and renderer."""
+        image_model: ImageModel = self.host
+        return image_model
 
     @property
     def length(self) -> int:
@@ -449,9 +397,7 @@ class TextToImage(MovablePipeline):
         with alone(self.model), self._at_work():
             with torch.no_grad():
                 prompt = self._prompt(encoded, params)
-            limit = getattr(self.model, "max_positions", None)
-            width = prompt_width if limit is None else min(prompt_width, limit - self.length + 1)
-            room = width - prompt.tokens.shape[1]
+            room = self.fit_prompt(prompt_width, self.length) - prompt.tokens.shape[1]
             if arrivals is not None and room > 0:
                 prompt = replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
             plan = RowPlan(
@@ -459,29 +405,7 @@ class TextToImage(MovablePipeline):
                 noise=noise,
                 arrivals=None if arrivals is None else receive,
             )  # fmt: skip
-            return decode_rows(
-                self.model, self.engine, chosen, plan,
-                finish=finish, deliver=deliver, on_step=on_step,
-            )  # fmt: skip
-
-    def __repr__(self) -> str:
-        name, (width, height) = type(self.image_model).__name__.removesuffix("Images"), self.size
-        return f"TextToImage({name}, {width}x{height}{describe(self)})"
-
-    def _parts(self) -> dict[str, Part]:
-        return find_parts(self.image_model)
-
-    def _moved(self) -> None:
-        drop_computed(self.model)
-        self.engine.close()
-
-    @property
-    def _cuda_graphs(self) -> UseGraphs:
-        return self.engine.cuda_graphs
-
-    @property
-    def _lock(self) -> Any:
-        return self.model
+            return self.decode_rows(chosen, plan, finish=finish, deliver=deliver, on_step=on_step)
 
     def _set_steps(self, policy: AnyPolicy | None, steps: Any) -> Any:
         """The policy of a call with `num_inference_steps`.

@@ -10,25 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Unpack
 
 from mmaccel.checks import check_callable
-from mmaccel.contracts import Arrivals, FinishedRow, Policy, TokenModel
+from mmaccel.contracts import Arrivals, FinishedRow, Policy
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.loading.hub import HubOptions
-from mmaccel.pipelines.loading.moving import (
-    MovablePipeline,
-    Part,
-    describe,
-    drop_computed,
-    find_parts,
-)
-from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.media import RowPlan, check_deliver, collect_payloads, decode_rows
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
+from mmaccel.options import LoadKeywords
+from mmaccel.pipelines.media import RowPlan, check_deliver, collect_payloads
+from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import pick_policy
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
@@ -38,25 +27,15 @@ from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import choose_seed
 
 
-class TextToSpeech(MovablePipeline):
+class TextToSpeech(Pipeline):
     """Speech from text, by any window policy. One run at a time: the model keeps one cache.
 
     Args:
-        speech: the model.
-        source: folder it was loaded from, if known.
-        engine: how passes are carried out; None is `Engine()`.
-        codec: folder its codec was loaded from, if known.
+        host: the model, a `SpeechModel`.
+        source, engine, codec: see `mmaccel.pipelines.pipeline.Pipeline`.
     """
 
-    def __init__(
-        self,
-        speech: SpeechModel,
-        source: Path | None = None,
-        engine: Engine | None = None,
-        codec: Path | None = None,
-    ) -> None:
-        self.speech, self.source, self.codec = speech, source, codec
-        self.engine = engine or Engine()
+    modality = "Speech"
 
     @classmethod
     def from_pretrained(
@@ -64,62 +43,32 @@ class TextToSpeech(MovablePipeline):
         name: str | Path,
         *,
         codec: str | Path | None = None,
-        device: torch.device | str = "auto",
-        dtype: torch.dtype | str = "auto",
-        family: str | None = None,
-        cuda_graphs: UseGraphs = "auto",
-        fused: UseFused = "auto",
-        compile: UseCompile = "auto",
-        trust_remote_code: bool = False,
-        torch_dtype: torch.dtype | str | None = None,
-        revision: str | None = None,
-        variant: str | None = None,
-        token: str | None = None,
-        local_files_only: bool = False,
-        cache_dir: str | Path | None = None,
-        device_map: Any = None,
-        offload_folder: str | Path | None = None,
+        **options: Unpack[LoadKeywords],
     ) -> TextToSpeech:
         """Load a model from disk or from the Hugging Face hub.
 
         Args:
             name: a folder, or an id of the hub (downloaded to its cache).
-            codec: the same of the codec, which turns tokens into sound; None takes the one that
-                the family's authors published, from the hub.
-            device, dtype: where the model runs, and in which format its language model; see
-                `TextToImage.from_pretrained`. The codec runs in float32.
-            family: how the checkpoint is read; None detects it. See docs/speech.md.
-            cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
-            trust_remote_code: whether Python code that the checkpoint brings may run; False refuses
-                checkpoints that need it.
-            torch_dtype: another name of `dtype`.
-            revision, variant, token, local_files_only, cache_dir: of a download, see
-                `mmaccel.pipelines.loading.hub.HubOptions`.
-            device_map: of accelerate, in place of `device`: "auto", a device, or devices by names
-                of modules of the model that predicts tokens; other parts are on the first device
-                that computes. Not for families that transformers does not load.
-            offload_folder: where weights go that the device map puts on the "disk".
+            codec: the same of the codec, which turns tokens into sound and runs in float32; None
+                takes the one that the family's authors published, from the hub.
+            **options: see `mmaccel.options.LoadOptions`; families are in docs/speech.md.
 
         Raises:
-            OptionError: no such model, codec, device, dtype or family; a bad `cuda_graphs`
-                or `fused`.
+            OptionError: no such model, codec, option, device, dtype or family, or a bad value.
             UnsupportedModelError: an unknown family, missing or surplus tensors, files that cannot
                 be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a package that the family's codec needs is not installed, or
                 accelerate for a device map.
         """
-        engine = Engine(cuda_graphs, fused=fused, compile=compile)
-        device, dtype = choose_placement(
-            device, dtype if torch_dtype is None else torch_dtype, device_map
-        )
-        hub = HubOptions(revision, token, variant, local_files_only, cache_dir)
-        engine.check(device)
-        load_config = LoadConfig(
-            device, dtype, trust_remote_code=trust_remote_code, hub=hub, device_map=device_map,
-            offload_folder=offload_folder,
-        )  # fmt: skip
-        speech, source, codec_source = open_speech(name, codec, load_config, family)
-        return cls(speech, source, engine, codec_source)
+        loading = read_loading(options)
+        speech, source, codec_source = open_speech(name, codec, loading.config, loading.family)
+        return cls(speech, source, loading.engine, codec_source)
+
+    @property
+    def speech(self) -> SpeechModel:
+        """The model with its layout, prompts and codec."""
+        speech: SpeechModel = self.host
+        return speech
 
     def __call__(
         self,
@@ -189,9 +138,7 @@ class TextToSpeech(MovablePipeline):
             return finish_utterance(self.speech, plan, row)
 
         with alone(model), self._at_work():
-            stats = decode_rows(
-                model, self.engine, chosen, plan, finish=finish, deliver=collect, on_step=on_step
-            )
+            stats = self.decode_rows(chosen, plan, finish=finish, deliver=collect, on_step=on_step)
         stats.seed = seed
         speech = Speech([made[k] for k in range(len(plan.texts))], stats)
         if not return_dict:
@@ -262,42 +209,20 @@ class TextToSpeech(MovablePipeline):
             return Arrivals(*join_plans([own for _, own in asked]))
 
         with alone(model), self._at_work():
-            limit = getattr(model, "max_positions", None)
             length = first[0].length
-            width = prompt_width if limit is None else min(prompt_width, limit - length + 1)
+            width = self.fit_prompt(prompt_width, length)
             prompt, noise = join_plans(first, 0 if arrivals is None else width)
             whole = RowPlan(
                 prompt=prompt, length=length, max_num_seqs=rows, params=first[0].params,
                 noise=noise, arrivals=None if arrivals is None else receive,
             )  # fmt: skip
-            return decode_rows(
-                model, self.engine, chosen, whole, finish=finish,
-                deliver=lambda made: deliver(*made), on_step=on_step,
-            )  # fmt: skip
-
-    @property
-    def model(self) -> TokenModel:
-        """The model that predicts the tokens."""
-        return self.speech.window
-
-    def __repr__(self) -> str:
-        kind = type(self.speech).__name__.removesuffix("Speech")
-        return f"TextToSpeech({kind}{describe(self)})"
-
-    def _parts(self) -> dict[str, Part]:
-        return find_parts(self.speech)
-
-    def _moved(self) -> None:
-        drop_computed(self.model)
-        self.engine.close()
-
-    @property
-    def _cuda_graphs(self) -> UseGraphs:
-        return self.engine.cuda_graphs
-
-    @property
-    def _lock(self) -> Any:
-        return self.model
+            return self.decode_rows(
+                chosen,
+                whole,
+                finish=finish,
+                deliver=lambda made: deliver(*made),
+                on_step=on_step,
+            )
 
 
 def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) -> Utterance:

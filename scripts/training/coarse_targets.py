@@ -130,13 +130,18 @@ def open_target(args: argparse.Namespace) -> Target:
 
 def _open_image(args: argparse.Namespace) -> Target:
     from mmaccel.loading import open_pipeline
+    from mmaccel.options import LoadOptions
     from mmaccel.pipelines.models.scenes import WordImages
     from mmaccel.pipelines.text_to_image.model import choose_params
 
-    pipe = open_pipeline(
-        args.model, args.device, args.dtype, size=args.size, decoder=args.decoder,
-        family=args.family, cuda_graphs="off", trust_remote_code=args.trust_remote_code,
-    )  # fmt: skip
+    load = LoadOptions(
+        device=args.device,
+        dtype=args.dtype,
+        family=args.family,
+        cuda_graphs=False,
+        trust_remote_code=args.trust_remote_code,
+    )
+    pipe = open_pipeline(args.model, load, size=args.size, decoder=args.decoder)
     model, layout = pipe.image_model, pipe.image_model.layout
     prompts: Sequence[str] = _read_prompts(args) or model.examples
     if args.prompts is None and isinstance(model, WordImages):

@@ -14,7 +14,7 @@ import pytest
 from mmaccel import Jacobi, SpeculativeJacobi
 from mmaccel.batch.prompts import Item, Row
 from mmaccel.batch.worker import Setup, describe, fingerprint
-from mmaccel.catalog import SAMPLING_FIELDS
+from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -39,7 +39,7 @@ def row(**fields: Any) -> Item:
 
 OTHER_IMAGES: dict[str, dict[str, Any]] = {
     "weights": {"weights": "c0ffef"},
-    "dtype": {"setup": replace(SETUP, dtype="bfloat16")},
+    "dtype": {"setup": replace(SETUP, load=replace(SETUP.load, dtype="bfloat16"))},
     "size": {"setup": replace(SETUP, size="64x32")},
     "size of the row": {"item": row(size=(64, 32))},
     "id": {"item": row(id="foxes")},
@@ -63,9 +63,9 @@ OTHER_IMAGES: dict[str, dict[str, Any]] = {
 SAME_IMAGE: dict[str, dict[str, Any]] = {
     "name of the model": {"setup": replace(SETUP, model="elsewhere/tiny")},
     "folder": {"setup": replace(SETUP, out=Path("elsewhere"))},
-    "device": {"setup": replace(SETUP, device="cuda:1")},
+    "device": {"setup": replace(SETUP, load=replace(SETUP.load, device="cuda:1"))},
     "rows at once": {"setup": replace(SETUP, rows=3)},
-    "CUDA graphs": {"setup": replace(SETUP, cuda_graphs="on")},
+    "CUDA graphs": {"setup": replace(SETUP, load=replace(SETUP.load, cuda_graphs=True))},
     "line": {"item": row(line=12)},
     "n": {"item": row(n=12)},
     "what the settings include": {"item": row(policy="jacobi", params={"window": 5})},

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from mmaccel.demo.grammar.tasks import (
 )
 from mmaccel.demo.scenes.data import MAX_WORDS
 from mmaccel.demo.scenes.data import WORDS as SCENE_WORDS
+from mmaccel.options import LoadOptions
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
@@ -58,9 +60,10 @@ def test_bench_runs_every_pass_by_one_forward(
     """Nothing is compiled in the middle of a measurement: "auto" would do that."""
     asked = []
 
-    def load(*arguments: Any, compile: bool, **options: Any) -> TextToImage:
-        asked.append((options["fused"], compile))
-        return loading.open_pipeline(*arguments, **options, compile=False)  # compiling takes long
+    def load(name: str, asked_for: LoadOptions, **options: Any) -> TextToImage:
+        asked.append((asked_for.fused, asked_for.compile))
+        without = replace(asked_for, compile=False)  # compiling takes long
+        return loading.open_pipeline(name, without, **options)
 
     monkeypatch.setattr(bench_window, "open_pipeline", load)
     file = tmp_path / "bench.json"
@@ -353,9 +356,9 @@ def test_models_run_on_the_device(
         seen.append(device)
         return GrammarText(source, device)
 
-    def pipeline(name: str, device: str) -> TextToImage:
-        seen.append(device)
-        return TextToImage.from_pretrained(name, device=device)
+    def pipeline(name: str, load: LoadOptions) -> TextToImage:
+        seen.append(load.device)
+        return TextToImage.from_pretrained(name, device=load.device)
 
     monkeypatch.setattr(canvas_benchmark, "GrammarText", text)
     monkeypatch.setattr(loading, "open_pipeline", pipeline)

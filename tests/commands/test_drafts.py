@@ -14,7 +14,7 @@ from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.values import refusal, to_arguments
-from mmaccel.commands.media_job import choose_policy
+from mmaccel.commands.options import WindowPolicyFlags
 from mmaccel.samplers.drafting.coarse_model import WEIGHTS, describe_coarse
 from tests.fixtures.tiny_coarse import MINUTES, build_coarse
 from tests.fixtures.tiny_model import CAPTIONS
@@ -62,11 +62,13 @@ def test_wrong_drafts_are_refused_before_a_model_is_opened(
 
 
 def test_every_command_and_the_nodes_take_a_folder(coarse: str) -> None:
-    assert choose_policy("jacobi", None, coarse, None)[1] == Jacobi(drafts=Coarse(coarse))
+    assert WindowPolicyFlags(policy="jacobi", drafts=coarse).choose("window")[1] == Jacobi(
+        drafts=Coarse(coarse)
+    )
     assert make_policy("mc-sjd", drafts=coarse).drafts == Coarse(coarse)
     assert make_policy("jacobi", drafts="left").drafts == "left"
     with pytest.raises(OptionError, match="--drafts: expected it once"):
-        choose_policy("jacobi", None, coarse, ["drafts=left"])
+        WindowPolicyFlags(drafts=coarse, set_fields=["drafts=left"]).choose("window")
     spec = NODES["MMAccelJacobiPolicy"]
     values = {"drafts": "left", "coarse_folder": f'"{coarse}" '}
     (made,) = spec.run(None, **to_arguments(spec, values)).values

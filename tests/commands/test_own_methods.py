@@ -21,8 +21,7 @@ from mmaccel.cli import app, main
 from mmaccel.comfy import policies as nodes
 from mmaccel.commands.bench.canvas import _pick_setups
 from mmaccel.commands.evaluate import evaluate
-from mmaccel.commands.media_job import choose_policy
-from mmaccel.commands.options import merge_fields, parse_reducers
+from mmaccel.commands.options import WindowPolicyFlags, merge_fields, parse_reducers
 from mmaccel.own_code import TypedName, installed
 from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
@@ -165,11 +164,11 @@ def test_a_job_of_a_prompt_file(folder: Path, tiny_folder: Path) -> None:
 
 
 def test_speech_clips_and_canvas_setups(folder: Path) -> None:
-    name, policy = choose_policy(TypedName("mine:ZeroDrafts"), "7", None, None)
+    typed = WindowPolicyFlags(policy=TypedName("mine:ZeroDrafts"), window="7")
+    name, policy = typed.choose("window")
     assert name == "mine:ZeroDrafts" and repr(policy) == "ZeroDrafts(window=7)"
-    assert repr(choose_policy(None, None, TypedName("mine:LookBack"), None)[1]) == (
-        "Jacobi(window=32, drafts=LookBack(back=16))"
-    )
+    typed = WindowPolicyFlags(drafts=TypedName("mine:LookBack"))
+    assert repr(typed.choose("window")[1]) == "Jacobi(window=32, drafts=LookBack(back=16))"
     assert _pick_setups("broken:Filler") == {"broken:Filler": ("broken:Filler", {})}
     assert find_policy(TypedName("broken:Filler")).kind == "canvas"
 
@@ -185,9 +184,8 @@ def test_every_command_knows_what_was_typed() -> None:
             getattr(note, "parser", None) is TypedName for note in getattr(hint, "__metadata__", ())
         )
     }
-    both = {(n, o) for n in ("generate", "speak", "animate", "answer", "serve")
-            for o in ("policy", "drafts")}  # fmt: skip
-    assert found == both | {("exactness", "policy"), ("speed", "policy")}
+    commands = ("generate", "speak", "animate", "answer", "serve", "exactness", "speed")
+    assert found == {(name, option) for name in commands for option in ("policy", "drafts")}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -9,8 +10,11 @@ import typer
 from mmaccel.catalog import IMAGE_MODELS
 from mmaccel.commands import options as shared
 from mmaccel.commands.bench.labels import ALL
+from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.options import SizeFlags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+from mmaccel.options import LoadOptions
 
 _WINDOWS, _DTYPES = "1,16,32,64,adaptive", "float32"
 _HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"
@@ -20,10 +24,12 @@ _HELP_DRAFTS = "draft sources with commas, such as neighbour,coarse, or folders 
 _HELP_FAMILY = f"one of {', '.join(IMAGE_MODELS)}; or canvas, for the masked models that ship"
 
 
+@with_flags
 def bench(
     prompt: Annotated[
         str | None, typer.Argument(help="of all images; without it, fresh prompts")
     ] = None,
+    *,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     policies: Annotated[str | None, typer.Option(help=_HELP_POLICIES)] = None,
     windows: Annotated[str | None, typer.Option(help=_HELP_WINDOWS)] = None,
@@ -37,14 +43,12 @@ def bench(
     temperature: Annotated[
         float | None, typer.Option(help="0 is greedy; by default the model's own")
     ] = None,
-    size: shared.Size = None,
+    sides: SizeFlags,
     decoder: shared.Decoder = None,
+    load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs", "family")],
     family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None,
-    device: shared.Device = "auto",
     dtypes: Annotated[str | None, typer.Option(help=_HELP_DTYPES)] = None,
-    fused: shared.Fused = None,
     compile: shared.CompileFirst = False,
-    trust_remote_code: shared.TrustRemoteCode = False,
     json_file: shared.JsonFile = None,
 ) -> None:
     """Measure forward passes and seconds, interleaved image by image.
@@ -70,20 +74,20 @@ def bench(
                 "a prompt": prompt,
                 "--guidance": guidance,
                 "--temperature": temperature,
-                "--size": size,
+                "--size": sides.join(),
                 "--decoder": decoder,
-                "--fused/--no-fused": fused,
+                "--fused/--no-fused": None if load.fused == "auto" else load.fused,
                 "--compile": compile or None,
-                "--trust-remote-code": trust_remote_code or None,
+                "--trust-remote-code": load.trust_remote_code or None,
+                "--revision": load.revision,
             }
         )
         labels = ALL if policies is None else policies
-        return bench_canvas(model, labels, count, seed, batch_size, json_file, device)
+        return bench_canvas(model, labels, count, seed, batch_size, json_file, load.device)
     shared_options: dict[str, Any] = dict(
         prompt=prompt, model=model, guidance=guidance, count=count, seed=seed,
-        batch_size=batch_size, temperature=temperature, size=size, decoder=decoder, family=family,
-        device=device, fused=shared.read_switch(fused), compile=compile, json_file=json_file,
-        trust_remote_code=trust_remote_code,
+        batch_size=batch_size, temperature=temperature, size=sides.join(), decoder=decoder,
+        load=replace(load, family=family, compile=compile), json_file=json_file,
     )  # fmt: skip
     if (policies, windows, drafts, dtypes) == (None, None, None, None):
         from mmaccel.commands.bench.peers import bench_peers

@@ -170,6 +170,7 @@ def _images(
     from mmaccel.demo.canvas_benchmark import measure_images
     from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
     from mmaccel.loading import open_pipeline
+    from mmaccel.options import LoadOptions
     from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
     prompts = make_captions(EVALUATION_SEED, range(count))
@@ -182,7 +183,7 @@ def _images(
     window = by_kind["window"] if window_folder != source else {}
     for folder, policies in ((source, canvas), (window_folder, window)):
         if policies:
-            pipe = open_pipeline(str(folder), device)
+            pipe = open_pipeline(str(folder), LoadOptions(device=device))
             yield from measure_images(pipe, source.name, policies, prompts, seed, batch)
 
 

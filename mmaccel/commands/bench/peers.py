@@ -14,8 +14,9 @@ The rows, measured in one run and interleaved image by image, at every guidance 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import make_policy
 from mmaccel.commands.bench.setup import (
@@ -29,7 +30,8 @@ from mmaccel.commands.bench.window import Setup, measure
 from mmaccel.commands.files import new_report, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, stderr_console, wide_console
-from mmaccel.loading import choose_names, open_pipeline
+from mmaccel.loading import open_pipeline, place
+from mmaccel.options import LoadOptions
 from mmaccel.outputs.machine import package_version
 from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.drafting.coarse_model import describe_coarse
@@ -48,8 +50,7 @@ _POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, fie
 def bench_peers(
     *, prompt: str | None, model: str, guidance: str | None, count: int, seed: int,
     batch_size: int, temperature: float | None, size: str | None, decoder: Path | None,
-    family: str | None, device: str, fused: Literal["auto"] | bool, compile: bool,
-    json_file: Path | None, trust_remote_code: bool,
+    load: LoadOptions, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure and print; the arguments are those of `mmaccel bench`.
 
@@ -59,11 +60,8 @@ def bench_peers(
     """
     scales = parse_scales(guidance)
     list_params(SamplingParams(), scales, temperature)
-    device = choose_names(device, EXACT_DTYPE)[0]
-    pipe = open_pipeline(
-        model, device, EXACT_DTYPE, size=size, decoder=decoder, family=family, fused=fused,
-        compile=compile, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
+    load = place(replace(load, dtype=EXACT_DTYPE))
+    pipe = open_pipeline(model, load, size=size, decoder=decoder)
     params = list_params(pipe.image_model.params, scales, temperature)
     prompts = pick_prompts(prompt, model, pipe.image_model, count)
     check_json(json_file)
@@ -78,7 +76,7 @@ def bench_peers(
             break
     coarse = getattr(pipe.model, "coarse", None)
     report = new_report(
-        device, model=model, card=read_card(pipe.source), count=count, batch_size=batch_size,
+        load.device, model=model, card=read_card(pipe.source), count=count, batch_size=batch_size,
         temperature=params[0].temperature, seed=seed, first_screen=rows,
         coarse=None if coarse is None else describe_coarse(coarse),
     )  # fmt: skip

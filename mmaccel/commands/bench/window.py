@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import find_policy, load, make_policy, policy_names
 from mmaccel.commands.bench.labels import ALL
@@ -28,7 +28,8 @@ from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, wide_console
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
-from mmaccel.loading import choose_names, open_pipeline
+from mmaccel.loading import open_pipeline, place
+from mmaccel.options import LoadOptions
 from mmaccel.own_code import TypedName
 from mmaccel.pipelines.text_to_image.contact_sheet import identical
 from mmaccel.pipelines.text_to_image.outputs import join
@@ -112,8 +113,7 @@ class Row:
 def bench_window(
     *, prompt: str | None, model: str, policies: str, windows: str, drafts: str | None,
     guidance: str | None, count: int, seed: int, batch_size: int, temperature: float | None,
-    size: str | None, decoder: Path | None, family: str | None, device: str, dtypes: str,
-    fused: Literal["auto"] | bool, compile: bool, json_file: Path | None, trust_remote_code: bool,
+    size: str | None, decoder: Path | None, load: LoadOptions, dtypes: str, json_file: Path | None,
 ) -> None:  # fmt: skip
     """Measure and print; the arguments are those of `mmaccel bench`.
 
@@ -139,10 +139,10 @@ def bench_window(
     sources = None
     if drafts is not None:
         sources = [TypedName(source) for source in split_values("--drafts", drafts)]
-    device = choose_names(device, "float32")[0]
-    kinds = [choose_names(device, name)[1] for name in split_values("--dtypes", dtypes)]
+    loads = [place(replace(load, dtype=name)) for name in split_values("--dtypes", dtypes)]
+    device = loads[0].device
     setups = []
-    for dtype in kinds:
+    for dtype in (each.dtype for each in loads):
         setups.append(Setup("autoregressive", make_policy("autoregressive"), None, dtype))
         for name in names:
             own = [width for width in widths if width != "adaptive" or name == "jacobi"]
@@ -159,20 +159,7 @@ def bench_window(
             "jacobi, or leave --drafts out"
         )
     list_params(SamplingParams(), scales, temperature)
-    pipes = {
-        dtype: open_pipeline(
-            model,
-            device,
-            dtype,
-            size=size,
-            decoder=decoder,
-            family=family,
-            fused=fused,
-            compile=compile,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-        for dtype in kinds
-    }
+    pipes = {each.dtype: open_pipeline(model, each, size=size, decoder=decoder) for each in loads}
     first_pipe = next(iter(pipes.values()))
     images = first_pipe.image_model
     params = list_params(images.params, scales, temperature)

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES, check_most
+from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _BROKEN = 3  # exit code
 _HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
 
 
+@with_flags
 def exactness(
     model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
-    policy: shared.Policy = None,
-    set_fields: shared.SetFields = None,
+    *,
+    method: PolicyFlags,
     prompts: Annotated[
         Path | None, typer.Option(help="a prompt a line; by default the model's examples")
     ] = None,
     count: Annotated[int, typer.Option(help="images; prompts repeat")] = 32,
     seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
     batch_size: Annotated[int, typer.Option(help="images generated together")] = 8,
-    guidance: shared.Guidance = None,
-    temperature: Annotated[float | None, typer.Option(help="of the sampled checks")] = None,
+    sampling: SamplingOptions,
     samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000,
     features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None,
-    size: shared.Size = None,
+    sides: SizeFlags,
     decoder: shared.Decoder = None,
-    family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
-    trust_remote_code: shared.TrustRemoteCode = False,
+    load: Annotated[LoadOptions, Without("compile")],
     json_file: shared.JsonFile = None,
 ) -> None:
     """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
     guarantee is broken."""
-    from mmaccel.catalog import make_policy
     from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
     from mmaccel.commands.files import check_file, new_report, write_json
     from mmaccel.errors import OptionError
     from mmaccel.evaluation.exactness.report import Plan, check_all
     from mmaccel.evaluation.quality.features import open_extractor
-    from mmaccel.loading import choose_names, open_pipeline, pick_name
+    from mmaccel.loading import open_pipeline, place
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.noise import check_seed
@@ -59,39 +59,31 @@ def exactness(
     check_most("--samples", samples, MAX_SAMPLES, "ask for fewer")
     check_file("--json", json_file)
     check_seed(seed)
-    device, dtype = choose_names(device, dtype)
-    options = shared.parse_fields(set_fields or [])
-    if policy is not None:
-        make_policy(policy, **options)
+    # "auto" could compile between the two sides of a comparison
+    load = replace(place(load), compile=False)
+    method.read()
     chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
     extract = None
     if chosen_features is not None:
-        if count < 2 and temperature != 0:
+        if count < 2 and sampling.temperature != 0:
             raise OptionError(
                 f"--count: expected at least 2 to compare features, received {count}; ask for more"
             )
         extract = open_extractor(chosen_features)
     if prompts is not None:
         read_prompts(prompts)
-    pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family,
-        compile=False,  # "auto" could compile between the two sides of a comparison
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    name, options = pick_name(policy, options, pipe.model.kind)
-    chosen = make_policy(name, **options)
-    params = choose_params(
-        pipe.image_model.params, guidance_scale=guidance, temperature=temperature
-    )
+    pipe = open_pipeline(model, load, size=sides.join(), decoder=decoder)
+    chosen = method.choose(pipe.model.kind)[1]
+    params = choose_params(pipe.image_model.params, **given(sampling))
     texts = pick_prompts(pipe, model, prompts, count)
     plan = Plan(
-        pipe, chosen, make_plain(chosen), texts, seed, params, batch_size, dtype, samples,
+        pipe, chosen, make_plain(chosen), texts, seed, params, batch_size, load.dtype, samples,
         extract,
     )  # fmt: skip
     checks = check_all(plan)
     broken = [check.name for check in checks if check.is_broken]
     report = new_report(
-        device, model=model, policy=repr(chosen), exactness=chosen.exactness, dtype=dtype,
+        load.device, model=model, policy=repr(chosen), exactness=chosen.exactness, dtype=load.dtype,
         guidance=params.guidance_scale, temperature=params.temperature, captions=texts,
         seed=seed, batch_size=batch_size, features=chosen_features,
         checks=[check.to_dict() for check in checks], broken=broken,

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import Without, with_flags
+from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.limits import MAX_RUNS, check_most
+from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
 
 
+@with_flags
 def speed(
     model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
-    policy: shared.Policy = None,
-    set_fields: shared.SetFields = None,
+    *,
+    method: PolicyFlags,
     prompts: Annotated[
         Path | None, typer.Option(help="a prompt a line; by default the model's examples")
     ] = None,
@@ -26,25 +31,18 @@ def speed(
     warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2,
     baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None,
     seed: Annotated[int, typer.Option(help="of the first image")] = 0,
-    guidance: shared.Guidance = None,
-    temperature: shared.Temperature = None,
+    sampling: SamplingOptions,
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
     ] = Path("speed"),
     plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True,
-    size: shared.Size = None,
+    sides: SizeFlags,
     decoder: shared.Decoder = None,
-    family: Annotated[str | None, typer.Option(help="of the checkpoint")] = None,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
-    cuda_graphs: shared.CudaGraphs = "auto",
-    fused: shared.Fused = None,
+    load: Annotated[LoadOptions, Without("compile")],
     compile: shared.CompileFirst = False,
-    trust_remote_code: shared.TrustRemoteCode = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
-    from mmaccel.catalog import make_policy
     from mmaccel.checks import show
     from mmaccel.commands.evaluate.setup import (
         parse_sizes,
@@ -57,7 +55,7 @@ def speed(
     from mmaccel.evaluation.speed.measure import LEAST_RUNS, measure_speed, summarise
     from mmaccel.evaluation.speed.report import check_plots
     from mmaccel.evaluation.speed.transformers_baseline import check_names
-    from mmaccel.loading import choose_names, open_pipeline, pick_name
+    from mmaccel.loading import open_pipeline, place
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.results import exactness_in
@@ -76,28 +74,19 @@ def speed(
         read_prompts(prompts)
     if plots:
         check_plots()
-    device, dtype = choose_names(device, dtype)
-    options = shared.parse_fields(set_fields or [])
-    if policy is not None:
-        make_policy(policy, **options)
+    load = replace(place(load), compile=compile)
+    method.read()
     open_folder(out)
-    pipe = open_pipeline(
-        model, device, dtype, size=size, decoder=decoder, family=family, cuda_graphs=cuda_graphs,
-        fused=shared.read_switch(fused), compile=compile,
-        trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    name, options = pick_name(policy, options, pipe.model.kind)
-    chosen = make_policy(name, **options)
-    params = choose_params(
-        pipe.image_model.params, guidance_scale=guidance, temperature=temperature
-    )
+    pipe = open_pipeline(model, load, size=sides.join(), decoder=decoder)
+    chosen = method.choose(pipe.model.kind)[1]
+    params = choose_params(pipe.image_model.params, **given(sampling))
     texts = pick_prompts(pipe, model, prompts, None)
     baselines, left_out = _open_baselines(pipe, baseline or [], texts, params)
     finished: list[Any] = []
     measured = measure_speed(
         pipe, {"plain": make_plain(chosen), "policy": chosen}, texts, params,
         batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, baselines=baselines,
-        synchronise=synchronise_for(device),
+        synchronise=synchronise_for(load.device),
     )  # fmt: skip
     each = (2 + len(baselines)) * (runs + warm_up)  # runs of a size
     failure: BaseException | None = None
@@ -112,9 +101,9 @@ def speed(
             other.close()
     done = len(finished) // each
     report = new_report(
-        device, model=model, policy=repr(chosen), exactness=chosen.exactness,
-        promise=exactness_in(chosen.exactness, dtype), dtype=dtype, cuda_graphs=cuda_graphs,
-        fused=shared.read_switch(fused), compile=compile,
+        load.device, model=model, policy=repr(chosen), exactness=chosen.exactness,
+        promise=exactness_in(chosen.exactness, load.dtype), dtype=load.dtype,
+        cuda_graphs=load.cuda_graphs, fused=load.fused, compile=compile,
         guidance=params.guidance_scale,
         temperature=params.temperature, seed=seed,
         captions=texts, runs=runs, warm_up=warm_up, baselines=list(baselines),

@@ -1,0 +1,147 @@
+"""Options of every surface, each written once: how a model is opened, and how a call samples.
+
+`from_pretrained` of all pipelines takes the fields of `LoadOptions`; the command line makes a flag
+of every field that has a `help`, and hands the object on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar
+
+from mmaccel.checks import show, suggest
+from mmaccel.errors import OptionError
+
+Switch = Literal["auto"] | bool
+"""Whether something is done; "auto" does it where it works."""
+
+Options = TypeVar("Options")
+
+
+def option(default: Any, help: str | None = None, **flag: Any) -> Any:
+    """A field of options.
+
+    Args:
+        default: of the field.
+        help: of its flag on the command line; None has no flag.
+        **flag: `names` of the flag where they are not the field's; `text`: whether a switch is
+            written as auto, on or off.
+    """
+    return field(default=default, metadata={"help": help, **flag})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a model is opened, and how its passes run.
+
+    Attributes:
+        device: where to run. "auto" takes CUDA, MPS or XPU where there is one, else the CPU.
+        dtype: of the model that predicts tokens, of torch or a name such as "bf16". "auto" is
+            bfloat16 on a GPU that computes it and float32 on a CPU; "bitwise" is guaranteed in
+            float32 and float64.
+        torch_dtype: another name of `dtype`.
+        device_map: of accelerate, in place of `device`: "auto", a device, or devices by names of
+            modules of the model that predicts tokens; other parts are on the first device that
+            computes. Not for families that transformers does not load.
+        offload_folder: where weights go that the device map puts on the "disk".
+        family: how the checkpoint is read; None detects it.
+        cuda_graphs, sync_every, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
+        trust_remote_code: whether code that the checkpoint brings may run; False refuses
+            checkpoints that need it.
+        revision, variant, token, local_files_only, cache_dir: of a download, see
+            `mmaccel.pipelines.loading.hub.HubOptions`.
+    """
+
+    device: Any = option("auto", "auto, cpu, cuda, cuda:1, mps or xpu")
+    dtype: Any = option("auto", "auto, float32 (fp32), bfloat16 (bf16) or float16 (fp16)")
+    torch_dtype: Any = None
+    device_map: Any = None
+    offload_folder: str | Path | None = None
+    family: str | None = option(
+        None, "how the checkpoint is read, see mmaccel models; by default it is detected"
+    )
+    cuda_graphs: Switch = option("auto", "auto, on or off; on needs a GPU", text=True)
+    sync_every: int = 1
+    fused: Switch = option(
+        "auto", "forward passes over packed weights; by default where the model is recognised"
+    )
+    compile: Switch = option(
+        "auto", "compile the fused passes on a CPU; by default where long runs pay for it"
+    )
+    trust_remote_code: bool = option(
+        False, "run Python code that the model's folder brings; read it first"
+    )
+    revision: str | None = option(None, "of a hub id: branch, tag or commit")
+    variant: str | None = None
+    token: str | None = None
+    local_files_only: bool = False
+    cache_dir: str | Path | None = None
+
+
+class LoadKeywords(TypedDict, total=False):
+    """The fields of `LoadOptions` as keywords, for type checkers."""
+
+    device: Any
+    dtype: Any
+    torch_dtype: Any
+    device_map: Any
+    offload_folder: str | Path | None
+    family: str | None
+    cuda_graphs: Switch
+    sync_every: int
+    fused: Switch
+    compile: Switch
+    trust_remote_code: bool
+    revision: str | None
+    variant: str | None
+    token: str | None
+    local_files_only: bool
+    cache_dir: str | Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are drawn; None is what the model's authors recommend.
+
+    Attributes:
+        guidance_scale, temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+    """
+
+    guidance_scale: float | None = option(
+        None, "classifier-free guidance; 1 is off", names=("--guidance-scale", "--guidance")
+    )
+    temperature: float | None = option(None, "0 is greedy")
+    top_k: int | None = option(None, "keep the k likeliest; 0 keeps all")
+    top_p: float | None = option(None, "keep this much probability")
+    min_p: float | None = option(None, "least share of the likeliest")
+
+
+SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions))
+
+
+def given(options: Any) -> dict[str, Any]:
+    """The fields of options that are not None."""
+    return {name: value for name, value in asdict(options).items() if value is not None}
+
+
+def read_options(kind: type[Options], where: str, keywords: Mapping[str, Any]) -> Options:
+    """Options from keywords.
+
+    Args:
+        kind: dataclass of options.
+        where: name of the call, for messages.
+        keywords: of the call.
+
+    Raises:
+        OptionError: a keyword that is no field.
+    """
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    for name in keywords:
+        if name not in known:
+            raise OptionError(
+                f"{where}: expected options out of {', '.join(known)}, received {show(name)}; "
+                f"{suggest(name, known, 'leave it out')}"
+            )
+    return kind(**keywords)

@@ -1,0 +1,162 @@
+"""What the pipelines of all modalities share: loading options, moving, one run at a time.
+
+A modality (images, speech, clips) is a child of `Pipeline`: how prompts are encoded, what a row is,
+and how its tokens are rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from mmaccel.contracts import Denoiser, FinishedRow, OnCanvasStep, TokenModel
+from mmaccel.options import LoadOptions, read_options
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.hub import HubOptions
+from mmaccel.pipelines.loading.moving import (
+    MovablePipeline,
+    Part,
+    describe,
+    drop_computed,
+    find_parts,
+)
+from mmaccel.pipelines.loading.placement import choose_placement
+from mmaccel.pipelines.media import Payload, RowPlan, decode_rows
+from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.results import OnStep, Stats
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Options of a `from_pretrained`, checked.
+
+    Attributes:
+        engine: how passes are carried out.
+        config: how files are read, and where to.
+        family: how the checkpoint is read; None detects it.
+    """
+
+    engine: Engine
+    config: LoadConfig
+    family: str | None
+
+
+def read_loading(
+    keywords: Mapping[str, Any],
+    *,
+    size: tuple[int, int] | None = None,
+    decoder: str | Path | None = None,
+) -> Loading:
+    """The options of a `from_pretrained`.
+
+    Args:
+        keywords: fields of `LoadOptions`.
+        size, decoder: see `LoadConfig`.
+
+    Raises:
+        OptionError: no such option, device or dtype, or a bad value.
+        MissingBackendError: what an option needs is not on this machine.
+    """
+    options = read_options(LoadOptions, "from_pretrained", keywords)
+    engine = Engine(options.cuda_graphs, options.sync_every, options.fused, options.compile)
+    dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
+    device, dtype = choose_placement(options.device, dtype, options.device_map)
+    hub = HubOptions(
+        revision=options.revision,
+        token=options.token,
+        variant=options.variant,
+        local_files_only=options.local_files_only,
+        cache_dir=options.cache_dir,
+    )
+    engine.check(device)
+    config = LoadConfig(
+        device=device,
+        dtype=dtype,
+        size=size,
+        decoder=Path(decoder) if isinstance(decoder, str) else decoder,
+        trust_remote_code=options.trust_remote_code,
+        hub=hub,
+        device_map=options.device_map,
+        offload_folder=options.offload_folder,
+    )
+    return Loading(engine, config, options.family)
+
+
+class Pipeline(MovablePipeline):
+    """Base of the pipelines whose model decodes rows of tokens. One run at a time: the model has
+    one cache.
+
+    Args:
+        host: the model with its layout, encoder and renderer; its `window` predicts tokens.
+        source: path it was loaded from, if known.
+        engine: how passes are carried out; None is `Engine()`.
+        codec: folder its codec was loaded from, if known.
+    """
+
+    modality: ClassVar[str] = ""
+    """How the names of hosts' classes end."""
+
+    def __init__(
+        self,
+        host: Any,
+        source: Path | None = None,
+        engine: Engine | None = None,
+        codec: Path | None = None,
+    ) -> None:
+        self.host = host
+        self.source = source
+        self.engine = engine or Engine()
+        self.codec = codec
+
+    @property
+    def model(self) -> Any:
+        """The model that predicts tokens, a `TokenModel` or a `Denoiser`."""
+        model: TokenModel | Denoiser = self.host.window
+        return model
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Width and height of what is made in pixels; None where it has none."""
+        return None
+
+    def __repr__(self) -> str:
+        kind = type(self.host).__name__.removesuffix(self.modality)
+        pixels = "" if self.size is None else f", {self.size[0]}x{self.size[1]}"
+        return f"{type(self).__name__}({kind}{pixels}{describe(self)})"
+
+    def decode_rows(
+        self,
+        policy: Any,
+        plan: RowPlan,
+        *,
+        finish: Callable[[FinishedRow], Payload | None],
+        deliver: Callable[[Payload], None],
+        on_step: OnStep | OnCanvasStep | None,
+    ) -> Stats:
+        """Decode the rows of a plan; see `mmaccel.pipelines.media.decode_rows`."""
+        return decode_rows(
+            self.model, self.engine, policy, plan, finish=finish, deliver=deliver, on_step=on_step
+        )
+
+    def fit_prompt(self, width: int, length: int) -> int:
+        """The widest prompt of at most `width` tokens before `length` tokens that fits the model's
+        positions."""
+        limit = self.model.max_positions
+        return width if limit is None else min(width, limit - length + 1)
+
+    def _parts(self) -> dict[str, Part]:
+        return find_parts(self.host)
+
+    def _moved(self) -> None:
+        drop_computed(self.model)
+        self.engine.close()
+
+    @property
+    def _cuda_graphs(self) -> UseGraphs:
+        return self.engine.cuda_graphs
+
+    @property
+    def _lock(self) -> Any:
+        return self.model

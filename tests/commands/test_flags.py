@@ -1,0 +1,82 @@
+"""Flags made from dataclasses of options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mmaccel.commands.flags import Without, with_flags
+from mmaccel.errors import OptionError
+from mmaccel.options import LoadKeywords, LoadOptions, SamplingOptions, option, read_options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colours:
+    """Options of a test."""
+
+    paint: str = option("red", "of the wall", names=("--paint", "-p"))
+    is_wet: bool = option(False, "whether it is wet")
+    hidden: int = 7
+
+
+def run(*arguments: str) -> dict[str, Any]:
+    """What a command receives."""
+    seen: dict[str, Any] = {}
+    app = typer.Typer()
+
+    @app.command()
+    @with_flags
+    def paint(
+        wall: str,
+        *,
+        colours: Colours,
+        load: Annotated[LoadOptions, Without("revision")],
+        times: int = 1,
+    ) -> None:
+        seen.update(wall=wall, colours=colours, load=load, times=times)
+
+    result = CliRunner().invoke(app, arguments)
+    if isinstance(result.exception, OptionError):
+        raise result.exception
+    seen["code"] = result.exit_code
+    return seen
+
+
+def test_a_command_receives_its_options_as_objects() -> None:
+    seen = run("north", "-p", "blue", "--is-wet", "--times", "2", "--no-fused", "--dtype", "bf16")
+    assert (seen["wall"], seen["times"]) == ("north", 2)
+    assert seen["colours"] == Colours(paint="blue", is_wet=True)
+    assert seen["load"] == LoadOptions(fused=False, dtype="bf16")
+
+
+def test_without_flags_all_is_default() -> None:
+    seen = run("north")
+    assert seen["colours"] == Colours() and seen["load"] == LoadOptions()
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("on", True), ("off", False)])
+def test_switches_in_words(text: str, value: object) -> None:
+    assert run("north", "--cuda-graphs", text)["load"].cuda_graphs == value
+
+
+@pytest.mark.parametrize("flag", ["--hidden", "--revision", "--no-is-wet", "--token"])
+def test_no_flag(flag: str) -> None:
+    assert run("north", flag, "1")["code"] == 2
+
+
+def test_a_wrong_word_for_a_switch() -> None:
+    with pytest.raises(OptionError, match="--cuda-graphs: expected one of auto, on, off"):
+        run("north", "--cuda-graphs", "yes")
+
+
+def test_keywords_are_the_fields_and_a_misspelt_one_is_refused() -> None:
+    hints = get_type_hints(LoadOptions)
+    assert get_type_hints(LoadKeywords) == {
+        each.name: hints[each.name] for each in fields(LoadOptions)
+    }
+    with pytest.raises(OptionError, match="received 'temprature'; did you mean temperature"):
+        read_options(SamplingOptions, "a call", {"temprature": 1.0})
