@@ -17,46 +17,14 @@ _here = os.path.dirname(__file__)
 if not os.path.isdir(os.path.join(_here, "kernels")):
     __path__.append(os.path.dirname(_here))
 
+from mmaccel.catalog import METHODS  # noqa: E402
+
 # Public name -> module that defines it. A name is imported at its first use, so that
-# `import mmaccel` imports no torch.
+# `import mmaccel` imports no torch. Classes of methods are added from the catalog.
 _PUBLIC = {
-    "Autoregressive": "mmaccel.samplers.window.autoregressive",
-    "Jacobi": "mmaccel.samplers.window.jacobi",
-    "SpeculativeJacobi": "mmaccel.samplers.window.speculative_jacobi",
-    "Speculative": "mmaccel.samplers.window.speculative",
-    "GroupedSpeculative": "mmaccel.samplers.window.grouped_speculative",
-    "Stepwise": "mmaccel.samplers.canvas.stepwise",
-    "LosslessUnmask": "mmaccel.samplers.canvas.lossless_unmask",
-    "EntropyBounded": "mmaccel.samplers.canvas.entropy_bounded",
-    "ConfidentParallel": "mmaccel.samplers.canvas.confident_parallel",
-    "KLStable": "mmaccel.samplers.canvas.kl_stable",
-    "LocalLeap": "mmaccel.samplers.canvas.local_leap",
-    "AdaptiveBlock": "mmaccel.samplers.canvas.adaptive_block",
-    "RevisedParallel": "mmaccel.samplers.canvas.revised_parallel",
-    "MaskedParallel": "mmaccel.samplers.canvas.masked_parallel",
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
     "TokenRecycling": "mmaccel.samplers.drafting.token_recycling",
-    "Downsample": "mmaccel.reduction.visual_tokens.downsample",
-    "DownsamplePixels": "mmaccel.reduction.visual_tokens.downsample_pixels",
-    "RandomTokens": "mmaccel.reduction.visual_tokens.random_tokens",
-    "UniformTokens": "mmaccel.reduction.visual_tokens.uniform_tokens",
-    "DivPrune": "mmaccel.reduction.visual_tokens.divprune",
-    "VisionZip": "mmaccel.reduction.visual_tokens.visionzip",
-    "HiRED": "mmaccel.reduction.visual_tokens.hired",
-    "FiCoCoV": "mmaccel.reduction.visual_tokens.ficoco",
-    "FiCoCoL": "mmaccel.reduction.visual_tokens.ficoco",
-    "DART": "mmaccel.reduction.visual_tokens.dart",
-    "FastV": "mmaccel.reduction.visual_tokens.fastv",
-    "PyramidDrop": "mmaccel.reduction.visual_tokens.pyramid_drop",
-    "LazyLLM": "mmaccel.reduction.visual_tokens.lazy_llm",
-    "ILRe": "mmaccel.reduction.visual_tokens.ilre",
-    "VidCom2": "mmaccel.reduction.visual_tokens.vidcom2",
-    "EVS": "mmaccel.reduction.visual_tokens.evs",
-    "ToMe": "mmaccel.reduction.visual_tokens.tome",
-    "Comb": "mmaccel.samplers.trees.comb",
-    "SnapKV": "mmaccel.reduction.kv_cache.snapkv",
-    "Quest": "mmaccel.reduction.sparse_attention.quest",
     "CacheMethod": "mmaccel.reduction.kv_cache.contract",
     "CachedLayer": "mmaccel.reduction.kv_cache.contract",
     "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",
@@ -106,6 +74,10 @@ _PUBLIC = {
     "BusyError": "mmaccel.errors",
     "NumericsError": "mmaccel.errors",
 }
+
+for _slot, _entries in METHODS.items():
+    if _slot != "drafts":  # most sources are given by name alone
+        _PUBLIC |= {entry.class_name: entry.module for entry in _entries.values()}
 
 __all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
 

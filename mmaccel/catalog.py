@@ -21,32 +21,29 @@ from mmaccel.own_code import ONLY_TYPED, find_named, installed, is_module_name
 
 @dataclass(frozen=True)
 class Entry:
-    """A policy under a short name.
+    """A method under a short name.
 
     Attributes:
         target: "module:Class".
         summary: one line for listings.
         preset: fields that the name fixes; they are no options under this name.
-        kind: what it decodes, "window" (token after token) or "canvas" (in any order).
+        slot: where it goes, one of `METHODS`.
     """
 
     target: str
     summary: str
     preset: Mapping[str, Any] = field(default_factory=dict)
-    kind: str = "window"
+    slot: str = "window"
 
+    @property
+    def module(self) -> str:
+        """Module of the class."""
+        return self.target.partition(":")[0]
 
-@dataclass(frozen=True)
-class ReducerEntry:
-    """A method for visual tokens under a short name.
-
-    Attributes:
-        target: "module:Class".
-        summary: one line for listings.
-    """
-
-    target: str
-    summary: str
+    @property
+    def class_name(self) -> str:
+        """Name of the class."""
+        return self.target.partition(":")[2]
 
 
 @dataclass(frozen=True)
@@ -66,96 +63,151 @@ class DemoModel:
     examples: tuple[str, ...]
 
 
-_SJD = "mmaccel.samplers.window.speculative_jacobi:SpeculativeJacobi"
-_BASES = {  # slot -> base class of its methods
-    "reducers": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
+BASES = {  # slot -> base class of its methods; None: a class with the members of a policy
+    "window": None,
+    "canvas": None,
+    "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
     "tree": "mmaccel.samplers.trees.contract:TreeShape",
+    "visual_tokens": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
     "kv_cache": "mmaccel.reduction.kv_cache.contract:CacheMethod",
     "attention": "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
-    "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
+}
+GROUPS = {"window": "policies", "canvas": "policies", "visual_tokens": "reducers"}
+"""Slots whose group of entry points has another name than the slot."""
+_FOLDERS = {
+    "window": "samplers.window",
+    "canvas": "samplers.canvas",
+    "drafts": "samplers.drafting",
+    "tree": "samplers.trees",
+    "visual_tokens": "reduction.visual_tokens",
+    "kv_cache": "reduction.kv_cache",
+    "attention": "reduction.sparse_attention",
 }
 _DRAFTING = "mmaccel.samplers.drafting.sources:"
-_LOOKUP = "mmaccel.samplers.window.speculative:Speculative"
 
 
-def _canvas(target: str, summary: str) -> Entry:
-    return Entry(f"mmaccel.samplers.canvas.{target}", summary, kind="canvas")
+def _slot(slot: str, rows: Mapping[str, tuple[Any, ...]]) -> dict[str, Entry]:
+    """The entries of a slot: short name -> (file:Class, summary[, preset])."""
+    return {
+        name: Entry(f"mmaccel.{_FOLDERS[slot]}.{target}", summary, *preset, slot=slot)
+        for name, (target, summary, *preset) in rows.items()
+    }
 
 
-POLICIES: dict[str, Entry] = {
-    "autoregressive": Entry(
-        "mmaccel.samplers.window.autoregressive:Autoregressive", "token by token; the reference"
+METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
+    "window": _slot(
+        "window",
+        {
+            "autoregressive": ("autoregressive:Autoregressive", "token by token; the reference"),
+            "jacobi": ("jacobi:Jacobi", "fixed point with frozen noise"),
+            "sjd": (
+                "speculative_jacobi:SpeculativeJacobi",
+                "speculative Jacobi decoding, fresh drafts",
+                {"coupling": "independent"},
+            ),
+            "mc-sjd": (
+                "speculative_jacobi:SpeculativeJacobi",
+                "speculative Jacobi decoding, maximal coupling",
+                {"coupling": "maximal"},
+            ),
+            "gumbel-sjd": (
+                "speculative_jacobi:SpeculativeJacobi",
+                "speculative Jacobi decoding, Gumbel coupling",
+                {"coupling": "gumbel"},
+            ),
+            "speculative": (
+                "speculative:Speculative",
+                "a draft model (draft_model=), or prompt lookup without one",
+            ),
+            "prompt-lookup": (
+                "speculative:Speculative",
+                "drafts copied from before",
+                {"draft_model": None},
+            ),
+            "gsd": (
+                "grouped_speculative:GroupedSpeculative",
+                "grouped speculative decoding: other images, reports its divergence",
+            ),
+        },
     ),
-    "jacobi": Entry("mmaccel.samplers.window.jacobi:Jacobi", "fixed point with frozen noise"),
-    "sjd": Entry(_SJD, "speculative Jacobi decoding, fresh drafts", {"coupling": "independent"}),
-    "mc-sjd": Entry(_SJD, "speculative Jacobi decoding, maximal coupling", {"coupling": "maximal"}),
-    "gumbel-sjd": Entry(
-        _SJD, "speculative Jacobi decoding, Gumbel coupling", {"coupling": "gumbel"}
+    "canvas": _slot(
+        "canvas",
+        {
+            "stepwise": ("stepwise:Stepwise", "one slot a pass; the reference"),
+            "lossless-unmask": ("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
+            "entropy-bounded": ("entropy_bounded:EntropyBounded", "a bound in nats"),
+            "confident-parallel": (
+                "confident_parallel:ConfidentParallel",
+                "a threshold or a profile",
+            ),
+            "kl-stable": ("kl_stable:KLStable", "confident slots whose distribution is stable"),
+            "local-leap": ("local_leap:LocalLeap", "a lower threshold around confident slots"),
+            "adaptive-block": ("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
+            "revised-parallel": ("revised_parallel:RevisedParallel", "bold drafts, checked"),
+            "masked-parallel": ("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+        },
     ),
-    "speculative": Entry(_LOOKUP, "a draft model (draft_model=), or prompt lookup without one"),
-    "prompt-lookup": Entry(_LOOKUP, "drafts copied from before", {"draft_model": None}),
-    "gsd": Entry(
-        "mmaccel.samplers.window.grouped_speculative:GroupedSpeculative",
-        "grouped speculative decoding: other images, reports its divergence",
+    "drafts": _slot(
+        "drafts",
+        {
+            "auto": ("coarse:Auto", "the model's coarse model, or neighbour without one"),
+            "coarse": ("coarse:ShippedCoarse", "corrections by the model's coarse model"),
+            "online": ("online:Online", "corrections learned while it runs"),
+            "token-recycling": ("token_recycling:TokenRecycling", "what followed a token before"),
+            "random": ("random_tokens:Random", "drawn from all tokens; a control"),
+            "left": ("left:Left", "the token to the left"),
+            "above": ("above:Above", "the token above, in a grid"),
+            "previous-frame": ("previous_frame:PreviousFrame", "the same place a frame before"),
+            "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
+            "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
+        },
     ),
-    "stepwise": _canvas("stepwise:Stepwise", "one slot a pass; the reference"),
-    "lossless-unmask": _canvas("lossless_unmask:LosslessUnmask", "nested drafts, the same tokens"),
-    "entropy-bounded": _canvas("entropy_bounded:EntropyBounded", "a bound in nats"),
-    "confident-parallel": _canvas(
-        "confident_parallel:ConfidentParallel", "a threshold or a profile"
+    "tree": _slot(
+        "tree",
+        {
+            "comb": ("comb:Comb", "branches of one length beside the chain"),
+        },
     ),
-    "kl-stable": _canvas("kl_stable:KLStable", "confident slots whose distribution is stable"),
-    "local-leap": _canvas("local_leap:LocalLeap", "a lower threshold around confident slots"),
-    "adaptive-block": _canvas("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
-    "revised-parallel": _canvas("revised_parallel:RevisedParallel", "bold drafts, checked"),
-    "masked-parallel": _canvas("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+    "visual_tokens": _slot(
+        "visual_tokens",
+        {  # in the order of docs/visual-tokens.md
+            "downsample": ("downsample:Downsample", "a coarser grid; a control"),
+            "downsample-pixels": (
+                "downsample_pixels:DownsamplePixels",
+                "a smaller image before the encoder; a control",
+            ),
+            "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
+            "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
+            "divprune": ("divprune:DivPrune", "the most different ones"),
+            "visionzip": ("visionzip:VisionZip", "what the encoder attends to, the rest merged"),
+            "hired": ("hired:HiRED", "what the class token attends to, a budget for each tile"),
+            "vidcom2": ("vidcom2:VidCom2", "what is unlike the rest of a video"),
+            "evs": ("evs:EVS", "what changes between frames"),
+            "tome": ("tome:ToMe", "similar ones merged inside the encoder"),
+            "ficoco-v": ("ficoco:FiCoCoV", "redundant ones merged inside the encoder"),
+            "ficoco-l": ("ficoco:FiCoCoL", "redundant ones merged inside the language model"),
+            "dart": ("dart:DART", "what is unlike a few pivots, at layer 2"),
+            "fastv": ("fastv:FastV", "what the last token attends to, at layer 2"),
+            "pyramid-drop": ("pyramid_drop:PyramidDrop", "the same at three layers, fewer each"),
+            "lazy-llm": ("lazy_llm:LazyLLM", "the same, and dropped ones may come back"),
+            "ilre": ("ilre:ILRe", "what the text attends to in one layer, then from the start"),
+        },
+    ),
+    "kv_cache": _slot(
+        "kv_cache",
+        {
+            "snapkv": ("snapkv:SnapKV", "what the end of the prompt attends to"),
+        },
+    ),
+    "attention": _slot(
+        "attention",
+        {
+            "quest": ("quest:Quest", "blocks whose keys can match a query"),
+        },
+    ),
 }
-
-
-def _reducer(target: str, summary: str) -> ReducerEntry:
-    return ReducerEntry(f"mmaccel.reduction.visual_tokens.{target}", summary)
-
-
-REDUCERS: dict[str, ReducerEntry] = {  # in the order of docs/visual-tokens.md
-    "downsample": _reducer("downsample:Downsample", "a coarser grid; a control"),
-    "downsample-pixels": _reducer(
-        "downsample_pixels:DownsamplePixels", "a smaller image before the encoder; a control"
-    ),
-    "random": _reducer("random_tokens:RandomTokens", "drawn by the seed; a control"),
-    "uniform": _reducer("uniform_tokens:UniformTokens", "at equal distances; a control"),
-    "divprune": _reducer("divprune:DivPrune", "the most different ones"),
-    "visionzip": _reducer("visionzip:VisionZip", "what the encoder attends to, the rest merged"),
-    "hired": _reducer("hired:HiRED", "what the class token attends to, a budget for each tile"),
-    "vidcom2": _reducer("vidcom2:VidCom2", "what is unlike the rest of a video"),
-    "evs": _reducer("evs:EVS", "what changes between frames"),
-    "tome": _reducer("tome:ToMe", "similar ones merged inside the encoder"),
-    "ficoco-v": _reducer("ficoco:FiCoCoV", "redundant ones merged inside the encoder"),
-    "ficoco-l": _reducer("ficoco:FiCoCoL", "redundant ones merged inside the language model"),
-    "dart": _reducer("dart:DART", "what is unlike a few pivots, at layer 2"),
-    "fastv": _reducer("fastv:FastV", "what the last token attends to, at layer 2"),
-    "pyramid-drop": _reducer("pyramid_drop:PyramidDrop", "the same at three layers, fewer each"),
-    "lazy-llm": _reducer("lazy_llm:LazyLLM", "the same, and dropped ones may come back"),
-    "ilre": _reducer("ilre:ILRe", "what the text attends to in one layer, then from the start"),
-}
-
-METHODS: dict[str, dict[str, ReducerEntry]] = {  # by slot of `attach`, then by short name
-    "kv_cache": {
-        "snapkv": ReducerEntry(
-            "mmaccel.reduction.kv_cache.snapkv:SnapKV", "what the end of the prompt attends to"
-        ),
-    },
-    "tree": {
-        "comb": ReducerEntry(
-            "mmaccel.samplers.trees.comb:Comb", "branches of one length beside the chain"
-        ),
-    },
-    "attention": {
-        "quest": ReducerEntry(
-            "mmaccel.reduction.sparse_attention.quest:Quest",
-            "blocks whose keys can match a query",
-        ),
-    },
-}
+POLICIES = METHODS["window"] | METHODS["canvas"]
+REDUCERS = METHODS["visual_tokens"]
 
 KEEP = 0.22
 """What a method keeps that is named alone: 128 of 576 tokens, as the methods' papers compare."""
@@ -244,7 +296,7 @@ TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel 
 
 def policy_names(kind: str = "window") -> list[str]:
     """Short names of all policies of a kind, in the catalog's order."""
-    return [name for name, entry in POLICIES.items() if entry.kind == kind]
+    return list(METHODS[kind])
 
 
 def find_policy(name: str, kind: str | None = None) -> Entry:
@@ -255,9 +307,9 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
             `module:Name` that names no policy.
     """
     entry = POLICIES.get(name) or _own_policy(name)
-    if entry is None or kind not in (None, entry.kind):
+    if entry is None or kind not in (None, entry.slot):
         names = list(POLICIES) if kind is None else policy_names(kind)
-        because = "" if entry is None else f", which decodes a {entry.kind}, not a {kind}"
+        because = "" if entry is None else f", which decodes a {entry.slot}, not a {kind}"
         raise OptionError(
             f"policy: expected one of {', '.join(names)}, received {show(name)}{because}; "
             f"{_remedy(name, names)}"
@@ -267,17 +319,22 @@ def find_policy(name: str, kind: str | None = None) -> Entry:
 
 def _own_policy(name: str) -> Entry | None:
     """The entry of somebody else's policy; None for a name that is not one."""
-    target = find_own("policies", name)
+    target = find_own("window", name)
     if target is None:
         return None
     found = load(target)
     summary = (found.__doc__ or "").strip().partition("\n")[0]
-    return Entry(target, summary, kind=getattr(found, "kind", "window"))
+    return Entry(target, summary, slot=getattr(found, "kind", "window"))
 
 
 def find_own(slot: str, name: str) -> str | None:
-    """The "module:Name" of a method that is not ours; see `mmaccel.own_code.find_named`."""
-    return find_named(slot, name, _BASES.get(slot))
+    """The "module:Name" of a method that is not ours; see `mmaccel.own_code.find_named`.
+
+    Args:
+        slot: one of `METHODS`.
+        name: as in `find_named`.
+    """
+    return find_named(GROUPS.get(slot, slot), name, BASES[slot])
 
 
 def _remedy(name: Any, names: Iterable[str]) -> str:
@@ -289,6 +346,35 @@ def load(target: str) -> Any:
     """Import what "module:name" names."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
+
+
+def make(slot: str, name: str, /, **options: Any) -> Any:
+    """Build a method from its short name.
+
+    Args:
+        slot: one of `METHODS`.
+        name: a short name, of an entry point, or a typed `module:Name`. Choosing a relaxed method
+            by name is the opt-in to it.
+        **options: its fields that the name does not fix.
+
+    Returns:
+        The method, validated.
+
+    Raises:
+        OptionError: unknown name, an option the method does not have, or a bad value.
+    """
+    known = METHODS[slot]
+    entry = known.get(name)
+    target = find_own(slot, name) if entry is None else entry.target
+    if target is None:
+        raise OptionError(
+            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; "
+            f"{_remedy(name, known)}"
+        )
+    preset = {} if entry is None else entry.preset
+    method = load(target)
+    _check_fields(f"{slot} {name}", method, preset, options, "method")
+    return method(**preset, **options)
 
 
 def make_policy(name: str, /, **options: Any) -> Any:
@@ -311,7 +397,7 @@ def make_policy(name: str, /, **options: Any) -> Any:
     _check_fields(f"policy {name}", policy, entry.preset, options, "policy")
     drafts = options.get("drafts")
     if isinstance(drafts, str):
-        options["drafts"] = _read_drafts(drafts) if entry.kind == "window" else str(drafts)
+        options["drafts"] = _read_drafts(drafts) if entry.slot == "window" else str(drafts)
     if "tree" in options:
         options["tree"] = read_method("tree", options["tree"])
     return policy(**entry.preset, **options)
@@ -386,51 +472,11 @@ def read_policy(policy: Any) -> Any:
     return make_policy(name, **options)
 
 
-def make_reducer(name: str, /, **options: Any) -> Any:
-    """Build a method for visual tokens from its short name.
-
-    Args:
-        name: one of `REDUCERS`, of an entry point, or a typed `module:Name`. Choosing one is the
-            opt-in to it: all are relaxed.
-        **options: its fields, `keep` or `n_keep` among them.
-
-    Returns:
-        The method, validated.
-
-    Raises:
-        OptionError: unknown name, an option the method does not have, or a bad value.
-    """
-    return _make("visual_tokens", REDUCERS, "reducers", name=name, options=options)
-
-
-def _make(
-    slot: str, known: Mapping[str, ReducerEntry], own: str, *, name: str, options: dict[str, Any]
-) -> Any:
-    """Build a method from its name.
-
-    Args:
-        slot: the keyword of `attach` or field of a policy that it is given by.
-        known: our methods of the slot.
-        own: the slot's name among those of other people's methods.
-        name: a short name, or a typed `module:Name`.
-        options: its fields.
-    """
-    target = known[name].target if name in known else find_own(own, name)
-    if target is None:
-        raise OptionError(
-            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; "
-            f"{_remedy(name, known)}"
-        )
-    method = load(target)
-    _check_fields(f"{slot} {name}", method, {}, options, "method")
-    return method(**options)
-
-
 def _read_named(slot: str, given: str | Mapping[Any, Any], example: str) -> tuple[str, Any]:
     """The name of a method, and its fields.
 
     Args:
-        slot: as in `_make`.
+        slot: one of `METHODS`.
         given: a short name, or a dictionary of a name and fields.
         example: of a dictionary, for the message.
     """
@@ -461,7 +507,7 @@ def read_method(slot: str, given: Any) -> Any:
         return given
     known = METHODS[slot]
     name, options = _read_named(slot, given, f'{{"name": "{next(iter(known))}"}}')
-    return _make(slot, known, slot, name=name, options=options)
+    return make(slot, name, **options)
 
 
 def read_reducers(given: Any) -> Any:
@@ -485,7 +531,7 @@ def _read_reducer(given: Any) -> Any:
     name, options = _read_named("visual_tokens", given, '{"name": "dart", "keep": 0.22}')
     if not {"keep", "n_keep"} & options.keys():
         options["keep"] = KEEP
-    return make_reducer(name, **options)
+    return make("visual_tokens", name, **options)
 
 
 def open_draft_model(model: Any) -> Any:

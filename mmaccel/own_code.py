@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any
 
@@ -56,6 +55,8 @@ def installed(slot: str) -> dict[str, str]:
         slot: the group of entry points without "mmaccel.": "families", whose names are a
             `model_type`; or a slot: "policies", "reducers", "kv_cache", "attention" or "drafts".
     """
+    from importlib.metadata import entry_points  # takes longer than `import mmaccel` does
+
     return {found.name: found.value for found in entry_points(group=f"mmaccel.{slot}")}
 
 

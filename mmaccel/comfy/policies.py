@@ -137,12 +137,12 @@ def policy_node(name: str) -> NodeSpec:
         id=policy_id(name),
         title=f"MMAccel Policy: {name}",
         summary=f"{entry.summary[0].upper()}{entry.summary[1:]}. Exactness {exactness}: "
-        f"{_EXACTNESS[exactness]}. For models that are decoded {_HOW[entry.kind]}.",
+        f"{_EXACTNESS[exactness]}. For models that are decoded {_HOW[entry.slot]}.",
         inputs=policy_inputs(name),
         outputs=(Output("policy", POLICY, f"The policy {name}, for Generate and Compare."),),
         run=run,
         check=partial(_make, name),
-        folder=f"policies/{entry.kind}",
+        folder=f"policies/{entry.slot}",
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from mmaccel.catalog import REDUCERS, find_policy, make_reducer
+from mmaccel.catalog import REDUCERS, find_policy, make
 from mmaccel.comfy.images import to_tensor
 from mmaccel.comfy.load_model import LoadedModel, check_engine, describe_files, load_pipeline
 from mmaccel.comfy.policies import NamedPolicy
@@ -138,7 +138,7 @@ def choose_reducer(
 def _make(*, method: str, keep: float, n_keep: int | None) -> Any:
     """The method of a node's widgets; a number comes before a fraction."""
     how_many: dict[str, Any] = {"keep": keep} if n_keep is None else {"n_keep": n_keep}
-    return make_reducer(method, **how_many)
+    return make("visual_tokens", method, **how_many)
 
 
 def check_reducer(**values: Any) -> None:

@@ -36,7 +36,7 @@ def models() -> None:
     for name, entry in POLICIES.items():
         policy = make_policy(name)
         own = [f.name for f in fields(policy) if f.name not in entry.preset]
-        table.add_row(name, entry.kind, policy.exactness, ", ".join(own), entry.summary)
+        table.add_row(name, entry.slot, policy.exactness, ", ".join(own), entry.summary)
     console.print(table)
     console.print(
         "bitwise: same seed, same tokens as token by token. distribution: the same distribution. "

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make_policy, make_reducer
+from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy
 from mmaccel.checks import show
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
@@ -27,9 +27,10 @@ from mmaccel.limits import (
 )
 from mmaccel.own_code import TypedName
 
-_WINDOW = [name for name, entry in POLICIES.items() if entry.kind == "window"]
 _HELP_ANY = f"one of {', '.join(POLICIES)}; or module:Name; by default one that is exact"
-_HELP_WINDOW = f"one of {', '.join(_WINDOW)}; or module:Name; by default jacobi, which is exact"
+_HELP_WINDOW = (
+    f"one of {', '.join(METHODS['window'])}; or module:Name; by default jacobi, which is exact"
+)
 _HELP_DRAFTS = (
     "draft source: auto, coarse, online, neighbour, …, the folder of a coarse model, or module:Name"
 )
@@ -369,7 +370,7 @@ def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | No
         chosen = parse_fields(own, "--visual-tokens", "--visual-tokens hired:queries=all")
         if not {"keep", "n_keep"} & set(chosen):
             chosen |= given(keep=keep, n_keep=n_keep)
-        methods.append(make_reducer(name, **chosen))
+        methods.append(make("visual_tokens", name, **chosen))
     return methods
 
 

@@ -6,34 +6,19 @@ import os
 from pathlib import Path
 from typing import Any
 
+from mmaccel.catalog import METHODS, load
 from mmaccel.checks import check_choice
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
-from mmaccel.samplers.drafting.above import Above
-from mmaccel.samplers.drafting.coarse import Auto, Coarse, ShippedCoarse
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import check_coarse
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.drafting.left import Left
-from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.ngram import NGram
-from mmaccel.samplers.drafting.online import Online
-from mmaccel.samplers.drafting.previous_frame import PreviousFrame
-from mmaccel.samplers.drafting.random_tokens import Random
-from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 
 SOURCES: dict[str, type[DraftSource]] = {
-    "auto": Auto,
-    "coarse": ShippedCoarse,
-    "online": Online,
-    "token-recycling": TokenRecycling,
-    "random": Random,
-    "left": Left,
-    "above": Above,
-    "previous-frame": PreviousFrame,
-    "ngram": NGram,
-    "neighbour": Neighbour,
+    name: load(entry.target) for name, entry in METHODS["drafts"].items()
 }
 NAMES = tuple(SOURCES)
 

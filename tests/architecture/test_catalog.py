@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import mmaccel
-from mmaccel.catalog import MODELS, POLICIES, REDUCERS, make_policy, make_reducer, policy_names
+from mmaccel.catalog import MODELS, POLICIES, REDUCERS, make, make_policy, policy_names
 from mmaccel.errors import OptionError
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
@@ -28,7 +28,7 @@ def test_every_name_builds(name: str) -> None:
         ("autoregressive", "jacobi", "stepwise", "lossless-unmask"), "bitwise"
     )
     exceptions["gsd"] = "relaxed"
-    usual = "distribution" if POLICIES[name].kind == "window" else "relaxed"
+    usual = "distribution" if POLICIES[name].slot == "window" else "relaxed"
     assert policy.exactness == exceptions.get(name, usual)
 
 
@@ -66,16 +66,16 @@ def test_bad_values_are_refused_by_the_policy() -> None:
 
 
 def test_every_method_for_visual_tokens_has_a_name() -> None:
-    built = {type(make_reducer(name, keep=0.5)).__name__ for name in REDUCERS}
+    built = {type(make("visual_tokens", name, keep=0.5)).__name__ for name in REDUCERS}
     public = {
         name for name in mmaccel.__all__
         if name in mmaccel._PUBLIC and ".reduction.visual_tokens." in mmaccel._PUBLIC[name]
     }  # fmt: skip
     assert built == public and len(built) == len(REDUCERS)
-    assert make_reducer("dart", n_keep=7, layer=3) == mmaccel.DART(n_keep=7, layer=3)
+    assert make("visual_tokens", "dart", n_keep=7, layer=3) == mmaccel.DART(n_keep=7, layer=3)
     with pytest.raises(
         OptionError, match="expected one of downsample, downsample-pixels, random.*'dart2'"
     ):
-        make_reducer("dart2")
+        make("visual_tokens", "dart2")
     with pytest.raises(OptionError, match="dart: expected options out of keep, n_keep.*'depth'"):
-        make_reducer("dart", keep=0.5, depth=2)
+        make("visual_tokens", "dart", keep=0.5, depth=2)

@@ -105,7 +105,7 @@ def test_catalog_lists_all_policies() -> None:
 
 def test_catalog_has_each_policys_kind() -> None:
     for entry in POLICIES.values():
-        assert getattr(load(entry.target), "kind", "window") == entry.kind
+        assert getattr(load(entry.target), "kind", "window") == entry.slot
 
 
 def test_catalog_lists_all_models() -> None:
@@ -134,7 +134,7 @@ def test_no_default_is_relaxed() -> None:
     for kind in ("window", "canvas"):
         name, options = pick_name(None, {}, kind)
         assert make_policy(name, **options).exactness == "bitwise"
-        assert find_policy(name).kind == kind
+        assert find_policy(name).slot == kind
     assert pick_policy(None, SimpleNamespace(kind="canvas")).exactness == "bitwise"
     assert pick_policy(None, SimpleNamespace(kind="window")).exactness == "bitwise"
     assert mmaccel.Jacobi.exactness == "bitwise"

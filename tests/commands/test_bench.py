@@ -413,7 +413,7 @@ def test_every_setup_is_a_policy() -> None:
     from mmaccel.catalog import find_policy, make_policy
 
     for name, options in SETUPS.values():
-        assert find_policy(name).kind == getattr(make_policy(name, **options), "kind", "window")
+        assert find_policy(name).slot == getattr(make_policy(name, **options), "kind", "window")
 
 
 def test_a_short_name_is_a_setup() -> None:

@@ -16,7 +16,7 @@ import mmaccel
 from mmaccel import OptionError
 from mmaccel.batch.prompts import check_row
 from mmaccel.batch.worker import Setup, settings_of
-from mmaccel.catalog import find_policy, make_policy, make_reducer, read_policy
+from mmaccel.catalog import find_policy, make, make_policy, read_policy
 from mmaccel.cli import app, main
 from mmaccel.comfy import policies as nodes
 from mmaccel.commands.bench.canvas import _pick_setups
@@ -170,7 +170,7 @@ def test_speech_clips_and_canvas_setups(folder: Path) -> None:
     typed = WindowPolicyFlags(drafts=TypedName("mine:LookBack"))
     assert repr(typed.choose("window")[1]) == "Jacobi(window=32, drafts=LookBack(back=16))"
     assert _pick_setups("broken:Filler") == {"broken:Filler": ("broken:Filler", {})}
-    assert find_policy(TypedName("broken:Filler")).kind == "canvas"
+    assert find_policy(TypedName("broken:Filler")).slot == "canvas"
 
 
 def test_every_command_knows_what_was_typed() -> None:
@@ -248,7 +248,7 @@ def test_what_nobody_typed_is_not_imported(folder: Path, tiny_folder: Path, caps
         lambda: read_policy({"name": "broken:Needy", "back": 1}),
         lambda: mmaccel.attach(build_lm("llama"), "broken:Needy"),
         lambda: make_policy("jacobi", drafts="broken:NeedySource"),
-        lambda: make_reducer("broken:Needy", keep=0.5),
+        lambda: make("visual_tokens", "broken:Needy", keep=0.5),
         lambda: nodes._make("jacobi", drafts="broken:NeedySource"),
     ):
         with pytest.raises(OptionError, match="is taken from the command line alone"):
@@ -292,7 +292,7 @@ def test_entry_points_are_taken_everywhere(packages: None, tiny_folder: Path, ca
     row = {"prompt": "a red circle", "policy": "zero-drafts"}
     assert check_row(row).policy == "zero-drafts"
     assert repr(read_policy({"name": "sjd", "drafts": "look-back"}).drafts) == "LookBack(back=16)"
-    assert repr(make_reducer("unusual", keep=0.5)) == "Unusual(keep=0.5, n_keep=None)"
+    assert repr(make("visual_tokens", "unusual", keep=0.5)) == "Unusual(keep=0.5, n_keep=None)"
     options = ("--model", tiny_folder, "--out", "out", "--policy", "zero-drafts")
     assert run("generate", CAPTIONS[0], *options) == 0
     assert run("models") == 0 and "zero-drafts" in capsys.readouterr().out

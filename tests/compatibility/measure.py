@@ -24,7 +24,7 @@ import torch
 import transformers
 
 import mmaccel
-from mmaccel.catalog import REDUCERS, make_reducer
+from mmaccel.catalog import REDUCERS, make
 from mmaccel.pipelines.runner import engine
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.samplers.window.step_runner import EagerRunner
@@ -96,7 +96,7 @@ def check_visual_tokens(row: Row, target: Any) -> str:
     plain, fast = policies(target)
     refused = []
     for name in REDUCERS:
-        method: Any = make_reducer(name, keep=0.5)
+        method: Any = make("visual_tokens", name, keep=0.5)
         options = {"visual_tokens": method, "videos": "frames" in method.needs}
         if options["videos"] and row.name not in READ_VIDEOS:
             continue

@@ -194,7 +194,7 @@ def _fields(rng: random.Random, folder: Path) -> Case:
     words, arguments = command_line(command, rng)
     model = (
         []
-        if POLICIES[policy].kind == "window" or command == "speak"
+        if POLICIES[policy].slot == "window" or command == "speak"
         else ["--model", "scenes-masked"]
     )
     if command.startswith("evaluate"):

@@ -98,7 +98,7 @@ def bench_canvas(
                 raise
     by_kind: dict[str, dict[str, Any]] = {"canvas": {}, "window": {}}
     for label, (short, options) in chosen.items():
-        by_kind[find_policy(short).kind][label] = make_policy(short, **options)
+        by_kind[find_policy(short).slot][label] = make_policy(short, **options)
     rows: list[dict[str, Any]] = []
     report = new_report(device, count=count, seed=seed, canvas=rows)
     console, is_whole = stderr_console(), False

@@ -57,7 +57,7 @@ def parse_methods(texts: Iterable[str]) -> list[str]:
     found = []
     for text in texts:
         name = spelled.get(_plain(text))
-        if name is None and find_own("reducers", text) is not None:
+        if name is None and find_own("visual_tokens", text) is not None:
             name = text
         if name is None:
             raise OptionError(
@@ -112,7 +112,7 @@ def list_sides(
         pass
     sides, left_out = [Side()], {}
     for name in names:
-        target = None if name in METHODS else find_own("reducers", name)
+        target = None if name in METHODS else find_own("visual_tokens", name)
         method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
         try:
             with attach(model, "autoregressive", visual_tokens=method(keep=keeps[0])):
