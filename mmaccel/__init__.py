@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
     from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
     from mmaccel.reduction.kv_cache.snapkv import SnapKV
+    from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
     from mmaccel.reduction.sparse_attention.contract import AttentionMethod
     from mmaccel.reduction.sparse_attention.quest import Quest
     from mmaccel.reduction.visual_tokens.dart import DART

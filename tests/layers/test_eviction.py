@@ -46,20 +46,25 @@ def generate(model: Any, policy: Any, rows: list[list[int]], **options: Any) -> 
     return out[:, prompts["input_ids"].shape[1] :], handle.stats
 
 
+@pytest.mark.parametrize(
+    "method", [mmaccel.SnapKV(budget=39, window=8), mmaccel.StreamingLLM(budget=39)]
+)
 @pytest.mark.parametrize("fused", ROUTES)
 @pytest.mark.parametrize("sampled", [False, True])
-def test_a_budget_that_covers_the_prompt_changes_nothing(fused: bool, sampled: bool) -> None:
+def test_a_budget_that_covers_the_prompt_changes_nothing(
+    fused: bool, sampled: bool, method: CacheMethod
+) -> None:
     model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused, do_sample=sampled)
     kept, stats = generate(
         model, mmaccel.Jacobi(window=5), rows, fused=fused, do_sample=sampled,
-        kv_cache=mmaccel.SnapKV(budget=39, window=8),
+        kv_cache=method,
     )  # fmt: skip
     assert torch.equal(kept, whole)
     assert stats.exactness == "bitwise" and stats.reference == ""
 
 
-def plan_by_hand(queries: Tensor, keys: Tensor, method: Any, groups: int) -> list[list[int]]:
+def plan_snapkv(queries: Tensor, keys: Tensor, method: Any, groups: int) -> list[list[int]]:
     """SnapKV as its paper describes it, one head of one row at a time: the entries that stay.
 
     Args:
@@ -83,11 +88,26 @@ def plan_by_hand(queries: Tensor, keys: Tensor, method: Any, groups: int) -> lis
     return found
 
 
+def plan_streaming_llm(queries: Tensor, keys: Tensor, method: Any, groups: int) -> list[list[int]]:
+    """The first entries and the last, as `plan_snapkv` returns them."""
+    order = list(range(keys.shape[1]))
+    sinks, others = order[: method.sinks], order[method.sinks :]
+    return [sinks + others[-(method.budget - method.sinks) :]] * len(keys)
+
+
+REFERENCES = {
+    "snapkv": (mmaccel.SnapKV(budget=12, window=4, kernel=3), plan_snapkv),
+    "streaming-llm": (mmaccel.StreamingLLM(budget=12, sinks=3), plan_streaming_llm),
+    "the last entries": (mmaccel.StreamingLLM(budget=5, sinks=0), plan_streaming_llm),
+}
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
 @pytest.mark.parametrize("fused", ROUTES)
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool) -> None:
+def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool, reference: str) -> None:
     model, rows = build_lm(name), draw_rows(33, 12, 21)
-    method = mmaccel.SnapKV(budget=12, window=4, kernel=3)
+    method, plan = REFERENCES[reference]
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
     received, stats = generate(model, mmaccel.Jacobi(window=5), rows, fused=fused, kv_cache=method)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
@@ -98,14 +118,14 @@ def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool) -> None:
 
         def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
             if query.shape[2] > 1:  # the prompt
-                plans[layer] = plan_by_hand(query[0], key[0], method, groups)  # noqa: B023
+                plans[layer] = plan(query[0], key[0], method, groups)  # noqa: B023
                 return torch.zeros(1, 1, 1, key.shape[2], dtype=torch.bool).expand(
                     -1, key.shape[1], -1, -1
                 )
             hidden = torch.ones(1, key.shape[1], 1, key.shape[2], dtype=torch.bool)
             hidden[..., n_prompt:] = False  # noqa: B023
-            for head, plan in enumerate(plans[layer]):  # noqa: B023
-                hidden[0, head, 0, plan] = False
+            for head, kept in enumerate(plans[layer]):  # noqa: B023
+                hidden[0, head, 0, kept] = False
             return hidden
 
         with masked(model, hides):
@@ -214,7 +234,7 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
             lambda self, scores, lengths: select(self, scores, lengths).flip(1),
         )  # fmt: skip
     with pytest.raises(AssertionError):
-        test_eviction_is_a_mask_over_the_full_cache("qwen2", True)
+        test_eviction_is_a_mask_over_the_full_cache("qwen2", True, "snapkv")
 
 
 BAD: dict[str, tuple[Any, list[str]]] = {
@@ -237,18 +257,23 @@ def test_bad_methods_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("method", "fields", "named"),
     [
-        ({"budget": 0}, ["budget", "1", "0"]),
-        ({"budget": 32}, ["budget", "32"]),
-        ({"window": 0}, ["window"]),
-        ({"kernel": 4}, ["kernel", "odd", "5"]),
+        (mmaccel.SnapKV, {"budget": 0}, ["budget", "1", "0"]),
+        (mmaccel.SnapKV, {"budget": 32}, ["budget", "32"]),
+        (mmaccel.SnapKV, {"window": 0}, ["window"]),
+        (mmaccel.SnapKV, {"kernel": 4}, ["kernel", "odd", "5"]),
+        (mmaccel.StreamingLLM, {"budget": 0}, ["budget", "1", "0"]),
+        (mmaccel.StreamingLLM, {"sinks": -1}, ["sinks", "-1", "4 suits"]),
+        (mmaccel.StreamingLLM, {"sinks": 2.5}, ["sinks", "an integer", "2.5", "4 suits"]),
+        (mmaccel.StreamingLLM, {"budget": 4}, ["sinks", "budget of 4", "received 4", "raise"]),
     ],
 )
-def test_bad_fields_are_refused(fields: dict[str, Any], named: list[str]) -> None:
+def test_bad_fields_are_refused(method: Any, fields: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(mmaccel.OptionError) as caught:
-        mmaccel.SnapKV(**fields)
-    assert all(part in str(caught.value) for part in named)
+        method(**fields)
+    text = str(caught.value)
+    assert "\n" not in text and all(part in text for part in named)
 
 
 @pytest.mark.parametrize(("name", "layer"), [("mistral", "layer 0"), ("gemma3", "layer 0")])

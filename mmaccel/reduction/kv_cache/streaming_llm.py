@@ -1,0 +1,49 @@
+"""StreamingLLM (arXiv 2309.17453, section 3.2): the first entries and the most recent ones.
+
+Departures: the paper moves the window on with every token and counts positions inside the cache.
+Here entries go once, when the prompt is processed, what is generated later stays, and kept keys
+keep their positions. So the model sees positions up to the length of the whole text, which it has
+to know; a stream without an end is out of reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class StreamingLLM(CacheMethod):
+    """Keeps the first entries of a prompt, which attract attention whatever they say, and the last.
+
+    Args:
+        budget: entries that each row keeps in a layer, the first ones among them.
+        sinks: how many of the first entries stay, fewer than the budget; 0 for the last ones alone.
+
+    Raises:
+        OptionError: a value out of range, or as many sinks as the budget.
+    """
+
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("sinks", self.sinks, 0, hint="4 suits most models")
+        if self.sinks >= self.budget:
+            raise OptionError(
+                f"sinks: expected fewer than the budget of {self.budget}, received {self.sinks}; "
+                "raise the budget or lower sinks (4 suits most models)"
+            )
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """The later the better, and the first ones best, `[R, 1, S]`."""
+        n_rows, _, n_entries, _ = layer.keys.shape
+        place = torch.arange(n_entries, device=layer.keys.device)
+        scores = torch.where(place < self.sinks, n_entries, place).float()  # exact up to 2**24
+        return scores.expand(n_rows, 1, -1)
