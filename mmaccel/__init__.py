@@ -116,6 +116,7 @@ if TYPE_CHECKING:
     from mmaccel.reduction.kv_cache.snapkv import SnapKV
     from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
     from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+    from mmaccel.reduction.sparse_attention.dhsa import DHSA
     from mmaccel.reduction.sparse_attention.quest import Quest
     from mmaccel.reduction.visual_tokens.dart import DART
     from mmaccel.reduction.visual_tokens.divprune import DivPrune

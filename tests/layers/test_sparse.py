@@ -19,6 +19,8 @@ from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 
 ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
 QUEST = mmaccel.Quest(budget=0.34, block=4, first_layer=0)
+DHSA = mmaccel.DHSA(budget=0.34, block=4, first_layer=0)
+METHODS = (QUEST, DHSA)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -27,32 +29,44 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("fused", ROUTES)
 @pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)])
-def test_a_budget_of_one_changes_nothing(fused: bool, policy: Any) -> None:
+@pytest.mark.parametrize("method", [mmaccel.Quest(budget=1), mmaccel.DHSA(budget=1)])
+def test_a_budget_of_one_changes_nothing(fused: bool, policy: Any, method: AttentionMethod) -> None:
     model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
-    received, stats = generate(model, policy, rows, fused=fused, attention=mmaccel.Quest(budget=1))
+    received, stats = generate(model, policy, rows, fused=fused, attention=method)
     assert torch.equal(received, whole)
     assert stats.exactness == "bitwise" and stats.reference == ""
 
 
+def bound(query: Tensor, own: Tensor) -> float:
+    """Quest: no key of a block `own` `[n, D]` can score higher for a query `[D]`."""
+    return float(torch.maximum(query * own.max(0).values, query * own.min(0).values).sum())
+
+
+def length_normalised(query: Tensor, own: Tensor) -> float:
+    """DHSA: a query against the mean of a block `own` `[n, D]` times the root of its length."""
+    return sum(float(query @ key) for key in own) / len(own) * len(own) ** 0.5
+
+
+BY_HAND = {"Quest": bound, "DHSA": length_normalised}
+
+
 def choose_by_hand(keys: Tensor, queries: Tensor, end: int, width: int, method: Any) -> set[int]:
-    """Quest's blocks of one key head, one key at a time.
+    """A method's blocks of one key head, one block and query at a time.
 
     Args:
         keys: `[S, D]`, of which `end` hold something.
         queries: `[G, W, D]` of all query heads that read the key head.
     """
-    size, bounds = method.block, {}
+    size, scores = method.block, {}
+    score = BY_HAND[type(method).__name__]
     n_blocks = -(-end // size)
     for block in range(n_blocks):
         own = keys[block * size : min((block + 1) * size, end)]
-        high, low = own.max(0).values, own.min(0).values
-        bounds[block] = max(
-            float(torch.maximum(q * high, q * low).sum()) for q in queries.flatten(0, 1)
-        )
+        scores[block] = max(score(query, own) for query in queries.flatten(0, 1))
     kept = {0, *range((end - width) // size, n_blocks)}
     n_wanted = int(torch.tensor(n_blocks * method.budget).ceil())
-    others = sorted(set(bounds) - kept, key=lambda block: -bounds[block])
+    others = sorted(set(scores) - kept, key=lambda block: -scores[block])
     return kept | set(others[: max(n_wanted - len(kept), 0)])
 
 
@@ -82,12 +96,25 @@ def run_passes(method: AttentionMethod) -> None:
                 assert len(listed) == len(set(listed)) and set(listed) == wanted
 
 
-def test_blocks_are_those_of_brute_force_after_rollbacks() -> None:
-    run_passes(QUEST)
+@pytest.mark.parametrize("method", METHODS)
+def test_blocks_are_those_of_brute_force_after_rollbacks(method: AttentionMethod) -> None:
+    run_passes(method)
+
+
+def test_a_summary_of_dhsa_is_the_sum_of_its_real_keys_over_the_root_of_their_number() -> None:
+    keys = draw(1, HEADS, 3, 4, WIDTH)
+    is_real = torch.arange(4) < torch.tensor([4, 3, 0])[:, None]
+    summaries = DHSA.summarise(keys, is_real[None, None, ..., None])
+    expected = torch.stack([keys[:, :, 0].sum(2) / 2, keys[:, :, 1, :3].sum(2) / 3**0.5], 2)
+    assert torch.allclose(summaries[:, :, :2], expected, atol=1e-6)
+    assert not summaries[:, :, 2].any()
 
 
 @pytest.mark.parametrize("bug", ["a block is left as it was", "the first query alone counts"])
-def test_planted_bugs_of_blocks_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_planted_bugs_of_blocks_are_seen(
+    method: AttentionMethod, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if bug == "a block is left as it was":
         own = SparseBlocks._follow
         monkeypatch.setattr(
@@ -95,13 +122,13 @@ def test_planted_bugs_of_blocks_are_seen(bug: str, monkeypatch: pytest.MonkeyPat
             lambda self, layer, key, start, width: own(self, layer, key, start + 1, width),
         )  # fmt: skip
     else:
-        score = mmaccel.Quest.score
+        score = type(method).score
         monkeypatch.setattr(
-            mmaccel.Quest, "score",
+            type(method), "score",
             lambda self, queries, summaries: score(self, queries[:, :, :1], summaries),
         )  # fmt: skip
     with pytest.raises(AssertionError):
-        run_passes(QUEST)
+        run_passes(method)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -124,13 +151,14 @@ def test_gathered_attention_is_window_attention_over_blocks(
 
 
 @pytest.mark.parametrize("fused", ROUTES)
-def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool) -> None:
+@pytest.mark.parametrize("method", METHODS)
+def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool, method: Any) -> None:
     model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
-    received, stats = generate(model, mmaccel.Autoregressive(), rows, fused=fused, attention=QUEST)
+    received, stats = generate(model, mmaccel.Autoregressive(), rows, fused=fused, attention=method)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
     assert not torch.equal(received, whole)
-    assert stats.exactness == "relaxed" and "Quest" in stats.reference
+    assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
     def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
         hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
@@ -138,8 +166,8 @@ def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool) -> None:
             return hidden
         for head in range(key.shape[1]):
             own = query[0].unflatten(0, (-1, groups))[head]
-            blocks = choose_by_hand(key[0, head], own, key.shape[2], 1, QUEST)
-            at = torch.arange(key.shape[2]) // QUEST.block
+            blocks = choose_by_hand(key[0, head], own, key.shape[2], 1, method)
+            at = torch.arange(key.shape[2]) // method.block
             hidden[0, head, 0] = ~torch.isin(at, torch.tensor(sorted(blocks)))
         return hidden
 
@@ -178,7 +206,9 @@ def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
         ({"first_layer": -1}, ["first_layer"]),
     ],
 )
-def test_bad_fields_are_refused(fields: dict[str, Any], named: list[str]) -> None:
+@pytest.mark.parametrize("method", [mmaccel.Quest, mmaccel.DHSA])
+def test_bad_fields_are_refused(method: Any, fields: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(mmaccel.OptionError) as caught:
-        mmaccel.Quest(**fields)
-    assert all(part in str(caught.value) for part in named)
+        method(**fields)
+    text = str(caught.value)
+    assert "\n" not in text and all(part in text for part in named)
