@@ -146,6 +146,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
     from mmaccel.samplers.canvas.stepwise import Stepwise
     from mmaccel.samplers.drafting.coarse import Coarse
+    from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
     from mmaccel.samplers.drafting.token_recycling import TokenRecycling
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams

@@ -1,0 +1,65 @@
+"""Hierarchy drafting: the plain loop's tokens, in fewer passes where rows resemble each other.
+
+Captured passes, batches whose rows come and go, and the distribution under `SpeculativeJacobi` are
+proved beside the other sources: `test_graph_reuse.py`, `test_continuous_batching.py`,
+`test_distribution.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmaccel import Autoregressive, HierarchyDrafting, Jacobi, Noise, SamplingParams
+from mmaccel.contracts import Policy
+from mmaccel.results import Generation
+from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, "adaptive"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_tokens_are_those_of_the_plain_loop(window: int | str, options: dict[str, Any]) -> None:
+    plain = run(Autoregressive(), options, grid=None)
+    assert_same(run(Jacobi(window, HierarchyDrafting(ngram=1)), options, grid=None), plain)
+
+
+def generate(policy: Policy, prompts: list[list[int]], length: int, **options: Any) -> Generation:
+    """A text whose next token depends on the last one alone; greedily it runs into a circle."""
+    return policy.sample(
+        ToyLanguage(40, seed=3, depth=1), make_prompt(prompts), length,
+        params=SamplingParams(**{"temperature": 0.0, **options}),
+        noise=Noise.from_seed(5, len(prompts)),
+    )  # fmt: skip
+
+
+def test_a_text_that_repeats_itself_takes_few_passes() -> None:
+    prompts, length = [[1, 2], [7]], 120
+    plain = generate(Autoregressive(), prompts, length)
+    circle = len(set(plain.tokens.flatten().tolist()))
+    made = generate(Jacobi(16, "hierarchy"), prompts, length)
+    assert_same(made, plain)
+    # two tokens more than once around the circle, then every window is right
+    assert made.stats.drafts == "hierarchy"
+    assert made.stats.passes <= circle + 2 + -(-length // 16)
+    assert 2 * made.stats.passes < generate(Jacobi(16, "left"), prompts, length).stats.passes
+
+
+def test_the_prompt_saves_passes_where_the_own_text_is_new() -> None:
+    text = generate(Autoregressive(), [[1, 2]], 11).tokens[0].tolist()  # no pair recurs in it
+    alone, quoting = (
+        generate(Jacobi(4, "hierarchy"), [prompt], 11) for prompt in ([1, 2], [1, 2, *text, 1, 2])
+    )
+    assert alone.tokens[0].tolist() == quoting.tokens[0].tolist() == text
+    assert quoting.stats.passes < alone.stats.passes
+
+
+def test_a_row_that_says_the_same_earlier_saves_passes() -> None:
+    """The second text is the first one's from its fifth token on; no pair recurs in either."""
+    policy = Jacobi(4, "hierarchy")
+    alone = generate(policy, [[3]], 12)
+    together = generate(policy, [[3], [10]], 12)
+    assert together.tokens[0].tolist() == alone.tokens[0].tolist()
+    assert together.tokens[1, :8].tolist() == alone.tokens[0, 4:].tolist()
+    assert int(together.passes[0]) < int(alone.passes[0])
