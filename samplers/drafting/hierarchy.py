@@ -46,8 +46,8 @@ class HierarchyDrafting(DraftSource):
         n_rows, n_columns = buffer.shape
         row = torch.arange(n_rows, device=buffer.device)
         column = torch.arange(n_columns, device=buffer.device)
-        # [B, R], how far row b reads row r. Rows may share their noise, and no draft may tell of the
-        # noise of its own slot: what other rows have beyond this row's end is not read.
+        # [B, R], how far row b reads row r. Rows may share their noise, and no draft may depend on
+        # that of its own slot: what other rows have beyond this row's end is not read.
         end = torch.minimum(filled[:, None], filled)
         is_own, is_made = (row[:, None] == row)[..., None], column >= frontier.origin
         fits = self._follows_ngram(frontier) & (column < end[..., None]) & (is_own | is_made)
