@@ -213,7 +213,8 @@ class DraftSource:
         is_capturable: whether its steps may be captured as CUDA graphs; then its drafts are not
             checked.
         only_bitwise: whether drafts depend on the noise of other slots, so that no distribution of
-            them is known.
+            them is known, or on other rows, so that tokens would differ from batch to batch under a
+            policy that is exact in distribution.
         keeps_predictions: whether what the last pass has predicted for a slot stays its draft;
             otherwise all drafts of a window are proposed anew.
         reads_last_scores: whether `Frontier.last_scores` is read.

@@ -1,10 +1,15 @@
-"""Hierarchy drafting (arXiv 2502.05609): sources of n-grams, asked from the most recent one on.
+"""Hierarchy drafting: several sources of n-grams, the most recent one first.
+
+S. Cho et al., "Lossless Acceleration of Large Language Models with Hierarchical Drafting based on
+Temporal Locality in Speculative Decoding", 2025 (arXiv:2502.05609). What was said last is likely to
+be said again; only where it knows nothing is the next source asked.
 
 Departures: the paper's sources are what the text has said, phrases that the model is known to say,
 and a corpus; here they are what the row has generated, what all rows of the batch have, and the
 row's prompt, so that nothing is prepared. The paper verifies several drafts at once, taken from the
 next source where one has too few, and looks for the last token alone in the most recent source;
-here one draft is verified, the most recent one of the first source that has any.
+here one draft is verified, the most recent one of the first source that has any. The text of other
+rows makes passes, not tokens, so that the source goes with bitwise policies alone.
 """
 
 from __future__ import annotations
@@ -33,36 +38,42 @@ class HierarchyDrafting(DraftSource):
     ngram: int = 2
 
     is_capturable = True
+    only_bitwise = True  # a row's drafts depend on the rows beside it, its tokens must not
     keeps_predictions = False  # in a text, what stands behind a wrong draft is wrong
     reads_last_scores = False
     name = "hierarchy"
 
     def __post_init__(self) -> None:
-        check_int("ngram", self.ngram, 1, hint="2 suits most texts")
+        check_int("HierarchyDrafting.ngram", self.ngram, 1, hint="2 suits most texts")
 
     def propose(self, frontier: Frontier) -> Drafts:
         """See `DraftSource.propose`."""
-        buffer, filled = frontier.token_buffer, frontier.filled
+        buffer = frontier.token_buffer
+        filled = frontier.filled
         n_rows, n_columns = buffer.shape
         row = torch.arange(n_rows, device=buffer.device)
         column = torch.arange(n_columns, device=buffer.device)
-        # [B, R], how far row b reads row r. Rows may share their noise, and no draft may depend on
-        # that of its own slot: what other rows have beyond this row's end is not read.
-        end = torch.minimum(filled[:, None], filled)
-        is_own, is_made = (row[:, None] == row)[..., None], column >= frontier.origin
-        fits = self._follows_ngram(frontier) & (column < end[..., None]) & (is_own | is_made)
-        source = is_made * (1 + is_own.long())  # [B, R, N], the prompt is 0
+        # [B, R, N]: row b, and the token in column n of row r, with which its drafts would begin
+        is_same_row = (row[:, None] == row)[..., None]
+        is_generated = column >= frontier.origin
+        fits = self._follows_ngram(frontier) & (column < filled[:, None])
+        fits &= is_same_row | is_generated  # other rows' prompts are not read
+        # the source counts first, then the column; of equals the first row
+        source = is_generated * (1 + is_same_row.long())
         rank = (source * n_columns + column) * n_rows + (n_rows - 1 - row)[:, None]
-        best = rank.where(fits, -1).flatten(1).amax(1, keepdim=True)  # [B, 1]
-        first, read = best // n_rows % n_columns, n_rows - 1 - best % n_rows
+        best = rank.where(fits, -1).flatten(1).amax(1, keepdim=True)  # [B, 1], -1: nothing fits
+        read = n_rows - 1 - best % n_rows
+        first = best // n_rows % n_columns
+        period = (filled[read] - first).clamp(min=1)
         ahead = (frontier.columns - filled[:, None]).clamp(min=0)  # [B, K]
-        columns = first + ahead % (end.gather(1, read) - first).clamp(min=1)
-        tokens = buffer.flatten()[read * n_columns + columns].clamp(0, frontier.vocab_size - 1)
+        tokens = buffer.flatten()[read * n_columns + first + ahead % period]
+        tokens = tokens.clamp(0, frontier.vocab_size - 1)
         return Drafts(tokens.where(best >= 0, last_known(frontier)))
 
     def _follows_ngram(self, frontier: Frontier) -> Tensor:
         """`[B, R, N]` bool, whether row b's last tokens stand before a column of row r."""
-        buffer, filled = frontier.token_buffer, frontier.filled
+        buffer = frontier.token_buffer
+        filled = frontier.filled
         column = torch.arange(buffer.shape[1], device=buffer.device)
         follows = (column >= self.ngram) & (filled >= self.ngram)[:, None, None]
         for back in range(1, self.ngram + 1):

@@ -50,9 +50,9 @@ def check_drafts(drafts: object, exactness: Exactness) -> None:
         check_choice("drafts", drafts, names, hint="auto suits most models")
     elif source.only_bitwise and not is_bitwise:
         raise OptionError(
-            f"drafts={source.name or repr(source)!r}: expected a bitwise policy (what is learned "
-            "depends on the noise, so that no distribution of the drafts is known), received one "
-            f"whose exactness is {exactness}; use drafts='coarse'"
+            f"drafts={source.name or repr(source)!r}: expected a bitwise policy (its drafts "
+            "depend on noise or on other rows), received one whose exactness is "
+            f"{exactness}; use drafts='coarse' for images, drafts='token-recycling' for text"
         )
 
 

@@ -46,6 +46,7 @@ POLICIES: list[Policy] = [
     Jacobi(window=6, drafts="ngram"),
     Jacobi(window=6, drafts="above"),
     Jacobi(window=6, drafts="token-recycling"),
+    Jacobi(window=6, drafts="hierarchy"),
     SpeculativeJacobi(window=5),
     SpeculativeJacobi(window=5, drafts="token-recycling"),
     SpeculativeJacobi(window=5, coupling="gumbel"),

@@ -1,8 +1,6 @@
 """Hierarchy drafting: the plain loop's tokens, in fewer passes where rows resemble each other.
 
-Captured passes, batches whose rows come and go, and the distribution under `SpeculativeJacobi` are
-proved beside the other sources: `test_graph_reuse.py`, `test_continuous_batching.py`,
-`test_distribution.py`.
+Captured passes are proved beside the other sources in `test_graph_reuse.py`.
 """
 
 from __future__ import annotations
@@ -11,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from mmaccel import Autoregressive, HierarchyDrafting, Jacobi, Noise, SamplingParams
+from mmaccel import (
+    Autoregressive,
+    ContinuousBatching,
+    HierarchyDrafting,
+    Jacobi,
+    Noise,
+    SamplingParams,
+)
 from mmaccel.contracts import Policy
 from mmaccel.results import Generation
 from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
+from tests.exactness.test_continuous_batching import ALL, decode
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 
@@ -23,6 +29,22 @@ from tests.fixtures.toy_models import ToyLanguage, make_prompt
 def test_tokens_are_those_of_the_plain_loop(window: int | str, options: dict[str, Any]) -> None:
     plain = run(Autoregressive(), options, grid=None)
     assert_same(run(Jacobi(window, HierarchyDrafting(ngram=1)), options, grid=None), plain)
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
+def test_the_tokens_of_a_row_are_its_own_in_any_batch(rows: list[int]) -> None:
+    policy = Jacobi(7, HierarchyDrafting(ngram=1))
+    whole = run(policy, OPTIONS["guided"], grid=None)
+    made = run(policy, OPTIONS["guided"], rows, grid=None)
+    assert made.tokens.equal(whole.tokens[rows])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_rows_come_and_go(scale: float) -> None:
+    batching = ContinuousBatching(3)
+    made = decode(Jacobi(6, HierarchyDrafting(ngram=1)), ALL, scale, batching)
+    plain = decode(Autoregressive(), ALL, scale)
+    assert_same(made, plain)
 
 
 def generate(policy: Policy, prompts: list[list[int]], length: int, **options: Any) -> Generation:

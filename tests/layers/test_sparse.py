@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.catalog import METHODS, load
 from mmaccel.kernels.window_attention import Blocks, window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
@@ -18,9 +19,10 @@ from tests.layers.masked_model import greedy, masked
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 
 ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
-QUEST = mmaccel.Quest(budget=0.34, block=4, first_layer=0)
-DHSA = mmaccel.DHSA(budget=0.34, block=4, first_layer=0)
-METHODS = (QUEST, DHSA)
+FIELDS: dict[str, Any] = {"budget": 0.34, "block": 4, "first_layer": 0}
+CLASSES = [load(entry.target) for entry in METHODS["attention"].values()]
+SELECTORS = [method(**FIELDS) for method in CLASSES]
+QUEST = mmaccel.Quest(**FIELDS)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -29,7 +31,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("fused", ROUTES)
 @pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)])
-@pytest.mark.parametrize("method", [mmaccel.Quest(budget=1), mmaccel.DHSA(budget=1)])
+@pytest.mark.parametrize("method", [method(budget=1) for method in CLASSES])
 def test_a_budget_of_one_changes_nothing(fused: bool, policy: Any, method: AttentionMethod) -> None:
     model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
@@ -48,7 +50,7 @@ def length_normalised(query: Tensor, own: Tensor) -> float:
     return sum(float(query @ key) for key in own) / len(own) * len(own) ** 0.5
 
 
-BY_HAND = {"Quest": bound, "DHSA": length_normalised}
+BY_HAND = {"Quest": bound, "DHSA": length_normalised}  # the score of a block, by class
 
 
 def choose_by_hand(keys: Tensor, queries: Tensor, end: int, width: int, method: Any) -> set[int]:
@@ -96,7 +98,7 @@ def run_passes(method: AttentionMethod) -> None:
                 assert len(listed) == len(set(listed)) and set(listed) == wanted
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SELECTORS)
 def test_blocks_are_those_of_brute_force_after_rollbacks(method: AttentionMethod) -> None:
     run_passes(method)
 
@@ -104,14 +106,14 @@ def test_blocks_are_those_of_brute_force_after_rollbacks(method: AttentionMethod
 def test_a_summary_of_dhsa_is_the_sum_of_its_real_keys_over_the_root_of_their_number() -> None:
     keys = draw(1, HEADS, 3, 4, WIDTH)
     is_real = torch.arange(4) < torch.tensor([4, 3, 0])[:, None]
-    summaries = DHSA.summarise(keys, is_real[None, None, ..., None])
+    summaries = mmaccel.DHSA().summarise(keys, is_real[None, None, ..., None])
     expected = torch.stack([keys[:, :, 0].sum(2) / 2, keys[:, :, 1, :3].sum(2) / 3**0.5], 2)
     assert torch.allclose(summaries[:, :, :2], expected, atol=1e-6)
     assert not summaries[:, :, 2].any()
 
 
 @pytest.mark.parametrize("bug", ["a block is left as it was", "the first query alone counts"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SELECTORS)
 def test_planted_bugs_of_blocks_are_seen(
     method: AttentionMethod, bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +153,7 @@ def test_gathered_attention_is_window_attention_over_blocks(
 
 
 @pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", SELECTORS)
 def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool, method: Any) -> None:
     model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
@@ -206,7 +208,7 @@ def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
         ({"first_layer": -1}, ["first_layer"]),
     ],
 )
-@pytest.mark.parametrize("method", [mmaccel.Quest, mmaccel.DHSA])
+@pytest.mark.parametrize("method", CLASSES)
 def test_bad_fields_are_refused(method: Any, fields: dict[str, Any], named: list[str]) -> None:
     with pytest.raises(mmaccel.OptionError) as caught:
         method(**fields)

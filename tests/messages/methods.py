@@ -36,6 +36,41 @@ CASES = (
     ),
     Refused("a budget of nothing", lambda: mmaccel.SnapKV(budget=0), says=("budget", "0")),
     Refused(
+        "fewer than no sinks",
+        lambda: mmaccel.StreamingLLM(sinks=-1),
+        says=("StreamingLLM.sinks", ">= 0", "-1", "4 suits"),
+    ),
+    Refused(
+        "half a sink",
+        lambda: mmaccel.StreamingLLM(sinks=0.5),  # type: ignore[arg-type]
+        says=("StreamingLLM.sinks", "an integer", "0.5"),
+    ),
+    Refused(
+        "sinks that fill the budget",
+        lambda: mmaccel.StreamingLLM(budget=4),
+        says=("StreamingLLM.sinks", "the budget of 4", "received 4", "larger budget", "fewer"),
+    ),
+    Refused(
+        "more than all blocks",
+        lambda: mmaccel.DHSA(budget=1.5),
+        says=("DHSA.budget", "1.5", "1 attends to all"),
+    ),
+    Refused(
+        "an n-gram of no token",
+        lambda: mmaccel.HierarchyDrafting(ngram=0),
+        says=("HierarchyDrafting.ngram", ">= 1", "0", "2 suits"),
+    ),
+    Refused(
+        "an n-gram that is no number",
+        lambda: mmaccel.HierarchyDrafting(ngram=True),
+        says=("HierarchyDrafting.ngram", "an integer", "True"),
+    ),
+    Refused(
+        "drafts of other rows under a policy that is exact in distribution",
+        lambda: mmaccel.SpeculativeJacobi(window=8, drafts="hierarchy"),
+        says=("drafts='hierarchy'", "bitwise", "distribution", "token-recycling"),
+    ),
+    Refused(
         "a tree deeper than the window",
         lambda: mmaccel.Jacobi(window=4, tree=mmaccel.Comb(branches=2, length=7)),
         says=("tree", "window=4", "7"),

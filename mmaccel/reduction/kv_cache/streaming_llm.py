@@ -1,4 +1,8 @@
-"""StreamingLLM (arXiv 2309.17453, section 3.2): the first entries and the most recent ones.
+"""StreamingLLM: the first entries and the most recent ones.
+
+G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024
+(arXiv:2309.17453), section 3.2. The first entries attract attention whatever they say; without them
+the distribution of attention that the model was trained on is lost.
 
 Departures: the paper moves the window on with every token and counts positions inside the cache.
 Here entries go once, when the prompt is processed, what is generated later stays, and kept keys
@@ -34,11 +38,11 @@ class StreamingLLM(CacheMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("sinks", self.sinks, 0, hint="4 suits most models")
+        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
         if self.sinks >= self.budget:
             raise OptionError(
-                f"sinks: expected fewer than the budget of {self.budget}, received {self.sinks}; "
-                "raise the budget or lower sinks (4 suits most models)"
+                f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
+                f"{self.sinks}; give a larger budget or fewer sinks"
             )
 
     def score(self, layer: CachedLayer) -> Tensor:

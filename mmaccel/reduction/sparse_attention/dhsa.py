@@ -1,7 +1,8 @@
-"""DHSA, dynamic hierarchical sparse attention (arXiv 2510.24606): chunks by their summed keys.
+"""DHSA: the blocks whose length-normalised mean key matches a query.
 
-A chunk's summary is the mean of its keys times the square root of its length, so that long chunks
-win neither by their sum nor lose by their mean.
+"Long-Context Modeling with Dynamic Hierarchical Sparse Attention for On-Device LLMs", 2025
+(arXiv:2510.24606). A chunk's summary is the mean of its keys times the square root of its length,
+so that neither long nor short chunks are preferred for their length.
 
 Departures: the paper cuts the text into chunks of changing lengths, at boundaries that a small
 trained network predicts; here all blocks have `block` entries, so that of the blocks that are
@@ -24,20 +25,15 @@ class DHSA(AttentionMethod):
     """Reads the blocks whose length-normalised mean key matches a query best.
 
     Args:
-        budget: the fraction of a row's blocks that a pass attends to, in (0, 1]; 1 changes nothing.
-        block: positions of a block.
-        first_layer: layers before it attend to everything.
-
-    Raises:
-        OptionError: a value out of range.
+        budget, block, first_layer: as for every method.
     """
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
-        """The sum of a block's keys divided by the square root of their number."""
+        """Sums of the blocks' keys over the square roots of their numbers, `[R, H, N, D]`."""
         sums = keys.float().where(is_real, 0).sum(3)
         lengths = is_real.sum(3).clamp(min=1)
         return (sums / lengths.sqrt()).to(keys.dtype)
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
-        """What the query that wants a block most gives it."""
+        """The largest product of each block's summary with a query, `[R, H, N]`."""
         return (queries @ summaries.mT).amax(2)
