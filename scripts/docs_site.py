@@ -1,7 +1,8 @@
-"""What mkdocs needs beyond `mkdocs.yml`: the models' cards as pages, and the layout of the sources.
+"""What mkdocs needs beyond `mkdocs.yml`: what is listed from folders and from the catalog, the
+models' cards as pages, and the layout of the sources.
 
-`on_files` and `on_page_markdown` are hooks of mkdocs; `Layout` is an extension of griffe, the part
-of mkdocstrings that reads Python files and imports none.
+`on_config`, `on_files` and `on_page_markdown` are hooks of mkdocs; `Layout` is an extension of
+griffe, the part of mkdocstrings that reads Python files and imports none.
 """
 
 from __future__ import annotations
@@ -16,11 +17,61 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from mmaccel.catalog import METHODS
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")  # installed inside mmaccel
 _CARD = re.compile(r"\]\(\.\./mmaccel/demo/weights/([\w-]+)/README\.md\)")
 _OTHER_CARD = re.compile(r"\]\(\.\./([\w-]+)/README\.md\)")
+_METHODS = re.compile(r"^<!-- methods: (\w+) -->$", re.MULTILINE)
 _TOGETHER = re.compile(r"^(    )(\w+(?:, \w+)+)(:.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Lists the pages of folders in the navigation."""
+    config.nav = expand_navigation(config.nav or [], Path(config.docs_dir))
+    return config
+
+
+def expand_navigation(entries: list[Any], docs: Path) -> list[Any]:
+    """Navigation in which the pages of a folder stand for `folder/*.md`.
+
+    Args:
+        entries: of `nav` in `mkdocs.yml`: paths, or a title with a path or with entries.
+        docs: the folder of the pages.
+    """
+    expanded: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            sections = {
+                title: value if isinstance(value, str) else expand_navigation(value, docs)
+                for title, value in entry.items()
+            }
+            expanded.append(sections)
+        elif "*" in entry:
+            expanded += [page.relative_to(docs).as_posix() for page in sorted(docs.glob(entry))]
+        else:
+            expanded.append(entry)
+    return expanded
+
+
+def expand_methods(markdown: str) -> str:
+    """A page on which the comment `methods: SLOT` stands for all methods of that slot.
+
+    The page about a method has its short name.
+    """
+
+    def list_methods(found: re.Match[str]) -> str:
+        entries = []
+        for name, entry in METHODS[found[1]].items():
+            public = entry.target.partition(":")[2]
+            entries.append(
+                f"::: mmaccel.{public}\n    options:\n      members: false\n\n"
+                f"More: [{public}](../layers/{name}.md)."
+            )
+        return "\n\n".join(entries)
+
+    return _METHODS.sub(list_methods, markdown)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -32,7 +83,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
-    """Makes links to cards, as they are right in the repository, links to these pages."""
+    """Lists methods; links to cards, as they are right in the repository, lead to these pages."""
+    markdown = expand_methods(markdown)
     if page.file.src_uri.startswith("cards/"):
         return _OTHER_CARD.sub(r"](\1.md)", markdown)
     return _CARD.sub(r"](cards/\1.md)", markdown)

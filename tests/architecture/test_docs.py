@@ -18,6 +18,7 @@ import typer
 import yaml
 
 import mmaccel
+from mmaccel.catalog import METHODS
 from tests.architecture.source import ROOT
 
 DOCS = ROOT / "docs"
@@ -45,22 +46,34 @@ def test_local_links_exist(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
+    from scripts.docs_site import expand_navigation
+
     def pages(entry: object) -> Iterator[str]:
         for value in entry.values() if isinstance(entry, dict) else entry:  # type: ignore[union-attr]
             yield from [value] if isinstance(value, str) else pages(value)
 
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = list(pages(yaml.safe_load(text)["nav"]))
+    listed = list(pages(expand_navigation(yaml.safe_load(text)["nav"], DOCS)))
     assert sorted(listed) == [page.relative_to(DOCS).as_posix() for page in PAGES]
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    shown = [
-        directive
-        for page in sorted((DOCS / "api").glob("*.md"))
-        for directive in re.findall(r"^::: mmaccel\.(\w+)$", page.read_text("utf-8"), re.MULTILINE)
-    ]
+    from scripts.docs_site import expand_methods
+
+    shown: list[str] = []
+    for page in sorted((DOCS / "api").glob("*.md")):
+        text = expand_methods(page.read_text("utf-8"))
+        shown += re.findall(r"^::: mmaccel\.(\w+)$", text, re.MULTILINE)
     assert sorted(shown) == sorted(set(mmaccel.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("slot", ["kv_cache", "attention"])
+def test_every_method_for_layers_has_its_page_and_its_row(slot: str) -> None:
+    rows = (DOCS / "long-contexts.md").read_text("utf-8")
+    for short_name, entry in METHODS[slot].items():
+        page = f"layers/{short_name}.md"
+        assert (DOCS / page).exists()
+        assert f"| [`{entry.target.partition(':')[2]}`]({page}) | `{slot}` |" in rows
 
 
 def test_parameters_that_share_an_entry_are_shown_one_by_one() -> None:
