@@ -39,7 +39,7 @@ class HierarchyDrafting(DraftSource):
 
     is_capturable = True
     only_bitwise = True  # a row's drafts depend on the rows beside it, its tokens must not
-    keeps_predictions = False  # in a text, what stands behind a wrong draft is wrong
+    keeps_predictions = False  # what stands behind a wrong draft is mostly wrong
     reads_last_scores = False
     name = "hierarchy"
 

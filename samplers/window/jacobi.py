@@ -35,11 +35,10 @@ class Jacobi(WindowPolicy):
 
     Args:
         window: tokens processed per pass, or "adaptive" to choose by measured cost.
-        drafts: where drafts come from: "auto" (the coarse model that ships with the model, where
-            one does, else "neighbour"), "coarse" (the same, and says so where there is none),
-            "online" (a linear one that is learned from the passes), a `Coarse`, "token-recycling",
-            one of "neighbour", "left", "above", "previous-frame", "ngram" and "random", or a
-            `DraftSource` of your own.
+        drafts: where drafts come from: a `DraftSource`, such as a `Coarse` or one of your own, or
+            the short name of one. "auto" is the coarse model that ships with the model, where one
+            does, else "neighbour". The policy's page lists the names, and so does the refusal of
+            an unknown one.
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=12, length=7)`; None: nothing. It asks for drafts that have
             alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".

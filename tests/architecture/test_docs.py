@@ -19,6 +19,7 @@ import yaml
 
 import mmaccel
 from mmaccel.catalog import METHODS
+from mmaccel.samplers.drafting.sources import SOURCES
 from tests.architecture.source import ROOT
 
 DOCS = ROOT / "docs"
@@ -74,6 +75,11 @@ def test_every_method_for_layers_has_its_page_and_its_row(slot: str) -> None:
         page = f"layers/{short_name}.md"
         assert (DOCS / page).exists()
         assert f"| [`{entry.target.partition(':')[2]}`]({page}) | `{slot}` |" in rows
+
+
+def test_the_page_about_drafts_names_every_source() -> None:
+    page = (DOCS / "policies" / "jacobi.md").read_text("utf-8")
+    assert [name for name in SOURCES if f"`{name}`" not in page] == []
 
 
 def test_parameters_that_share_an_entry_are_shown_one_by_one() -> None:

@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import Autoregressive, Grid, Jacobi, Noise, OptionError, SamplingParams
+from mmaccel import (
+    Autoregressive,
+    Grid,
+    Jacobi,
+    Noise,
+    OptionError,
+    SamplingParams,
+    SpeculativeJacobi,
+)
 from mmaccel.contracts import Policy
 from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.sources import SOURCES
@@ -59,6 +67,19 @@ def test_any_window_any_drafts(options: dict[str, Any], window: int | str) -> No
             assert fast.stats.passes == LENGTH
         elif window != "adaptive":
             assert fast.stats.passes < LENGTH
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
+@pytest.mark.parametrize("drafts", [name for name, own in SOURCES.items() if not own.only_bitwise])
+def test_a_sampled_row_is_the_same_in_any_batch(drafts: str, rows: list[int]) -> None:
+    """Under a policy that is exact in distribution a token depends on its draft.
+
+    A source whose drafts depend on other rows says `only_bitwise`.
+    """
+    policy = SpeculativeJacobi(5, drafts=drafts)
+    whole = run(policy, OPTIONS["guided"])
+    made = run(policy, OPTIONS["guided"], rows)
+    assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
