@@ -25,6 +25,7 @@ _PUBLIC = {
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
     "TokenRecycling": "mmaccel.samplers.drafting.token_recycling",
+    "HierarchyDrafting": "mmaccel.samplers.drafting.hierarchy",
     "CacheMethod": "mmaccel.reduction.kv_cache.contract",
     "CachedLayer": "mmaccel.reduction.kv_cache.contract",
     "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",

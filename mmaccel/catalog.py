@@ -159,6 +159,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "above": ("above:Above", "the token above, in a grid"),
             "previous-frame": ("previous_frame:PreviousFrame", "the same place a frame before"),
             "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
+            "hierarchy": (
+                "hierarchy:HierarchyDrafting",
+                "the same in its text, its batch, its prompt",
+            ),
             "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
         },
     ),
@@ -197,12 +201,14 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
         "kv_cache",
         {
             "snapkv": ("snapkv:SnapKV", "what the end of the prompt attends to"),
+            "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
         },
     ),
     "attention": _slot(
         "attention",
         {
             "quest": ("quest:Quest", "blocks whose keys can match a query"),
+            "dhsa": ("dhsa:DHSA", "blocks whose keys match a query in the mean"),
         },
     ),
 }

@@ -64,7 +64,7 @@ def expand_methods(markdown: str) -> str:
     def list_methods(found: re.Match[str]) -> str:
         entries = []
         for name, entry in METHODS[found[1]].items():
-            public = entry.target.partition(":")[2]
+            public = entry.class_name
             entries.append(
                 f"::: mmaccel.{public}\n    options:\n      members: false\n\n"
                 f"More: [{public}](../layers/{name}.md)."

@@ -74,7 +74,7 @@ def test_every_method_for_layers_has_its_page_and_its_row(slot: str) -> None:
     for short_name, entry in METHODS[slot].items():
         page = f"layers/{short_name}.md"
         assert (DOCS / page).exists()
-        assert f"| [`{entry.target.partition(':')[2]}`]({page}) | `{slot}` |" in rows
+        assert f"| [`{entry.class_name}`]({page}) | `{slot}` |" in rows
 
 
 def test_the_page_about_drafts_names_every_source() -> None:
