@@ -130,7 +130,7 @@ def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
         find_family("llama") == find_family(None) == "mmaccel.pipelines.causal_lm.family:CausalLM"
     )
     found = [SimpleNamespace(name="llama", value="tests.fixtures.windows:build_model")]
-    monkeypatch.setattr("mmaccel.own_code.entry_points", lambda group: found)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: found)
     installed.cache_clear()
     try:
         assert find_family("llama") == "tests.fixtures.windows:build_model"

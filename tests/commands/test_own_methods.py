@@ -276,7 +276,7 @@ def packages(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "reducers": {"unusual": "mine:Unusual"},
     }
     monkeypatch.setattr(
-        "mmaccel.own_code.entry_points",
+        "importlib.metadata.entry_points",
         lambda group: [
             SimpleNamespace(name=name, value=value)
             for name, value in brought.get(group.removeprefix("mmaccel."), {}).items()
