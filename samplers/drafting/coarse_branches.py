@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
-from mmaccel.samplers.drafting.contract import Branches, OpenRun
+from mmaccel.samplers.drafting.contract import Nodes, OpenRun
 
 _RANKS = 6  # of a slot that are looked at
 _FIRST = (2.5, -2.5)  # beta and c of the first draft, whose left side is certain
@@ -49,7 +49,7 @@ class Sweeper(Protocol):
 @torch.no_grad()
 def grow_branches(
     drafter: Sweeper, run: OpenRun, drafts: Tensor, noise: Tensor, *, n: int, length: int
-) -> Branches | None:
+) -> Nodes | None:
     """N branches of L drafts; None before the first pass.
 
     Args:
@@ -72,7 +72,7 @@ def grow_branches(
     copies = work.repeat_interleave(n, 0)
     copies.scatter_(1, slots.columns[rows, forks].view(-1, 1), firsts.view(-1, 1))
     if length == 1:
-        return Branches(forks, firsts[..., None])
+        return Nodes.of_branches(forks, firsts[..., None], drafts.shape[1] + 1)
     at = forks[..., None] + torch.arange(1, length, device=forks.device)  # [B, N, L-1]
     own = _take(slots, at)
     scale = drafter.find_scale(run)
@@ -81,7 +81,8 @@ def grow_branches(
         coarse_sweep, drafter.sweep_weights, own, copies, scale, n_corrected
     )  # [B N, L-1]
     behind = found.view(len(drafts), n, length - 1)
-    return Branches(forks, torch.cat([firsts[..., None], behind], 2))
+    branches = torch.cat([firsts[..., None], behind], 2)
+    return Nodes.of_branches(forks, branches, drafts.shape[1] + 1)
 
 
 def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, work: Tensor) -> tuple[Tensor, Tensor]:

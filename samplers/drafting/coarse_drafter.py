@@ -34,10 +34,10 @@ from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.coarse_branches import grow_branches
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from mmaccel.samplers.drafting.contract import (
-    Branches,
     Drafter,
     Drafts,
     DraftSource,
+    Nodes,
     OpenRun,
     PassScores,
 )
@@ -213,7 +213,7 @@ class CoarseDrafter(Drafter):
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
-    ) -> Branches | None:
+    ) -> Nodes | None:
         """See `Drafter.branch`."""
         return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
 

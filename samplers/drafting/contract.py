@@ -53,27 +53,42 @@ class Drafts(NamedTuple):
         scores: `[B, 1 or K, V]`, unnormalised log-probabilities.
         distribution: `[B, K, V]`, from which `tokens` were drawn with noise that nothing else
             reads; None where they are certain.
-        parents: `[B, K]` int64, the draft that each one follows. None where each follows the one on
-            its left, which is all that a window verifies.
     """
 
     tokens: Tensor | None = None
     scores: Tensor | None = None
     distribution: Tensor | None = None
-    parents: Tensor | None = None
 
 
-class Branches(NamedTuple):
-    """N branches of L drafts beside the chain of W - 1 drafts.
+class Nodes(NamedTuple):
+    """N drafts beside the chain of W - 1 drafts: a tree, together with it.
+
+    Entry 0 of a pass is the last known token, entries 1 to W - 1 are the chain's drafts, and entry
+    W + i is node i.
 
     Attributes:
-        forks: `[B, N]` int64 in 0..W-1-L, the draft of the chain that stands at the slot of a
-            branch's first token.
-        tokens: `[B, N, L]` int64.
+        tokens: `[B, N]` int64.
+        parents: `[B, N]` int64, the entry that a node follows, smaller than its own number. No node
+            has more than W - 1 drafts on its path, itself included.
     """
 
-    forks: Tensor
     tokens: Tensor
+    parents: Tensor
+
+    @classmethod
+    def of_branches(cls, forks: Tensor, tokens: Tensor, width: int) -> Nodes:
+        """The nodes of n branches of L drafts, one branch after the other.
+
+        Args:
+            forks: `[B, n]` int64, the entry of the chain that a branch leaves.
+            tokens: `[B, n, L]` int64.
+            width: W.
+        """
+        rows, n, length = tokens.shape
+        before = torch.arange(n * length, device=tokens.device).view(n, length) + width - 1
+        parents = before.repeat(rows, 1, 1)
+        parents[..., 0] = forks
+        return cls(tokens.flatten(1), parents.flatten(1))
 
 
 class PassPath(NamedTuple):
@@ -82,7 +97,7 @@ class PassPath(NamedTuple):
     Attributes:
         entries: `[B, W]` int64.
         is_branch: `[B, W]` bool, those that are no entries of the window's own chain.
-        tokens: `[B, N]` int64, the token buffer as the entries of the branch read it.
+        tokens: `[B, N]` int64, the token buffer as those entries read it.
     """
 
     entries: Tensor
@@ -150,7 +165,7 @@ class DraftingPolicy(Policy, Protocol):
 
     @property
     def tree(self) -> object | None:
-        """A `TreeShape`, which asks the drafter for branches; None for none."""
+        """A `TreeShape`, which asks the drafter for nodes; None for none."""
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""
@@ -219,7 +234,7 @@ class DraftSource:
             otherwise all drafts of a window are proposed anew.
         reads_last_scores: whether `Frontier.last_scores` is read.
         reads_scores: whether the drafter's `observe` reads the scores of every pass.
-        has_branches: whether the drafter's `branch` makes branches for a tree.
+        has_branches: whether the drafter's `branch` makes branches of one length for a tree.
         corrects: whether the drafter's `correct` changes drafts, and both it and `observe` read the
             slots' frozen noise.
         name: what statistics and policies call it; empty for one that has no short name.
@@ -294,8 +309,8 @@ class Drafter:
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
-    ) -> Branches | None:
-        """Other drafts, for a tree; None for a pass without.
+    ) -> Nodes | None:
+        """Branches of one length that leave the chain; None for a pass without.
 
         Args:
             run: whose token buffer holds the window's drafts.
@@ -344,11 +359,6 @@ def check_proposed(
         raise ShapeError(
             f"{name} Drafts(tokens=…) or Drafts(scores=…), received {show(found)}; return one of "
             "them"
-        )
-    if found.parents is not None:
-        raise ShapeError(
-            f"{name} drafts that follow each other, received parents; leave them out: a window "
-            "verifies a chain"
         )
     if found.scores is not None:
         shapes = ([rows, 1, size], [rows, drafts, size])

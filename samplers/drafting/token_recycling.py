@@ -22,10 +22,10 @@ from torch import Tensor
 
 from mmaccel.kernels.sample import argmax
 from mmaccel.samplers.drafting.contract import (
-    Branches,
     Drafter,
     Drafts,
     DraftSource,
+    Nodes,
     OpenRun,
     PassScores,
 )
@@ -84,7 +84,7 @@ class RecyclingDrafter(Drafter):
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
-    ) -> Branches | None:
+    ) -> Nodes | None:
         """See `Drafter.branch`: ranks 1, 2, … at the first draft, then at the next ones."""
         table, n_others = self._table(run), self.n_ranks - 1
         if n_others == 0:
@@ -100,7 +100,8 @@ class RecyclingDrafter(Drafter):
         for _ in range(length - 1):
             token = self._follow(table, token)
             tokens.append(token)
-        return Branches(k.expand(len(drafts), -1), torch.stack(tokens, 2))
+        forks = k.expand(len(drafts), -1)
+        return Nodes.of_branches(forks, torch.stack(tokens, 2), drafts.shape[1] + 1)
 
     def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
         """The likeliest successors of tokens `[B, n]`."""

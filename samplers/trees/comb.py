@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import check_int
-from mmaccel.samplers.drafting.contract import Branches, Drafter, OpenRun
+from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
 
 
@@ -48,9 +48,11 @@ class Comb(TreeShape):
         """L."""
         return self.length
 
-    def grow(
-        self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor
-    ) -> Branches | None:
+    def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
+        return source.has_branches
+
+    def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`. Branches are shorter where a narrow window ends a row."""
         length = min(self.length, drafts.shape[1])
         if length < 1:

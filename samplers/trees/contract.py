@@ -1,11 +1,12 @@
 """The contract of trees: what a pass verifies beside the chain of a window's drafts.
 
 A `TreeShape` is configuration: a frozen dataclass that a policy carries in its field `tree`. Before
-a pass it asks the run's drafter for branches: other drafts that leave the chain somewhere. The pass
-then covers the window and, behind it, all branches; an entry attends to those that it follows.
+a pass it asks the run's drafter for nodes: other drafts, each of which follows an entry of the
+chain or a node before it. The pass then covers the window and, behind it, all nodes; an entry
+attends to those that it follows.
 
-With the noise of slots held fixed, one token is right at every slot, so that at most one child of
-an entry is. What was accepted is then a path: the chain up to a fork, and a branch from there on.
+With the noise of slots held fixed, one token is right at every slot. What is accepted is a path
+from the window's first entry: the longest whose drafts are all right.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.contract import Branches, Drafter, DraftSource, OpenRun
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
+from mmaccel.samplers.trees.entries import TreeEntries
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,22 @@ class TreeShape(ABC):
     @property
     @abstractmethod
     def nodes(self) -> int:
-        """Entries that a pass has beside its window."""
+        """N, the most entries that a pass has beside its window."""
 
     @property
     @abstractmethod
     def depth(self) -> int:
-        """Entries of the longest branch."""
+        """The most nodes of a path."""
 
     @abstractmethod
-    def grow(
-        self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor
-    ) -> Branches | None:
-        """Branches beside the chain of a window; None for a pass without.
+    def can_grow(self, source: DraftSource) -> bool:
+        """Whether drafters of a source answer what `grow` asks them."""
+
+    @abstractmethod
+    def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
+        """Nodes beside the chain of a window; None for a pass without.
+
+        Their number depends on the window's width alone.
 
         Args:
             drafter: of the run.
@@ -74,10 +81,48 @@ def check_tree(tree: object, window: int | str, source: DraftSource) -> None:
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
             f"window={window!r}; give a wider window or shorter branches"
         )
-    if not source.has_branches:
+    if not tree.can_grow(source):
         raise OptionError(
-            f"tree: expected drafts that have alternatives, received {source!r}; take "
+            f"tree: expected drafts that have alternatives for {tree!r}, received {source!r}; take "
             "drafts='coarse', drafts='token-recycling' or leave tree out"
+        )
+
+
+def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
+    """Raise ShapeError unless a shape grew what `Nodes` describes.
+
+    Args:
+        shape: that grew them.
+        nodes: what it grew.
+        drafts: `[B, W-1]` int64, the chain.
+        vocab_size: V.
+
+    Cost: two host synchronisations, for the ranges and the depths.
+    """
+    rows, width = len(drafts), drafts.shape[1] + 1
+    name = f"tree: expected {shape!r} to grow"
+    for what, tensor in nodes._asdict().items():
+        size = list(nodes.tokens.shape)
+        is_formed = len(size) == 2 and size[0] == rows and size[1] <= shape.nodes
+        if list(tensor.shape) != size or not is_formed or tensor.dtype != torch.int64:
+            raise ShapeError(
+                f"{name} {what} [{rows}, N] of torch.int64 with N up to {shape.nodes}, received "
+                f"{list(tensor.shape)} of {tensor.dtype}; give each node a token and a parent"
+            )
+    number = torch.arange(width, width + nodes.parents.shape[1], device=drafts.device)
+    is_wrong = (nodes.parents < 0) | (nodes.parents >= number)
+    is_strange = (nodes.tokens < 0) | (nodes.tokens >= vocab_size)
+    if bool((is_wrong | is_strange).any()):
+        raise ShapeError(
+            f"{name} tokens in 0..{vocab_size - 1} and parents before their nodes, which begin at "
+            f"entry {width}, received tokens {nodes.tokens[0].tolist()} and parents "
+            f"{nodes.parents[0].tolist()} in row 0; put each node behind the one that it follows"
+        )
+    deepest = int(TreeEntries.of(drafts, nodes).depths().max())
+    if deepest >= width:
+        raise ShapeError(
+            f"{name} paths of up to {width - 1} drafts, those of the chain included, received one "
+            f"of {deepest}; windows are narrower where rows end: leave out what is deeper"
         )
 
 
@@ -89,7 +134,7 @@ def has_tree(policy: object) -> bool:
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:
     """Cache indices a row that a run needs beside those of its positions.
 
-    Branches stand behind the whole window, also in a row that is nearly at its end.
+    Nodes stand behind the whole window, also in a row that is nearly at its end.
     """
     if not isinstance(tree, TreeShape) or not model.takes_trees:
         return 0

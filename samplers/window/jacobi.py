@@ -23,7 +23,7 @@ from typing import ClassVar
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.trees.walk import TreeStep, can_grow
+from mmaccel.samplers.trees.walk import TreeStep, can_walk
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.seeded_sampling import choose_draws, draft_window
@@ -57,7 +57,7 @@ class Jacobi(WindowPolicy):
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
-        if self.tree is not None and can_grow(run):
+        if self.tree is not None and can_walk(run, self.tree):
             return run.run(TreeStep(run, self.tree))
         open_draws = choose_draws(run)
 

@@ -1,0 +1,96 @@
+"""TreeEntries: the entries of a pass over a tree, and the paths through them.
+
+Paths are followed by doubling: the entry 1, 2, 4, … steps above each entry is known, so that
+anything about a path of D entries costs log2(D) operations on all entries of all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.drafting.contract import Nodes
+
+
+@dataclass(frozen=True)
+class TreeEntries:
+    """The E = W + N entries of a pass: W of the window, then N nodes.
+
+    Attributes:
+        tokens: `[B, E]` int64, what each entry holds; the window's first one is not read.
+        parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
+        width: W.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    width: int
+
+    @classmethod
+    def of(cls, drafts: Tensor, nodes: Nodes) -> TreeEntries:
+        """Of a chain `[B, W-1]` and nodes."""
+        rows, width = len(drafts), drafts.shape[1] + 1
+        first = torch.zeros_like(nodes.tokens[:, :1])
+        chain = torch.arange(-1, width - 1, device=drafts.device).expand(rows, -1)
+        tokens = torch.cat([first, drafts, nodes.tokens], 1)
+        return cls(tokens, torch.cat([chain, nodes.parents], 1), width)
+
+    def depths(self) -> Tensor:
+        """`[B, E]` int64: how many slots after the window's first an entry predicts."""
+        found = (self.parents >= 0).long()
+        for above in self._ancestors():
+            found = found + found.gather(1, above)
+        return found
+
+    def is_right(self, found: Tensor) -> Tensor:
+        """`[B, E]` bool: whether an entry and all that it follows hold the right tokens.
+
+        Args:
+            found: `[B, E]` int64, the right token after each entry that is right itself.
+        """
+        right = found.gather(1, self.parents.clamp(min=0)) == self.tokens
+        right = right | (self.parents < 0)
+        for above in self._ancestors():
+            right = right & right.gather(1, above)
+        return right
+
+    def view(self, last: Tensor) -> Tensor:
+        """The entries that stand for the window's slots, `[B, W]` int64.
+
+        They are the path to an entry, from there on the first child of each, and behind the last
+        of these the chain.
+
+        Args:
+            last: `[B]` int64, an entry.
+        """
+        depths, ancestors = self.depths(), self._ancestors()
+        # the leaf below: the first child's first child and so on
+        leaf = self._first_children()
+        for _ in ancestors:
+            leaf = leaf.gather(1, leaf)
+        end = leaf.gather(1, last[:, None])  # [B, 1]
+        depth = depths.gather(1, end)
+        # for each slot up to the leaf's, the entry that many steps above it
+        slot = torch.arange(self.width, device=last.device)
+        steps = (depth - slot).clamp(min=0)  # [B, W]
+        path = end.expand_as(steps)
+        for bit, above in enumerate(ancestors):
+            path = torch.where((steps >> bit) % 2 == 1, above.gather(1, path), path)
+        return torch.where(slot <= depth, path, slot)
+
+    def _first_children(self) -> Tensor:
+        """`[B, E]` int64: the first entry that follows each one; itself where none does."""
+        number = torch.arange(self.parents.shape[1], device=self.parents.device)
+        number = number.expand_as(self.parents)
+        found = torch.full_like(self.parents, self.parents.shape[1])
+        found.scatter_reduce_(1, self.parents[:, 1:], number[:, 1:], "amin")
+        return torch.where(found < self.parents.shape[1], found, number)
+
+    def _ancestors(self) -> list[Tensor]:
+        """`[B, E]` int64 for 1, 2, 4, … steps: the entry above; the first one is above itself."""
+        found = [self.parents.clamp(min=0)]
+        while 2 ** len(found) < self.width:
+            found.append(found[-1].gather(1, found[-1]))
+        return found
