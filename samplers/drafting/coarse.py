@@ -44,6 +44,7 @@ class Coarse(DraftSource):
 
     is_capturable = True
     has_branches = True
+    has_children = True
     reads_scores = True
     corrects = True
     name = "coarse"
@@ -94,6 +95,7 @@ class ShippedCoarse(DraftSource):
 
     is_capturable = True
     has_branches = True
+    has_children = True
     name = "coarse"
 
     def open(self, run: OpenRun) -> Drafter:
@@ -111,6 +113,7 @@ class Auto(DraftSource):
 
     is_capturable = True
     has_branches = True
+    has_children = True
     name = "auto"
 
     def open(self, run: OpenRun) -> Drafter:

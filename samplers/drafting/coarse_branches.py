@@ -1,4 +1,4 @@
-"""Branches of coarse drafts: alternatives to the chain, continued by C for their own context.
+"""Trees of coarse drafts: alternatives to the chain, continued by C for their own context.
 
 An alternative of rank r at a slot is the r-th best of the slot's corrected scores. It is right if
 all drafts before it are right and the chain's is not:
@@ -7,7 +7,8 @@ all drafts before it are right and the chain's is not:
     P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
 with the gap to the best score. The likeliest alternatives fork; what stands behind one is swept
-from left to right as the chain was, with the alternative on its left. Own study; beta and c were
+from left to right as the chain was, with the alternative on its left. The children of any entry of
+a tree are the ranks of the slot behind it, with its path on their left. Own study; beta and c were
 fitted on 850 slots of images.
 """
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
-from mmaccel.samplers.drafting.contract import Nodes, OpenRun
+from mmaccel.samplers.drafting.contract import Children, Nodes, OpenRun, Paths
 
 _RANKS = 6  # of a slot that are looked at
 _FIRST = (2.5, -2.5)  # beta and c of the first draft, whose left side is certain
@@ -64,7 +65,8 @@ def grow_branches(
     if slots is None:
         return None
     work = drafter.pad_tokens(run)
-    values, tokens = _rank(drafter, run, slots, work)
+    now = work.gather(1, slots.neighbours.flatten(1)).view_as(slots.neighbours)
+    values, tokens = _rank(drafter, run, slots, now)
     forks, firsts = _choose(slots, drafts, values, tokens, n=n, length=length)
 
     # behind an alternative: the slots from the fork on, in copies of the row
@@ -85,11 +87,50 @@ def grow_branches(
     return Nodes.of_branches(forks, branches, drafts.shape[1] + 1)
 
 
-def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, work: Tensor) -> tuple[Tensor, Tensor]:
-    """The best perturbed scores of every draft slot and their tokens, `[B, K, r]`, falling."""
+@torch.no_grad()
+def find_children(
+    drafter: Sweeper, run: OpenRun, paths: Paths, noise: Tensor, k: int
+) -> Children | None:
+    """The best ranks after entries of a tree; see `Drafter.children`.
+
+    A slot whose draft is fixed has that one child.
+    """
+    slots = drafter.sweep_slots(run, noise)
+    if slots is None:
+        return None
+    work = drafter.pad_tokens(run)
+    rows = torch.arange(len(work), device=work.device)[:, None]
+    fields = slots._asdict()
+    last = fields.pop("last")
+    own = {name: value[rows, paths.depths] for name, value in fields.items()}
+    at = SweepSlots(**own, last=last)  # of n slots, which may be the same
+    # an entry's neighbours in the window are those of its path
+    place = at.neighbours - slots.columns[:, :1, None]  # [B, n, N], in the window
+    is_inside = (place >= 0) & (place < paths.tokens.shape[2])
+    inside = paths.tokens.gather(2, place.clamp(0, paths.tokens.shape[2] - 1))
+    before = work.gather(1, at.neighbours.flatten(1)).view_as(place)
+    values, tokens = _rank(drafter, run, at, torch.where(is_inside, inside, before))
+
+    chances = _find_chances(values, paths.depths == 0)
+    drafts = work.gather(1, at.columns)
+    is_fixed = at.is_fixed[..., None]
+    only = torch.zeros_like(chances)
+    only[..., 0] = (~run.rows.is_over(at.columns - run.buffer.origin)).to(only.dtype)
+    tokens = torch.where(is_fixed & (only > 0), drafts[..., None], tokens)
+    log_probs = torch.where(is_fixed, only, chances).log()
+    return Children(tokens[..., :k], log_probs.nan_to_num(nan=float("-inf"))[..., :k])
+
+
+def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tuple[Tensor, Tensor]:
+    """The best perturbed scores of slots and their tokens, `[B, K, r]`, falling.
+
+    Args:
+        drafter: of the run.
+        run: before its pass.
+        slots: K of each row.
+        now: `[B, K, N]` int64, the tokens of their neighbours.
+    """
     weights, scale = drafter.sweep_weights, drafter.find_scale(run)
-    batch, n_slots, n_neighbours = slots.neighbours.shape
-    now = work.gather(1, slots.neighbours.flatten(1)).view(batch, n_slots, n_neighbours)
     hidden = drafter.find_hidden(now, slots.base)
     change = (hidden - slots.hidden_seen)[..., None]
     moved = (weights.head[slots.ids] @ change)[..., 0] * scale  # [B, K, M]
@@ -107,13 +148,9 @@ def _choose(
     slots: SweepSlots, drafts: Tensor, values: Tensor, tokens: Tensor, *, n: int, length: int
 ) -> tuple[Tensor, Tensor]:
     """Where the likeliest alternatives fork, and their tokens, `[B, N]` int64 each."""
-    batch, n_slots, n_ranks = values.shape
+    _, n_slots, n_ranks = values.shape
     index = torch.arange(n_slots, device=values.device)
-    beta, c = (
-        torch.where(index == 0, first, later)[:, None] for first, later in zip(_FIRST, _LATER)
-    )
-    weights = (beta * (values - values[..., :1])).exp()
-    chances = weights / (weights.sum(-1, keepdim=True) + c.exp())  # [B, K, r]
+    chances = _find_chances(values, index == 0)  # [B, K, r]
 
     # the chain has one of the ranks, or a token that nothing competes with
     is_chain = tokens == drafts[..., None]
@@ -127,6 +164,20 @@ def _choose(
         found = torch.cat([found, found[:, :1].expand(-1, n - found.shape[1])], 1)
     forks = (found // n_ranks).clamp(max=n_slots - length)
     return forks, tokens.flatten(1).gather(1, found)
+
+
+def _find_chances(values: Tensor, is_first: Tensor) -> Tensor:
+    """The chances of ranks to be right, `[B, K, r]`, see above.
+
+    Args:
+        values: `[B, K, r]`, perturbed scores, falling.
+        is_first: `[K]` or `[B, K]` bool, the slots whose left side is certain.
+    """
+    beta, c = (
+        torch.where(is_first, first, later)[..., None] for first, later in zip(_FIRST, _LATER)
+    )
+    weights = (beta * (values - values[..., :1])).exp()
+    return weights / (weights.sum(-1, keepdim=True) + c.exp())
 
 
 def _take(slots: SweepSlots, at: Tensor) -> SweepSlots:

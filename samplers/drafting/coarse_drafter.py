@@ -31,15 +31,17 @@ from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep,
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
-from mmaccel.samplers.drafting.coarse_branches import grow_branches
+from mmaccel.samplers.drafting.coarse_branches import find_children, grow_branches
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from mmaccel.samplers.drafting.contract import (
+    Children,
     Drafter,
     Drafts,
     DraftSource,
     Nodes,
     OpenRun,
     PassScores,
+    Paths,
 )
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
@@ -216,6 +218,10 @@ class CoarseDrafter(Drafter):
     ) -> Nodes | None:
         """See `Drafter.branch`."""
         return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
+
+    def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
+        """See `Drafter.children`. Cost: as a sweep's of as many slots, but all at once."""
+        return find_children(self, run, paths, noise, k)
 
     @property
     def sweep_weights(self) -> SweepWeights:

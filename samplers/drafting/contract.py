@@ -91,6 +91,33 @@ class Nodes(NamedTuple):
         return cls(tokens.flatten(1), parents.flatten(1))
 
 
+class Paths(NamedTuple):
+    """What n entries of a tree follow, from the last known token on.
+
+    Attributes:
+        tokens: `[B, n, W-1]` int64, the drafts of the window's slots as an entry reads them; those
+            from its depth on are not looked at.
+        depths: `[B, n]` int64, how many drafts there are on its path. The draft slot of its
+            children has this number.
+    """
+
+    tokens: Tensor
+    depths: Tensor
+
+
+class Children(NamedTuple):
+    """Drafts that may follow entries of a tree, the likeliest first.
+
+    Attributes:
+        tokens: `[B, n, k]` int64, different ones for each entry.
+        log_probs: `[B, n, k]`, of being the right token, if the entry is right; -inf for a draft
+            that nobody needs.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+
+
 class PassPath(NamedTuple):
     """Which entries of a tree stand for the slots of a window, after a pass.
 
@@ -235,6 +262,7 @@ class DraftSource:
         reads_last_scores: whether `Frontier.last_scores` is read.
         reads_scores: whether the drafter's `observe` reads the scores of every pass.
         has_branches: whether the drafter's `branch` makes branches of one length for a tree.
+        has_children: whether the drafter's `children` makes the drafts after given ones.
         corrects: whether the drafter's `correct` changes drafts, and both it and `observe` read the
             slots' frozen noise.
         name: what statistics and policies call it; empty for one that has no short name.
@@ -246,6 +274,7 @@ class DraftSource:
     reads_last_scores: ClassVar[bool] = True
     reads_scores: ClassVar[bool] = False
     has_branches: ClassVar[bool] = False
+    has_children: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
@@ -318,6 +347,17 @@ class Drafter:
             noise: as in `correct`.
             n_branches: N, how many a row gets.
             length: L, drafts of each, at most W - 1.
+        """
+        return None
+
+    def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
+        """What may follow entries of a tree; None for a pass without.
+
+        Args:
+            run: whose token buffer holds the window's drafts.
+            paths: of the entries.
+            noise: as in `correct`.
+            k: the most children of an entry; the drafter may know fewer.
         """
         return None
 

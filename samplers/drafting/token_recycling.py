@@ -6,14 +6,15 @@ tokens, wrong drafts included. A table keeps that by token, and the next drafts 
 without any model.
 
 Departures: a window is a chain, and a chain reads the likeliest successor alone; the table keeps
-the paper's eight only where a tree asks for branches, which fork from the first tokens on, rank by
-rank. A row has a table of its own, which
-begins empty: its drafts, and so its passes, are the same in any batch. A token that was not seen
-yet is its own successor.
+the paper's eight, and their probabilities, only where a tree asks for them. Branches fork from the
+first tokens on, rank by rank; the children of an entry are the successors of its token. A row has a
+table of its own, which begins empty: its drafts, and so its passes, are the same in any batch. A
+token that was not seen yet is its own successor.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from mmaccel.kernels.sample import argmax
 from mmaccel.samplers.drafting.contract import (
+    Children,
     Drafter,
     Drafts,
     DraftSource,
     Nodes,
     OpenRun,
     PassScores,
+    Paths,
 )
 
 if TYPE_CHECKING:
@@ -49,13 +52,18 @@ class TokenRecycling(DraftSource):
     reads_last_scores = False
     reads_scores = True
     has_branches = True
+    has_children = True
     name = "token-recycling"
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`."""
         n_ranks = 1 if run.policy.tree is None else _RANKS
-        n_ranks = min(n_ranks, run.vocab_size)
-        return RecyclingDrafter(self, successors=run.state.declare("successors"), n_ranks=n_ranks)
+        return RecyclingDrafter(
+            self,
+            successors=run.state.declare("successors"),
+            log_probs=run.state.declare("log-probabilities of successors"),
+            n_ranks=min(n_ranks, run.vocab_size),
+        )
 
 
 @dataclass(eq=False)
@@ -65,10 +73,12 @@ class RecyclingDrafter(Drafter):
     Args:
         successors: `[B, V + 1, n]` int64, the likeliest tokens after each one. The last entry is
             for tokens outside of the vocabulary, and for what is not kept.
+        log_probs: `[B, V + 1, n]`, of these; only where n is more than 1.
         n_ranks: n.
     """
 
     successors: Held
+    log_probs: Held
     n_ranks: int
 
     def propose(self, run: OpenRun) -> Drafts:
@@ -103,6 +113,16 @@ class RecyclingDrafter(Drafter):
         forks = k.expand(len(drafts), -1)
         return Nodes.of_branches(forks, torch.stack(tokens, 2), drafts.shape[1] + 1)
 
+    def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
+        """See `Drafter.children`: the successors of an entry's own token."""
+        last = run.buffer.tokens.gather(1, run.buffer.columns[:, :1] - 1)  # [B, 1]
+        known = torch.cat([last[:, None].expand(-1, paths.tokens.shape[1], -1), paths.tokens], 2)
+        token = known.gather(2, paths.depths[..., None])[..., 0]  # [B, n]
+        token = token.clamp(max=run.vocab_size)
+        rows = torch.arange(len(token), device=token.device)[:, None]
+        log_probs = self._log_table(run)[rows, token, :k]
+        return Children(self._table(run)[rows, token, :k], log_probs)
+
     def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
         """The likeliest successors of tokens `[B, n]`."""
         return table[..., 0].gather(1, tokens)
@@ -119,14 +139,20 @@ class RecyclingDrafter(Drafter):
         if self.n_ranks == 1:
             likeliest = run.backend.run(argmax, scores.window)[..., None]  # [B, W, 1]
         else:
-            likeliest = scores.window.topk(self.n_ranks, -1).indices
+            found = scores.window.topk(self.n_ranks, -1)
+            likeliest = found.indices
         index = read.masked_fill(is_repeated, n_ids)[..., None].expand_as(likeliest)
+        if self.n_ranks > 1:
+            log_probs = found.values - scores.window.logsumexp(-1, keepdim=True)
+            self.log_probs.hold(self._log_table(run).scatter(1, index, log_probs))
         table.scatter_(1, index, likeliest)
         self.successors.hold(table)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`."""
         self._table(run)[batch_slots] = self._empty(run)
+        if self.n_ranks > 1:
+            self._log_table(run)[batch_slots] = self._unknown(run)
 
     def _table(self, run: OpenRun) -> Tensor:
         """The table, which is empty before the first pass."""
@@ -137,3 +163,14 @@ class RecyclingDrafter(Drafter):
         """`[V + 1, n]` int64, each token its own successor."""
         index = torch.arange(run.vocab_size + 1, device=run.buffer.tokens.device)
         return (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
+
+    def _log_table(self, run: OpenRun) -> Tensor:
+        """The probabilities in the table, which is empty before the first pass."""
+        found = self.log_probs.value
+        return self._unknown(run).repeat(run.prompt.batch, 1, 1) if found is None else found
+
+    def _unknown(self, run: OpenRun) -> Tensor:
+        """`[V + 1, n]`: a token that is its own successor is one of V, the others are none."""
+        found = torch.full((run.vocab_size + 1, self.n_ranks), float("-inf"))
+        found[:, 0] = -math.log(run.vocab_size)
+        return found.to(run.buffer.tokens.device)
