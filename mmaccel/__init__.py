@@ -152,6 +152,8 @@ if TYPE_CHECKING:
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
     from mmaccel.samplers.trees.comb import Comb
+    from mmaccel.samplers.trees.dyspec import DySpec
+    from mmaccel.samplers.trees.sequoia import Sequoia
     from mmaccel.samplers.window.autoregressive import Autoregressive
     from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
     from mmaccel.samplers.window.jacobi import Jacobi

@@ -170,6 +170,8 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
         "tree",
         {
             "comb": ("comb:Comb", "branches of one length beside the chain"),
+            "dyspec": ("dyspec:DySpec", "the likeliest nodes, by the drafter's chances"),
+            "sequoia": ("sequoia:Sequoia", "a fixed tree, by measured chances"),
         },
     ),
     "visual_tokens": _slot(

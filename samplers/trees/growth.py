@@ -1,0 +1,160 @@
+"""Growth: a tree while a shape adds nodes to it, which are children that the drafter names."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.drafting.contract import Children, Drafter, Nodes, OpenRun, Paths
+
+
+class Planned(NamedTuple):
+    """A node of a tree that is the same in every pass.
+
+    Attributes:
+        number: of the node, from the widest window's W on.
+        parent: the entry of the widest window's pass that it follows.
+        rank: among the children of that entry, see `Growth.children`.
+        depth: how many drafts there are on its path.
+    """
+
+    number: int
+    parent: int
+    rank: int
+    depth: int
+
+
+class Growth:
+    """The chain of a window, and the nodes that were added so far.
+
+    Args:
+        run, drafter, drafts, noise: see `TreeShape.grow`.
+
+    Attributes:
+        width: W. Entries 0 … W - 1 are the window's.
+        tokens, parents, depths: `[B, E]` int64, of the entries: what they hold, which one they
+            follow (-1 for the first), and how many drafts there are on their path.
+    """
+
+    def __init__(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> None:
+        self._run = run
+        self._drafter = drafter
+        self._drafts = drafts
+        self._noise = noise
+        rows, self.width = len(drafts), drafts.shape[1] + 1
+        number = torch.arange(self.width, device=drafts.device).expand(rows, -1)
+        self.tokens = torch.cat([torch.zeros_like(number[:, :1]), drafts], 1)
+        self.parents = number - 1
+        self.depths = number
+        self._paths = drafts[:, None].expand(-1, self.width, -1)  # [B, E, W-1]
+
+    def children(self, entries: Tensor, k: int) -> Children | None:
+        """What may follow some entries, `[B, n, k']`; None for a pass without a tree.
+
+        The first child of an entry of the chain is the chain's next draft. An entry whose children
+        would be behind the window has none: they have log-probabilities of -inf.
+
+        Args:
+            entries: `[B, n]` int64.
+            k: the most children; k' may be less.
+        """
+        depths = self.depths.gather(1, entries)
+        index = entries[..., None].expand(-1, -1, self._paths.shape[2])
+        within = depths.clamp(max=self.width - 2)
+        paths = Paths(self._paths.gather(1, index), within)
+        found = self._drafter.children(self._run, paths, self._noise, k=k)
+        if found is None:
+            return None
+        log_probs = found.log_probs.nan_to_num(nan=float("-inf"))
+        log_probs = log_probs.masked_fill((depths >= self.width - 1)[..., None], float("-inf"))
+
+        # after an entry of the chain: its next draft, then all others in their order
+        draft = self._drafts.gather(1, within)[..., None]
+        is_draft = found.tokens == draft
+        of_draft = log_probs.masked_fill(~is_draft, float("-inf")).amax(-1, keepdim=True)
+        of_draft = of_draft.where(is_draft.any(-1, keepdim=True), log_probs[..., :1])
+        order = is_draft.long().argsort(stable=True)
+        others = log_probs.masked_fill(is_draft, float("-inf")).gather(2, order)
+        tokens = torch.cat([draft, found.tokens.gather(2, order)], 2)[..., :-1]
+        chances = torch.cat([of_draft, others], 2)[..., :-1]
+        is_chain = (entries < self.width - 1)[..., None]
+        return Children(
+            torch.where(is_chain, tokens, found.tokens), torch.where(is_chain, chances, log_probs)
+        )
+
+    def add(self, parents: Tensor, tokens: Tensor) -> None:
+        """Add nodes behind all entries.
+
+        Args:
+            parents: `[B, n]` int64, entries.
+            tokens: `[B, n]` int64.
+        """
+        depths = self.depths.gather(1, parents)
+        index = parents[..., None].expand(-1, -1, self._paths.shape[2])
+        at = depths.clamp(max=self.width - 2)[..., None]  # the slot of the nodes
+        paths = self._paths.gather(1, index).scatter(2, at, tokens[..., None])
+        self.tokens = torch.cat([self.tokens, tokens], 1)
+        self.parents = torch.cat([self.parents, parents], 1)
+        self.depths = torch.cat([self.depths, depths + 1], 1)
+        self._paths = torch.cat([self._paths, paths], 1)
+
+    def keep(self, nodes: Tensor) -> None:
+        """Go on with some nodes alone, in the given order.
+
+        Args:
+            nodes: `[B, n]` int64, entries; each behind the node that it follows.
+        """
+        width = self.width
+        chain = torch.arange(width, device=nodes.device).expand(len(nodes), -1)
+        kept = torch.cat([chain, nodes], 1)  # [B, W + n]
+        number = torch.zeros_like(self.tokens)
+        number.scatter_(1, kept, torch.arange(kept.shape[1], device=kept.device).expand_as(kept))
+        parents = self.parents.gather(1, kept)
+        self.parents = number.gather(1, parents.clamp(min=0)).where(parents >= 0, parents)
+        self.tokens = self.tokens.gather(1, kept)
+        self.depths = self.depths.gather(1, kept)
+        index = kept[..., None].expand(-1, -1, self._paths.shape[2])
+        self._paths = self._paths.gather(1, index)
+
+    def nodes(self, is_needed: Tensor | None = None) -> Nodes:
+        """The nodes that were added.
+
+        Args:
+            is_needed: `[B, N]` bool; a node that is not, and that none which is follows, becomes a
+                copy of the chain's first draft. None: all are.
+        """
+        tokens, parents = self.tokens[:, self.width :], self.parents[:, self.width :]
+        if is_needed is not None:
+            tokens = tokens.where(is_needed, self._drafts[:, :1])
+            parents = parents.where(is_needed, 0)
+        return Nodes(tokens, parents)
+
+
+def grow_planned(tree: Growth, plan: tuple[tuple[Planned, ...], ...]) -> Nodes | None:
+    """The nodes of a plan; None for a pass without. A rank that the drafter does not know and what
+    is deeper than a narrow window are left out.
+
+    Args:
+        tree: without nodes.
+        plan: generations of nodes, each of which follows the chain or the generation before.
+    """
+    device = tree.tokens.device
+    entries = {entry: entry for entry in range(tree.width)}  # of the plan -> of this pass
+    for generation in plan:
+        wanted = [node for node in generation if node.parent in entries]
+        wanted = [node for node in wanted if node.depth < tree.width]
+        if not wanted:
+            break
+        parents = torch.tensor([entries[node.parent] for node in wanted], device=device)
+        parents = parents.expand(len(tree.tokens), -1)
+        found = tree.children(parents, 1 + max(node.rank for node in wanted))
+        if found is None:
+            return None
+        known = [n for n, node in enumerate(wanted) if node.rank < found.tokens.shape[2]]
+        ranks = torch.tensor([wanted[n].rank for n in known], dtype=torch.int64, device=device)
+        for n in known:
+            entries[wanted[n].number] = len(entries)
+        tree.add(parents[:, known], found.tokens[:, known, ranks])
+    return tree.nodes() if len(entries) > tree.width else None
