@@ -115,10 +115,10 @@ def find_children(
     drafts = work.gather(1, at.columns)
     is_fixed = at.is_fixed[..., None]
     only = torch.zeros_like(chances)
-    only[..., 0] = (~run.rows.is_over(at.columns - run.buffer.origin)).to(only.dtype)
+    only[..., 0] = 1
     tokens = torch.where(is_fixed & (only > 0), drafts[..., None], tokens)
     log_probs = torch.where(is_fixed, only, chances).log()
-    return Children(tokens[..., :k], log_probs.nan_to_num(nan=float("-inf"))[..., :k])
+    return Children(tokens[..., :k], log_probs[..., :k])
 
 
 def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,8 +110,7 @@ class Children(NamedTuple):
 
     Attributes:
         tokens: `[B, n, k]` int64, different ones for each entry.
-        log_probs: `[B, n, k]`, of being the right token, if the entry is right; -inf for a draft
-            that nobody needs.
+        log_probs: `[B, n, k]`, of being the right token, if the entry is right.
     """
 
     tokens: Tensor

@@ -62,7 +62,7 @@ class DySpec(TreeShape):
         found = tree.children(entries, self.ranks)
         if found is None:
             return None
-        on_chain = found.log_probs[..., 0].cumsum(1)  # [B, W-1], of the drafts' paths
+        on_chain = _round(found.log_probs[..., 0]).cumsum(1)  # [B, W-1], of the drafts' paths
         values = torch.cat([torch.zeros_like(on_chain[:, :1]), on_chain[:, :-1]], 1)
         chances = self._add(tree, entries, values, found.tokens[..., 1:], found.log_probs[..., 1:])
         chances, is_new = self._prune(tree, chances, torch.ones_like(chances, dtype=torch.bool))
@@ -86,10 +86,17 @@ class DySpec(TreeShape):
         """Add all children of entries `[B, n]`; the logarithms of their chances, `[B, n k]`."""
         parents = entries[..., None].expand_as(tokens).flatten(1)
         tree.add(parents, tokens.flatten(1))
-        return (values[..., None] + log_probs).flatten(1)
+        return (values[..., None] + _round(log_probs)).flatten(1)
 
     def _prune(self, tree: Growth, chances: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the likeliest nodes; at a tie the first, as nodes stand behind their parents."""
         best = chances.sort(dim=1, descending=True, stable=True).indices[:, : self.nodes]
         tree.keep(best + tree.width)
         return chances.gather(1, best), is_new.gather(1, best)
+
+
+def _round(log_probs: Tensor) -> Tensor:
+    """Multiples of 1/1024, whose sums are exact: what differs by rounding errors, which depend on
+    the other rows of a batch, is equal.
+    """
+    return (log_probs * 1024).round() / 1024

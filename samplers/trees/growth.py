@@ -53,8 +53,8 @@ class Growth:
     def children(self, entries: Tensor, k: int) -> Children | None:
         """What may follow some entries, `[B, n, k']`; None for a pass without a tree.
 
-        The first child of an entry of the chain is the chain's next draft. An entry whose children
-        would be behind the window has none: they have log-probabilities of -inf.
+        The first child of an entry of the chain is the chain's next draft. Behind the window or the
+        row's end nobody needs children: they have log-probabilities of -inf.
 
         Args:
             entries: `[B, n]` int64.
@@ -68,7 +68,9 @@ class Growth:
         if found is None:
             return None
         log_probs = found.log_probs.nan_to_num(nan=float("-inf"))
-        log_probs = log_probs.masked_fill((depths >= self.width - 1)[..., None], float("-inf"))
+        after = self._run.buffer.slots[:, :1] + within + 1  # the slots that children predict
+        is_behind = self._run.rows.is_over(after) | (depths > within)
+        log_probs = log_probs.masked_fill(is_behind[..., None], float("-inf"))
 
         # after an entry of the chain: its next draft, then all others in their order
         draft = self._drafts.gather(1, within)[..., None]
