@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import Autoregressive, Comb, Jacobi, OptionError
+from mmaccel import Autoregressive, Comb, DySpec, Jacobi, OptionError, Sequoia, ShapeError
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting import coarse_drafter
-from mmaccel.samplers.drafting.contract import PassPath
+from mmaccel.samplers.drafting.contract import Nodes, PassPath
 from mmaccel.samplers.trees.entries import TreeEntries
+from mmaccel.samplers.trees.sequoia import plan_tree
 from mmaccel.samplers.trees.walk import TreeStep
 from mmaccel.samplers.window.model_calls import ModelCalls
 from mmaccel.samplers.window.pass_scores import ScorePasses
@@ -24,7 +26,9 @@ from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
 from tests.fixtures.tree_language import Known, TreeLanguage, Useless, Written
 
-SHAPES = (Comb(branches=1, length=1), Comb(branches=3, length=4), Comb(branches=6, length=2))
+COMBS = (Comb(branches=1, length=1), Comb(branches=3, length=4), Comb(branches=6, length=2))
+CHANCES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
+SHAPES = (*COMBS, DySpec(14, depth=4), Sequoia(14, depth=4, acceptance=CHANCES))
 
 
 def language() -> TreeLanguage:
@@ -68,15 +72,17 @@ def test_branches_of_a_table_change_no_tokens(options: dict[str, Any], shape: Co
 def test_rows_that_stop_inside_a_branch(stop: list[int], coarse: mmaccel.Coarse) -> None:
     plain = run(Autoregressive(), {}, grid=None, stop=stop)
     for drafts in (coarse, "token-recycling", known(1, {})):
-        made = run(Jacobi(8, drafts, SHAPES[1]), {}, model=language(), grid=None, stop=stop)
-        assert_same(made, plain)
+        for shape in SHAPES[1:]:
+            made = run(Jacobi(8, drafts, shape), {}, model=language(), grid=None, stop=stop)
+            assert_same(made, plain)
 
 
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)
 @pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
 def test_the_passes_of_a_row_are_its_own_in_any_batch(
-    rows: list[int], coarse: mmaccel.Coarse
+    rows: list[int], shape: Any, coarse: mmaccel.Coarse
 ) -> None:
-    policy, options = Jacobi(6, coarse, SHAPES[1]), OPTIONS["guided"]
+    policy, options = Jacobi(6, coarse, shape), OPTIONS["guided"]
     whole = run(policy, options, model=language(), grid=None)
     made = run(policy, options, rows, model=language(), grid=None)
     assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
@@ -113,6 +119,116 @@ def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -
     assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
+# the right token is the second child of three drafts, one of them behind another
+TWICE = {"wrong": 1, "seconds": (1, 3, 4)}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_branches_that_fork_again_are_drafted(options: dict[str, Any]) -> None:
+    """With room for them the right nodes are there, up to `depth` behind the chain."""
+    texts = run(Autoregressive(), options, grid=None)
+    source = Known(tuple(map(tuple, texts.tokens.tolist())), **TWICE)
+    chances = ((0.9, 0.06), (0.5, 0.4), (0.9, 0.06), (0.5, 0.4), (0.5, 0.4), (0.9, 0.06))
+    for shape in (DySpec(80, depth=4), Sequoia(80, depth=4, acceptance=chances)):
+        made = run(Jacobi(9, source, shape), options, model=language(), grid=None)
+        assert_same(made, texts)
+        # a draft of the chain, four nodes, and the token behind them
+        assert made.passes.tolist() == [-(-LENGTH // 6)] * len(PROMPTS)
+        few = run(Jacobi(9, source, replace(shape, nodes=1)), options, model=language(), grid=None)
+        assert few.passes.gt(made.passes).all()
+
+
+def test_dyspec_has_the_likeliest_nodes() -> None:
+    """Against all paths in the order of their chances, one by one from a heap."""
+    source, depth, width = Known(known(1, {}).texts, **TWICE), 4, 9
+
+    def chance(before: int, off: int) -> float:
+        """Of a child that is off the right token by so much, see `Known`."""
+        return ((0.4, 0.5, 0.05) if before in source.seconds else (0.9, 0.06, 0.03))[off]
+
+    chain = [0] + [1] * (width - 2)  # by how much its drafts are off
+    before_chain = [1.0]
+    for before, off in enumerate(chain):
+        before_chain.append(before_chain[-1] * chance(before, off))
+
+    # value, drafts on the path, nodes behind the chain
+    heap = [
+        (-before_chain[before] * chance(before, off), before + 1, 1)
+        for before in range(width - 1)
+        for off in {0, 1, 2} - {chain[before]}
+    ]
+    heapq.heapify(heap)
+    best: list[float] = []
+    while len(best) < 40:
+        value, before, n = heapq.heappop(heap)
+        best.append(-value)
+        if n < depth and before < width - 1:
+            for off in (0, 1, 2):
+                heapq.heappush(heap, (value * chance(before, off), before + 1, n + 1))
+
+    seen: list[list[float]] = []
+
+    class Seen(DySpec):
+        """Records the chances of the nodes in row 0."""
+
+        def grow(self, run: Any, drafter: Any, drafts: Tensor, noise: Tensor) -> Nodes | None:
+            nodes = super().grow(run, drafter, drafts, noise)
+            if nodes is None or drafts.shape[1] < width - 1:
+                return nodes
+            right = source.right(run.buffer.slots)[0].tolist()
+            values, depths = list(before_chain), list(range(width))
+            for token, parent in zip(nodes.tokens[0].tolist(), nodes.parents[0].tolist()):
+                off = (token - right[depths[parent]]) % run.vocab_size
+                values.append(values[parent] * chance(depths[parent], off))
+                depths.append(depths[parent] + 1)
+            seen.append(values[width:])
+            return nodes
+
+    run(Jacobi(width, source, Seen(40, depth=depth)), {}, model=language(), grid=None)
+    assert seen
+    for values in seen:
+        assert values == pytest.approx(best)
+
+
+@pytest.mark.parametrize("n_nodes", [1, 5, 23])
+def test_the_plan_is_the_best_tree_of_its_size(n_nodes: int) -> None:
+    """As good as the n likeliest paths, taken one by one."""
+    width, depth = 6, 3
+    plan = plan_tree(n_nodes, depth, CHANCES, width)
+    values = dict(enumerate([1.0] + [0.5 * 0.4**n for n in range(width - 1)]))
+    for node in (node for generation in plan for node in generation):
+        row = CHANCES[min(node.depth - 1, 1)]
+        values[node.number] = values[node.parent] * row[node.rank]
+    made = sorted(value for number, value in values.items() if number >= width)
+    assert len(made) == n_nodes
+
+    heap = []
+    for before in range(width - 1):
+        row = CHANCES[min(before, 1)]
+        heap += [(-values[before] * row[rank], before + 1, 1) for rank in (1, 2)]
+    heapq.heapify(heap)
+    best: list[float] = []
+    while len(best) < n_nodes:
+        value, before, n = heapq.heappop(heap)
+        best.insert(0, -value)
+        if n < depth:
+            for chance in CHANCES[min(before, 1)]:
+                heapq.heappush(heap, (value * chance, before + 1, n + 1))
+    assert sum(made) == pytest.approx(sum(best))
+
+
+@pytest.mark.parametrize("drafts", ["coarse", "token-recycling"])
+def test_a_plan_of_the_chain_alone_has_the_passes_of_the_chain(
+    drafts: str, coarse: mmaccel.Coarse
+) -> None:
+    source = coarse if drafts == "coarse" else drafts
+    alone = run(Jacobi(6, source), {}, model=language(), grid=None)
+    shape = Sequoia(5, depth=3, acceptance=((1.0, 0.0),))
+    made = run(Jacobi(6, source, shape), {}, model=language(), grid=None)
+    assert made.passes.equal(alone.passes)
+    assert made.stats.tokens_processed == alone.stats.tokens_processed
+
+
 def generate(policy: Any, fused: bool, **options: Any) -> tuple[Tensor, Any]:
     """Tokens of a tiny Llama for a left-padded batch."""
     given: dict[str, Any] = {"max_new_tokens": 30, "do_sample": True, "pad_token_id": PAD}
@@ -124,6 +240,7 @@ def generate(policy: Any, fused: bool, **options: Any) -> tuple[Tensor, Any]:
 
 
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("shape", [Comb(5, 3), DySpec(15, depth=4)], ids=repr)
 @pytest.mark.parametrize(
     "options",
     [
@@ -132,9 +249,9 @@ def generate(policy: Any, fused: bool, **options: Any) -> tuple[Tensor, Any]:
     ],
     ids=["sampled", "greedy", "filtered", "guided"],
 )  # fmt: skip
-def test_an_attached_model(options: dict[str, Any], fused: bool) -> None:
+def test_an_attached_model(options: dict[str, Any], shape: Any, fused: bool) -> None:
     plain, _ = generate(Autoregressive(), fused, **options)
-    made, stats = generate(Jacobi(8, "token-recycling", Comb(5, 3)), fused, **options)
+    made, stats = generate(Jacobi(8, "token-recycling", shape), fused, **options)
     assert torch.equal(made, plain)
     assert stats.exactness == "bitwise" and stats.tokens_processed > stats.passes * 8
 
@@ -300,6 +417,8 @@ BAD: list[tuple[dict[str, Any], list[str]]] = [
     ({"tree": Comb(3, 8), "window": 8}, ["window", "8", "shorter branches"]),
     ({"tree": Comb(3, 4), "window": "adaptive"}, ["window", "adaptive"]),
     ({"tree": Comb(3, 4), "drafts": "left"}, ["drafts", "alternatives", "token-recycling"]),
+    ({"tree": DySpec(9, 4), "drafts": "ngram"}, ["drafts", "DySpec", "token-recycling"]),
+    ({"tree": Sequoia(9, 4), "drafts": "left"}, ["drafts", "Sequoia", "token-recycling"]),
 ]
 
 
@@ -311,10 +430,31 @@ def test_trees_that_a_policy_cannot_have(fields: dict[str, Any], named: list[str
     assert "\n" not in text and all(part in text for part in named)
 
 
-@pytest.mark.parametrize("fields", [{"branches": 0}, {"length": 0}, {"branches": 2.5}])
-def test_bad_fields_are_refused(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "fields"),
+    [
+        (Comb, {"branches": 0}), (Comb, {"length": 0}), (Comb, {"branches": 2.5}),
+        (DySpec, {"nodes": 0}), (DySpec, {"depth": 0}), (DySpec, {"ranks": 1}),
+        (Sequoia, {"nodes": 0}), (Sequoia, {"depth": 0}), (Sequoia, {"acceptance": ()}),
+        (Sequoia, {"acceptance": ((0.5,),)}), (Sequoia, {"acceptance": ((0.9, 0.2),)}),
+    ],
+)  # fmt: skip
+def test_bad_fields_are_refused(shape: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(fields))):
-        Comb(**fields)
+        shape(**fields)
+
+
+@pytest.mark.parametrize(
+    ("tree", "named"),
+    [
+        (((2, 0), (2, 7)), "tokens in 0..4"),
+        (((2, 0), (-1, 0)), "parents before their nodes"),
+        (((8, 0), (9, 0)), "paths of up to 8 drafts"),
+    ],
+)
+def test_nodes_that_are_no_tree_end_the_call(tree: Any, named: str) -> None:
+    with pytest.raises(ShapeError, match=named):
+        run(Jacobi(9, known(2, {}), Written(tree)), {}, model=language(), grid=None)
 
 
 def test_a_model_that_takes_no_trees_is_refused_before_a_pass() -> None:
