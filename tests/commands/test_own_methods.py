@@ -78,7 +78,7 @@ class Filler:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder, with the modules `mine` of docs/extending.md, `broken` and `raises`."""
     blocks = re.findall(r"^```python\n(# mine\.py\n.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     (tmp_path / "mine.py").write_text("\n".join(blocks), encoding="utf-8")
     (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
     (tmp_path / "raises.py").write_text("import nothing_of_this_name", encoding="utf-8")

@@ -81,6 +81,16 @@ CASES = (
         says=("tree", "Neighbour", "drafts='coarse'"),
     ),
     Refused(
+        "likeliest nodes of drafts that name no children",
+        lambda: mmaccel.Jacobi(window=16, drafts="ngram", tree=mmaccel.DySpec()),
+        says=("tree", "DySpec", "NGram", "drafts='coarse'"),
+    ),
+    Refused(
+        "chances of acceptance that are none",
+        lambda: mmaccel.Sequoia(acceptance=((0.9, 0.2),)),
+        says=("acceptance", "0.9", "sum up to 1"),
+    ),
+    Refused(
         "a tree beside sparse attention",
         _attach(
             mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
