@@ -1,6 +1,8 @@
-"""What trees are worth: tokens a pass by window and comb, and whether tokens are the plain loop's.
+"""What trees are worth: tokens a pass by window and tree, and whether tokens are the plain loop's.
 
     python benchmarks/comb_study.py --count 64 --json benchmarks/results/scenes-comb-study.json
+    python benchmarks/comb_study.py --shapes trees --count 16 --guidance 1 \\
+        --json benchmarks/results/scenes-tree-study.json
 
 Passes are counted, no seconds: the figures do not depend on the machine. The drafts are those of
 the coarse model that ships with the model.
@@ -22,14 +24,33 @@ from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import write_whole
 
-SHAPES = ((32, 0, 0), (64, 0, 0), (40, 6, 4), (40, 12, 7), (48, 16, 5))  # window, branches, length
+SHAPES: dict[str, tuple[tuple[int, Any], ...]] = {  # window, tree
+    "comb": (
+        (32, None),
+        (64, None),
+        (40, mmaccel.Comb(6, 4)),
+        (40, mmaccel.Comb(12, 7)),
+        (48, mmaccel.Comb(16, 5)),
+    ),
+    "trees": (  # 63 and 127 drafts
+        (40, mmaccel.Comb(6, 4)),
+        (48, mmaccel.Comb(16, 5)),
+        (40, mmaccel.DySpec(24)),
+        (48, mmaccel.DySpec(80)),
+        (40, mmaccel.Sequoia(24)),
+        (48, mmaccel.Sequoia(80)),
+    ),
+}
 
 
-def measure(pipe: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> Any:
-    """The images of one policy, in batches."""
-    window, branches, length = shape
-    tree = mmaccel.Comb(branches, length) if branches else None
-    return pipe(policy=mmaccel.Jacobi(window, tree=tree), **options)
+def describe(tree: Any) -> dict[str, Any]:
+    """A shape by its name and its size."""
+    if tree is None:
+        return {"tree": "none", "branches": 0, "length": 0}
+    if isinstance(tree, mmaccel.Comb):
+        name = f"Comb({tree.branches}, {tree.length})"
+        return {"tree": name, "branches": tree.branches, "length": tree.length}
+    return {"tree": f"{type(tree).__name__}({tree.nodes})"}
 
 
 def main() -> None:
@@ -38,6 +59,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=64, help="fresh captions")
     parser.add_argument("--guidance", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--shapes", choices=SHAPES, default="comb")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", compile=False)
@@ -48,17 +70,16 @@ def main() -> None:
             "batch_size": given.batch_size,
         }  # fmt: skip
         plain = pipe(policy=mmaccel.Autoregressive(), **options)
-        for shape in SHAPES:
-            made = measure(pipe, shape, options)
+        for window, tree in SHAPES[given.shapes]:
+            made = pipe(policy=mmaccel.Jacobi(window, tree=tree), **options)
             passes = made.passes.double()
             a_pass = made.tokens.shape[1] / passes
             rows.append(
                 {
                     "guidance": scale,
-                    "window": shape[0],
-                    "branches": shape[1],
-                    "length": shape[2],
-                    "drafts": shape[0] - 1 + shape[1] * shape[2],
+                    "window": window,
+                    **describe(tree),
+                    "drafts": window - 1 + (0 if tree is None else tree.nodes),
                     "tokens_per_pass": float(made.tokens.numel() / passes.sum()),
                     "half_width": float(1.96 * a_pass.std() / given.count**0.5),
                     "identical": int((made.tokens == plain.tokens).all(1).sum()),
@@ -70,7 +91,7 @@ def main() -> None:
             "command": shlex.join(["python", *sys.argv]),
             "machine": describe_machine("cpu"),
             "captions": given.count,
-            "comb": rows,
+            given.shapes: rows,
         }
         text = json.dumps(report, indent=1) + "\n"
         write_whole(given.json, lambda path: path.write_text(text, encoding="utf-8"))

@@ -328,6 +328,32 @@ def comb_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
+def tree_tables(reports: dict[str, Report]) -> str:
+    """Tokens a pass by shape of the tree."""
+    parts = []
+    for report in (r for r in reports.values() if "trees" in r):
+        count = report["captions"]
+        parts += [
+            f"`scenes`, {count} captions, the shipped coarse model, temperature 1. Made by "
+            f"`{report['command']}`.",
+            grid(
+                ("guidance", "window", "tree", "drafts a pass", "tokens a pass", "same tokens"),
+                [
+                    (
+                        f"{row['guidance']:g}",
+                        str(row["window"]),
+                        f"`{row['tree']}`",
+                        str(row["drafts"]),
+                        f"{row['tokens_per_pass']:.2f} ± {row['half_width']:.2f}",
+                        f"{row['identical']} of {count}",
+                    )
+                    for row in report["trees"]
+                ],
+            ),
+        ]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
 def _call(policy: str, arguments: list[Any]) -> str:
     return f"`{policy}({', '.join(f'{name}={value!r}' for name, value in arguments)})`"
 
@@ -432,6 +458,7 @@ _OWN = {
     "versions": version_tables,
     "long-context": long_context_tables,
     "comb": comb_tables,
+    "trees": tree_tables,
     "canvas": canvas_tables,
     "choosing": choosing_tables,
     "compatibility": compatibility_tables,
