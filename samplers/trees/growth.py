@@ -67,7 +67,7 @@ class Growth:
         found = self._drafter.children(self._run, paths, self._noise, k=k)
         if found is None:
             return None
-        log_probs = found.log_probs.nan_to_num(nan=float("-inf"))
+        log_probs = found.log_probs.masked_fill(found.log_probs.isnan(), float("-inf"))
         after = self._run.buffer.slots[:, :1] + within + 1  # the slots that children predict
         is_behind = self._run.rows.is_over(after) | (depths > within)
         log_probs = log_probs.masked_fill(is_behind[..., None], float("-inf"))
@@ -135,8 +135,8 @@ class Growth:
 
 
 def grow_planned(tree: Growth, plan: tuple[tuple[Planned, ...], ...]) -> Nodes | None:
-    """The nodes of a plan; None for a pass without. A rank that the drafter does not know and what
-    is deeper than a narrow window are left out.
+    """The nodes of a plan; None for a pass without. A rank that the drafter never has and what is
+    deeper than a narrow window are left out.
 
     Args:
         tree: without nodes.
@@ -144,6 +144,7 @@ def grow_planned(tree: Growth, plan: tuple[tuple[Planned, ...], ...]) -> Nodes |
     """
     device = tree.tokens.device
     entries = {entry: entry for entry in range(tree.width)}  # of the plan -> of this pass
+    is_needed = torch.ones_like(tree.tokens, dtype=torch.bool)  # [B, E]
     for generation in plan:
         wanted = [node for node in generation if node.parent in entries]
         wanted = [node for node in wanted if node.depth < tree.width]
@@ -159,4 +160,8 @@ def grow_planned(tree: Growth, plan: tuple[tuple[Planned, ...], ...]) -> Nodes |
         for n in known:
             entries[wanted[n].number] = len(entries)
         tree.add(parents[:, known], found.tokens[:, known, ranks])
-    return tree.nodes() if len(entries) > tree.width else None
+        has_child = found.log_probs[:, known, ranks] > float("-inf")
+        is_needed = torch.cat([is_needed, has_child & is_needed.gather(1, parents[:, known])], 1)
+    if len(entries) == tree.width:
+        return None
+    return tree.nodes(is_needed[:, tree.width :])

@@ -86,7 +86,7 @@ def plan_tree(
     last = len(acceptance) - 1
     chances = [torch.tensor(row, dtype=torch.float64) for row in acceptance]
     # behind[g][d]: up to g generations behind a node that d drafts end with
-    empty = (torch.zeros(n_nodes + 1, dtype=torch.float64), [])
+    empty: tuple[Tensor, list[Tensor]] = (torch.zeros(n_nodes + 1, dtype=torch.float64), [])
     behind = [[empty] * (last + 1)]
     for _ in range(depth):
         after = behind[-1]

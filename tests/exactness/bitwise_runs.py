@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mmaccel import Grid, Noise, SamplingParams
+from mmaccel import ContinuousBatching, Grid, Noise, SamplingParams
 from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import first_divergence
 from mmaccel.results import Generation
@@ -39,14 +40,16 @@ def run(
     stop: list[int] | None = None,
     on_step: Any = None,
     length: int = LENGTH,
+    batching: ContinuousBatching | None = None,
 ) -> Generation:
     rows = list(range(len(PROMPTS))) if rows is None else rows
     branches = 2 if "guidance_scale" in options else 1
     tokens = [PROMPTS[b] for b in rows] + ([OTHERS[b] for b in rows] if branches == 2 else [])
     stops = None if stop is None else torch.tensor(stop)
+    prompt = make_prompt(tokens, branches, layout=grid, stop_tokens=stops)
     return policy.sample(
         model or ToyLanguage(5, depth=6),
-        make_prompt(tokens, branches, layout=grid, stop_tokens=stops),
+        replace(prompt, batching=batching),
         length,
         params=SamplingParams(**options),
         noise=Noise.from_seed([SEEDS[b] for b in rows], len(rows)),

@@ -88,6 +88,19 @@ def test_the_passes_of_a_row_are_its_own_in_any_batch(
     assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
 
 
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)
+@pytest.mark.parametrize("drafts", ["coarse", "token-recycling"])
+def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.Coarse) -> None:
+    """What a batch slot's row before has left in the drafter is forgotten."""
+    policy = Jacobi(6, coarse if drafts == "coarse" else drafts, shape)
+    whole = run(policy, {}, model=language(), grid=None)
+    batching = mmaccel.ContinuousBatching(2)
+    made = run(policy, {}, model=language(), grid=None, batching=batching)
+    assert_same(made, whole)
+    if not isinstance(shape, Comb):  # whose branches are there in a row's first pass, too
+        assert made.passes.equal(whole.passes)
+
+
 def test_a_right_branch_is_taken() -> None:
     """The chain is wrong from its third draft on, a branch right there for four tokens."""
     for others in (0, 2):
