@@ -62,6 +62,7 @@ SWEEPS = {
     "tests/text_to_image/test_models.py": 4,
     "tests/text_to_image/test_models_bad.py": 4,
     "tests/text_to_image/test_requests.py": 4,
+    "tests/vision_language/test_reducers.py": 3,
 }
 
 

@@ -8,13 +8,13 @@ import pytest
 from torch import Tensor
 
 from mmaccel.pipelines.vision_language import columns
-from tests.fixtures.tiny_vlms import CONFIGS, build_vlm
+from tests.fixtures.tiny_vlms import CONFIGS, shared_vlm
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
+@pytest.fixture(params=CONFIGS)
 def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    """The name of a class, and a model of it."""
-    return request.param, build_vlm(request.param)
+    """The name of a class, and a model of it, which tests leave as it was."""
+    return request.param, shared_vlm(request.param)
 
 
 @pytest.fixture

@@ -15,14 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import mmaccel
 from mmaccel import RandomTokens
-from mmaccel.pipelines.vision_language import columns
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
-from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
+from tests.vision_language.runs import reduces
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
+pytestmark = reduces
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class LastTokens(TokenReducer):
 
 
 def run(name: str, methods: Any, per_row: Any = (2, 0, 1)) -> tuple[Any, Any, Any]:
-    model = build_vlm(name)
+    model = shared_vlm(name)
     inputs = draw_prompts(name, model, per_row)
     with mmaccel.attach(model, "jacobi", strict=True, seed=1, visual_tokens=methods) as handle:
         model.generate(**inputs, max_new_tokens=3, do_sample=False)
@@ -56,14 +54,7 @@ def run(name: str, methods: Any, per_row: Any = (2, 0, 1)) -> tuple[Any, Any, An
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_kept_tokens_are_the_columns_that_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stays, take = [], columns.shorten_call
-
-    def record(call: Any, kept: Tensor, others: Any) -> Any:
-        stays.append(kept)
-        return take(call, kept, others)
-
-    monkeypatch.setattr(columns, "shorten_call", record)
+def test_kept_tokens_are_the_columns_that_stay(name: str, stays: list[Tensor]) -> None:
     _, inputs, handle = run(name, RandomTokens(keep=0.5))
     found = handle.kept_tokens
     for row, ids in enumerate(inputs["input_ids"]):
@@ -148,7 +139,7 @@ METHODS = {"exit": EvenTokens(keep=0.5), "layers": LastTokens(keep=0.25), "both"
 
 @pytest.mark.parametrize("stage", METHODS)
 def test_a_call_inside_a_call_leaves_the_outer_ones_tokens(stage: str) -> None:
-    model = build_vlm("llava")
+    model = shared_vlm("llava")
     methods = METHODS[stage] or [LastTokens(keep=0.25), EvenTokens(keep=0.5)]
     outer, inner = (draw_prompts("llava", model, rows) for rows in ((2, 0, 1), (1,)))
     options: dict[str, Any] = dict(max_new_tokens=5, do_sample=False)
@@ -163,7 +154,7 @@ def test_a_call_inside_a_call_leaves_the_outer_ones_tokens(stage: str) -> None:
 
 
 def test_a_callers_loop_may_sample_twice() -> None:
-    model = build_vlm("llava")
+    model = shared_vlm("llava")
     inputs = draw_prompts("llava", model, (2, 0, 1))
 
     def twice(model: Any, ids: Tensor, **given: Any) -> Tensor:
@@ -180,7 +171,7 @@ def test_a_callers_loop_may_sample_twice() -> None:
 
 def test_calls_of_two_threads_run_one_after_the_other() -> None:
     """A reducer works in the model's layers, which the threads share."""
-    model = build_vlm("llava")
+    model = shared_vlm("llava")
     prompts = [draw_prompts("llava", model, rows) for rows in ((2, 0, 1), (1,))]
     options: dict[str, Any] = dict(max_new_tokens=5, do_sample=False)
     with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=LastTokens(keep=0.25)) as run:

@@ -14,52 +14,27 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import (
-    DivPrune,
-    DownsamplePixels,
-    FastV,
-    OptionError,
-    ToMe,
-    UnsupportedModelError,
-    VisionZip,
-)
+from mmaccel import DivPrune, DownsamplePixels, FastV
 from mmaccel.pipelines.vision_language import pixels
 from mmaccel.pipelines.vision_language.encoder import find_tower
 from mmaccel.pipelines.vision_language.tokens import find_places
 from mmaccel.pipelines.vision_language.visuals import Visual
-from mmaccel.reduction.visual_tokens.context import make_context
 from tests.fixtures.tiny_vlms import (
     CONFIGS,
     IMAGE,
     VIDEO,
     EncoderOutput,
-    build_vlm,
     draw_prompts,
     draw_videos,
-    encodes_first,
+    shared_vlm,
 )
+from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(),
-    reason="this transformers encodes images in its first pass",
-)
+pytestmark = reduces
 
 NAMES = [name for name in CONFIGS if name not in ("gemma3", "chameleon")]
 IN_TOWER = {"llava", "llava_next", "llava_onevision", "janus"}
-GREEDY = dict(max_new_tokens=6, do_sample=False)
 HALF, SOME = DownsamplePixels(keep=0.25), DownsamplePixels(keep=0.6)
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    return request.param, build_vlm(request.param)
-
-
-def answer(model: Any, method: Any, inputs: Any, policy: Any = None) -> tuple[Tensor, Any]:
-    policy = policy or mmaccel.Autoregressive()
-    with mmaccel.attach(model, policy, strict=True, seed=2, visual_tokens=method) as run:
-        made = model.generate(**inputs, **GREEDY)
-    return made, run.stats
 
 
 # ---------------------------------------------------------------------------- the reference
@@ -210,11 +185,8 @@ def reference_answer(
         made, masks = encode_smaller(model, name, inputs, method)
     stays = mask.clone()
     stays[ids == (IMAGE if modality == "image" else VIDEO)] = torch.cat(masks).long()
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    positions = position_ids(name, model, inputs)
     given = {k: v for k, v in inputs.items() if not k.startswith("pixel")}
-    if name.startswith("qwen"):
-        grids = {k: v for k, v in inputs.items() if k.endswith("_thw") or k.startswith("mm_")}
-        positions, _ = model.base_model.get_rope_index(ids, attention_mask=mask, **grids)
     given |= {"mm_encoder_outputs": {modality: made}, "position_ids": positions}
     return model.generate(**given | {"attention_mask": stays}, **GREEDY), stays
 
@@ -222,20 +194,10 @@ def reference_answer(
 # -------------------------------------------------------------------------------- the tests
 
 
-def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
-    name, model = named
-    inputs = draw_prompts(name, model)
-    own = model.generate(**inputs, **GREEDY)
-    for method in (DownsamplePixels(keep=1.0), DownsamplePixels(n_keep=10_000)):
-        made, stats = answer(model, method, inputs)
-        assert torch.equal(made, own) and stats.exactness == "bitwise"
-
-
 @pytest.mark.parametrize("method", [HALF, SOME, DownsamplePixels(n_keep=1)], ids=repr)
-def test_the_model_sees_what_the_encoder_makes_of_smaller_images(
-    named: tuple[str, Any], method: Any
-) -> None:
-    name, model = named
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_sees_what_the_encoder_makes_of_smaller_images(name: str, method: Any) -> None:
+    model = shared_vlm(name)
     inputs = draw_prompts(name, model)
     made, stats = answer(model, method, inputs)
     expected, stays = reference_answer(model, name, inputs, method)
@@ -245,21 +207,20 @@ def test_the_model_sees_what_the_encoder_makes_of_smaller_images(
     if after < before:
         assert f"{after} of {before} visual tokens" in stats.reference
         assert stats.exactness == "relaxed"
-    for policy in (mmaccel.Jacobi(4), mmaccel.Speculative()):
-        assert torch.equal(answer(model, method, inputs, policy)[0], made)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_videos_of_patches(name: str) -> None:
-    model = build_vlm(name)
+    model = shared_vlm(name)
     inputs = draw_videos(name, model, (2, 3))
     made, stats = answer(model, HALF, inputs)
     assert "10 of 40 visual tokens" in stats.reference
     assert torch.equal(made, reference_answer(model, name, inputs, HALF, "video")[0])
 
 
-def test_the_encoder_computes_fewer_patches(named: tuple[str, Any]) -> None:
-    name, model = named
+@pytest.mark.parametrize("name", NAMES)
+def test_the_encoder_computes_fewer_patches(name: str) -> None:
+    model = shared_vlm(name)
     inputs, counts = draw_prompts(name, model), list[int]()
     tower = getattr(model.base_model, "visual", None) or find_tower(model)
     hooks = [
@@ -276,15 +237,8 @@ def test_the_encoder_computes_fewer_patches(named: tuple[str, Any]) -> None:
     assert len(counts) == len(whole) and sum(counts) <= 0.35 * sum(whole)
 
 
-def test_rows_are_reduced_alone(named: tuple[str, Any]) -> None:
-    name, model = named
-    together, _ = answer(model, HALF, draw_prompts(name, model, (2, 0, 1)))
-    alone, _ = answer(model, HALF, draw_prompts(name, model, (2,)))
-    assert torch.equal(alone[0, -6:], together[0, -6:])
-
-
 def test_it_composes_with_methods_behind_it() -> None:
-    model = build_vlm("llava_next")
+    model = shared_vlm("llava_next")
     inputs = draw_prompts("llava_next", model, (1, 1))
     methods = [FastV(keep=0.5), DivPrune(keep=0.5), HALF]
     made, stats = answer(model, methods, inputs)
@@ -295,7 +249,7 @@ def test_it_composes_with_methods_behind_it() -> None:
 
 def test_calls_that_are_not_served_have_whole_images() -> None:
     for name in ("llava", "qwen3_vl", "internvl"):
-        model = build_vlm(name)
+        model = shared_vlm(name)
         inputs = draw_prompts(name, model)
         own = model.generate(**inputs, **GREEDY, num_beams=2)
         with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=HALF):
@@ -305,7 +259,7 @@ def test_calls_that_are_not_served_have_whole_images() -> None:
 
 
 def test_padding_of_an_image_stays_padding() -> None:
-    model = build_vlm("idefics3")
+    model = shared_vlm("idefics3")
     inputs, seen = draw_prompts("idefics3", model), list[Tensor]()
     mask = torch.ones(*inputs["pixel_values"].shape[:2], 16, 16)
     mask[0, 0, 8:] = 0
@@ -330,8 +284,6 @@ def test_both_sides_shrink_by_the_root() -> None:
         (DownsamplePixels(n_keep=999), (24, 34)),
     ):  # fmt: skip
         assert method.shrink(24, 34) == small
-    with pytest.raises(UnsupportedModelError, match="expected the image's pixels"):
-        HALF.plan(make_context(torch.zeros(1, 4, 2)))
 
 
 def _cells(patch: pytest.MonkeyPatch) -> None:
@@ -364,26 +316,8 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, name = BUGS[bug]
-    model = build_vlm(name)
+    model = shared_vlm(name)
     inputs = draw_prompts(name, model)
     expected, _ = reference_answer(model, name, inputs, HALF)
     plant(monkeypatch)
     assert not torch.equal(answer(model, HALF, inputs)[0], expected)
-
-
-def test_what_cannot_be_done_is_refused() -> None:
-    policy = mmaccel.Jacobi(4)
-    for name, reason in (("gemma3", "pools a grid of one size"), ("chameleon", "a VQGAN")):
-        with pytest.raises(UnsupportedModelError, match=f"{reason}.*use Downsample"):
-            mmaccel.attach(build_vlm(name), policy, visual_tokens=HALF)
-    model = build_vlm("llava_onevision")
-    with pytest.raises(UnsupportedModelError, match="video features that are tokens of the enc"):
-        answer(model, HALF, draw_videos("llava_onevision", model, (2,)))
-    for methods, reason in (
-        ([HALF, ToMe(keep=0.5)], "one method before or in the encoder"),
-        ([HALF, VisionZip(keep=0.5)], "whose encoder DownsamplePixels.*reduces without"),
-    ):
-        with pytest.raises(UnsupportedModelError, match=reason):
-            mmaccel.attach(build_vlm("llava"), policy, visual_tokens=methods)
-    with pytest.raises(OptionError, match="one of keep and n_keep"):
-        DownsamplePixels()

@@ -1,8 +1,7 @@
 """ILRe: a first run up to one layer chooses the visual tokens of the prompt's pass.
 
 What is kept is compared with the method's plan on the attention maps that the model gives out in
-its eager attention; what is computed, with the whole prompt under a mask that hides the other
-tokens, at the positions that all tokens had.
+its eager attention; what is computed then is in test_exit_reduction.
 """
 
 from __future__ import annotations
@@ -17,22 +16,10 @@ import mmaccel
 from mmaccel import DivPrune, ILRe
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.plan import Plan
-from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts, encodes_first
+from tests.fixtures.tiny_vlms import IMAGE, build_vlm, draw_prompts, shared_vlm
+from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(),
-    reason="this transformers encodes images in its first pass",
-)
-
-N_NEW = 8
-GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
-
-
-def answer(model: Any, method: Any, inputs: Any, policy: Any = None) -> tuple[Tensor, Any]:
-    policy = policy or mmaccel.Autoregressive()
-    with mmaccel.attach(model, policy, strict=True, seed=2, visual_tokens=method) as run:
-        made = model.generate(**inputs, **GREEDY)
-    return made, run.stats
+pytestmark = reduces
 
 
 def plan_of_maps(maps: Tensor, ids: Tensor, real: Tensor, method: ILRe, layer: int) -> Plan:
@@ -45,17 +32,6 @@ def plan_of_maps(maps: Tensor, ids: Tensor, real: Tensor, method: ILRe, layer: i
         attention=lambda at, queries, per_head: mass[None], queries=("text",),
     )  # fmt: skip
     return method.plan(context)
-
-
-def position_ids(name: str, model: Any, inputs: dict[str, Any]) -> Tensor:
-    """Those of the whole prompt."""
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    if name.startswith("qwen"):
-        grids = {k: inputs[k] for k in ("image_grid_thw", "mm_token_type_ids")}
-        positions: Tensor = model.base_model.get_rope_index(ids, attention_mask=mask, **grids)[0]
-        return positions
-    counted: Tensor = (mask.cumsum(1) - 1).clamp(min=0)
-    return counted
 
 
 @torch.no_grad()
@@ -81,40 +57,9 @@ def test_the_choice_is_the_plan_on_the_models_own_attention_maps(
         assert torch.equal(kept[row], expected)
 
 
-@torch.no_grad()
-def test_the_rest_computes_what_a_mask_over_the_whole_prompt_computes(
-    named: tuple[str, Any], stays: list[Tensor]
-) -> None:
-    name, model = named
-    if name == "gemma3":  # a sliding window counts the columns that there are
-        model = build_vlm(name, window=512)
-    inputs = draw_prompts(name, model)
-    made, stats = answer(model, ILRe(keep=0.4), inputs)
-    (kept,) = stays
-    reference = model.generate(
-        **inputs
-        | {"attention_mask": kept.long(), "position_ids": position_ids(name, model, inputs)},
-        **GREEDY,
-    )
-    assert torch.equal(made, reference) and stats.exactness == "relaxed"
-    before = int((inputs["input_ids"] == IMAGE).sum())
-    after = int((kept & (inputs["input_ids"] == IMAGE)).sum())
-    assert f"{after} of {before} visual tokens recalled in front of layer 1" in stats.reference
-    assert after < 0.6 * before
-
-
-def test_policies_make_the_plain_loops_tokens_on_what_is_kept(named: tuple[str, Any]) -> None:
-    name, model = named
-    inputs, method = draw_prompts(name, model), ILRe(keep=0.3)
-    plain, _ = answer(model, method, inputs)
-    for policy in (mmaccel.Jacobi(5), mmaccel.Speculative()):
-        assert torch.equal(answer(model, method, inputs, policy)[0], plain)
-
-
-def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
-    name, model = named
-    inputs = draw_prompts(name, model)
-    own = model.generate(**inputs, **GREEDY)
+def test_keeping_all_makes_no_first_run() -> None:
+    model = shared_vlm("llava")
+    inputs = draw_prompts("llava", model)
     answer(model, None, inputs)  # with the model's self-check
     began = list[int]()
     hook = model.get_decoder().layers[0].register_forward_pre_hook(lambda *_: began.append(1))
@@ -122,23 +67,14 @@ def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
     n_plain = len(began)
     for method in (ILRe(keep=1), ILRe(n_keep=10_000)):
         began.clear()
-        made, stats = answer(model, method, inputs)
-        assert torch.equal(made, own) and stats.exactness == "bitwise"
-        assert stats.prefill_passes == 1 and len(began) == n_plain  # not even the first run
+        _, stats = answer(model, method, inputs)
+        assert stats.prefill_passes == 1 and len(began) == n_plain
     hook.remove()
-
-
-def test_rows_recall_alone(named: tuple[str, Any]) -> None:
-    name, model = named
-    method = ILRe(keep=0.4, layer=2)
-    together, _ = answer(model, method, draw_prompts(name, model, (2, 0, 1)))
-    alone, _ = answer(model, method, draw_prompts(name, model, (2,)))
-    assert torch.equal(alone[0, -N_NEW:], together[0, -N_NEW:])
 
 
 def test_a_row_of_more_text_changes_nothing() -> None:
     """Its neighbour has an image where the longer row has text."""
-    model, method = build_vlm("llava"), ILRe(keep=0.3, layer=2)
+    model, method = shared_vlm("llava"), ILRe(keep=0.3, layer=2)
     alone = draw_prompts("llava", model, (1,))
     words = torch.randint(5, 30, alone["input_ids"].shape)
     mask = torch.ones_like(words)
@@ -170,7 +106,7 @@ def test_the_first_run_stops_in_front_of_the_layer_and_is_counted() -> None:
 
 @pytest.mark.parametrize("name", ["llava", "internvl", "llava_onevision", "qwen3_vl"])
 def test_tokens_of_an_encoders_exit_are_recalled_from(name: str) -> None:
-    model = build_vlm(name)
+    model = shared_vlm(name)
     inputs = draw_prompts(name, model, (1, 1))
     made, stats = answer(model, [DivPrune(keep=0.5), ILRe(keep=0.5)], inputs)
     n = int((inputs["input_ids"] == IMAGE).sum())
@@ -179,7 +115,7 @@ def test_tokens_of_an_encoders_exit_are_recalled_from(name: str) -> None:
 
 
 def test_a_prefill_in_chunks_runs_the_original_loop() -> None:
-    model = build_vlm("llava")
+    model = shared_vlm("llava")
     inputs = draw_prompts("llava", model, (1,))
     with pytest.warns(UserWarning, match="inside the language model with a prefill in chunks"):
         with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=ILRe(keep=0.5)) as run:
@@ -189,7 +125,7 @@ def test_a_prefill_in_chunks_runs_the_original_loop() -> None:
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_vl"])
 def test_what_was_recalled_can_be_asked_for(name: str, stays: list[Tensor]) -> None:
-    model = build_vlm(name)
+    model = shared_vlm(name)
     inputs = draw_prompts(name, model, (2, 0, 1))
     for methods in (ILRe(keep=0.4), [DivPrune(keep=0.5), ILRe(keep=0.5)]):
         stays.clear()

@@ -14,36 +14,22 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import LazyLLM, OptionError, UnsupportedModelError
+from mmaccel import LazyLLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.reduction.visual_tokens.context import VisualContext
-from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, encodes_first
+from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
+from tests.vision_language.runs import answer, reduces
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(),
-    reason="this transformers encodes images in its first pass",
-)
+pytestmark = reduces
 
 N_NEW = 10
-GREEDY = dict(max_new_tokens=N_NEW, do_sample=False)
+LONG = dict(max_new_tokens=N_NEW)
 NAMES = [name for name in CONFIGS if name != "gemma3"]  # whose layers slide
 
 
 def layers_of(name: str) -> tuple[int, ...]:
     """Layers in front of which a tiny model drops: after those that visual features enter."""
     return (2,) if name == "qwen3_vl" else (1, 2)
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
-    return request.param, build_vlm(request.param)
-
-
-def answer(model: Any, method: Any, inputs: Any) -> tuple[Tensor, Any]:
-    policy = mmaccel.Autoregressive()
-    with mmaccel.attach(model, policy, strict=True, visual_tokens=method) as run:
-        made = model.generate(**inputs, **GREEDY)
-    return made, run.stats
 
 
 def n_revived(stats: Any) -> int:
@@ -166,7 +152,7 @@ def test_every_step_computes_what_the_reference_computes(name: str, keep: float)
     inputs = draw_prompts(name, model, (2,), seed=3)
     model.register_forward_hook(lambda _model, _given, out: found.append(out.logits[:, -1]))
     before = layers_of(name)
-    made, stats = answer(model, LazyLLM(keep=keep, layers=before), inputs)
+    made, stats = answer(model, LazyLLM(keep=keep, layers=before), inputs, **LONG)
     reference = Reference(model, before, keep)
     assert made[0, -N_NEW:].tolist() == reference.run(inputs)
     assert n_revived(stats) > 0
@@ -175,24 +161,14 @@ def test_every_step_computes_what_the_reference_computes(name: str, keep: float)
 
 
 @torch.no_grad()
-def test_rows_choose_alone(named: tuple[str, Any]) -> None:
-    name, model = named
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_choose_alone(name: str) -> None:
+    model = shared_vlm(name)
     method = LazyLLM(keep=0.2, layers=layers_of(name))
-    for per_row in ((2, 0, 1), (1, 3)):  # the first row has most visual tokens, or fewest
-        together, stats = answer(model, method, draw_prompts(name, model, per_row))
-        alone, own = answer(model, method, draw_prompts(name, model, per_row[:1]))
-        assert torch.equal(alone[0, -N_NEW:], together[0, -N_NEW:])
-        assert 0 < n_revived(own) <= n_revived(stats)
-
-
-def test_keeping_all_changes_nothing(named: tuple[str, Any]) -> None:
-    name, model = named
-    inputs = draw_prompts(name, model)
-    own = model.generate(**inputs, **GREEDY)
-    made, stats = answer(model, LazyLLM(keep=1), inputs)
-    assert torch.equal(made, own) and stats.exactness == "bitwise"
-    made, stats = answer(model, LazyLLM(n_keep=10_000, layers=layers_of(name)), inputs)
-    assert torch.equal(made, own) and n_revived(stats) == 0
+    together, stats = answer(model, method, draw_prompts(name, model, (1, 3)), **LONG)
+    alone, own = answer(model, method, draw_prompts(name, model, (1,)), **LONG)
+    assert torch.equal(alone[0, -N_NEW:], together[0, -N_NEW:])
+    assert 0 < n_revived(own) <= n_revived(stats)
 
 
 CALLS = list[int]()
@@ -247,20 +223,11 @@ def test_a_revived_token_is_as_if_it_had_stayed(name: str, monkeypatch: pytest.M
                 assert bool(stayed[-7:].all()) if is_back else not bool(stayed[-7:].any())
 
 
-def test_windows_are_refused() -> None:
-    model = build_vlm("llava")
-    for policy in (mmaccel.Jacobi(4), mmaccel.Speculative(), "jacobi"):
-        with pytest.raises(OptionError, match=r"Autoregressive\(\) with LazyLLM.*PyramidDrop"):
-            mmaccel.attach(model, policy, visual_tokens=LazyLLM(keep=0.5))
-    with pytest.raises(UnsupportedModelError, match="sliding windows"):
-        mmaccel.attach(
-            build_vlm("gemma3"), mmaccel.Autoregressive(), visual_tokens=LazyLLM(keep=0.5)
-        )
-
-
 def test_what_a_call_says() -> None:
-    model = build_vlm("llava")
+    model = shared_vlm("llava")
     inputs = draw_prompts("llava", model, (1, 1))
-    _, stats = answer(model, LazyLLM(keep=0.25, layers=(1, 2)), inputs)
+    _, stats = answer(model, LazyLLM(n_keep=10_000, layers=(1, 2)), inputs)
+    assert n_revived(stats) == 0
+    _, stats = answer(model, LazyLLM(keep=0.25, layers=(1, 2)), inputs, **LONG)
     assert "8 of 32 visual tokens after layer 1, at every step (LazyLLM" in stats.reference
     assert stats.exactness == "relaxed" and stats.passes == N_NEW

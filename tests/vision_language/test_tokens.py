@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,20 +11,25 @@ from torch import Tensor
 
 from mmaccel.pipelines.vision_language.tokens import find_places, open_context, recorded_encoder
 from mmaccel.pipelines.vision_language.visuals import Visual
-from tests.fixtures.tiny_vlms import build_vlm, draw_images, encodes_first
+from tests.fixtures.tiny_vlms import build_vlm, draw_images
+from tests.vision_language.runs import reduces
 
-pytestmark = pytest.mark.skipif(
-    not encodes_first(),
-    reason="this transformers encodes images in its first pass",
-)
+pytestmark = reduces
 
 SIDE = 4  # of a tile, in tokens
+
+
+@cache
+def build(name: str) -> Any:
+    """A model whose tower gives out its attention maps."""
+    model = build_vlm(name)
+    model.base_model.vision_tower.set_attn_implementation("eager")
+    return model
 
 
 def encode(name: str, model: Any, n: int) -> tuple[list[Visual], dict[str, Any], Any, Any]:
     """Images, the inputs, the record of the tower, and the tower's own attention maps."""
     inputs = draw_images(name, model, (n,)).inputs
-    model.base_model.vision_tower.set_attn_implementation("eager")
     with torch.no_grad(), recorded_encoder(model, True) as record:
         made = model.base_model.get_image_features(
             **inputs, output_attentions=True, return_dict=True
@@ -56,7 +62,7 @@ def _count_tiles(inputs: dict[str, Any], k: int) -> int:
 
 @pytest.mark.parametrize("name", ["llava", "llava_next", "llava_onevision"])
 def test_a_feature_is_the_tower_token_that_is_named(name: str) -> None:
-    model = build_vlm(name)
+    model = build(name)
     visuals, inputs, _, _ = encode(name, model, 3)
     by_hand = tower_tokens(name, model, inputs)
     for visual, place, tokens in zip(
@@ -77,7 +83,7 @@ def test_a_feature_is_the_tower_token_that_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", ["llava", "llava_next", "llava_onevision"])
 @pytest.mark.parametrize("layer", [0, -2])
 def test_attention_is_that_of_the_towers_own_maps(name: str, layer: int) -> None:
-    model = build_vlm(name)
+    model = build(name)
     visuals, inputs, record, maps = encode(name, model, 2)
     context = open_context(model, visuals, inputs, [0, 0], record)
     places, first = find_places(model, visuals, inputs), 0
@@ -93,14 +99,13 @@ def test_attention_is_that_of_the_towers_own_maps(name: str, layer: int) -> None
             found = context.attention(layer, queries, per_head=True)[row]
             found = found[:, : len(is_token)][:, is_token]
             torch.testing.assert_close(found, flat, rtol=1e-4, atol=1e-6)
-    assert bool(
-        (context.valid.sum(1) == torch.tensor([int((p.source >= 0).sum()) for p in places])).all()
-    )
+    counts = [int((place.source >= 0).sum()) for place in places]
+    assert context.valid.sum(1).tolist() == counts
 
 
 @pytest.mark.parametrize("name", ["llava", "llava_next"])
 def test_keys_are_those_of_the_tower(name: str) -> None:
-    model = build_vlm(name)
+    model = build(name)
     visuals, inputs, record, _ = encode(name, model, 2)
     context = open_context(model, visuals, inputs, [0, 0], record)
     keys, first = context.keys(1), 0

@@ -1,0 +1,94 @@
+"""What holds for every reducer on every model: all tokens kept, policies, batches.
+
+Which reducers a model refuses is read from the recorded table of what works with what.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from tests.architecture.source import ROOT
+from tests.compatibility.models import READ_VIDEOS
+from tests.fixtures.tiny_vlms import CONFIGS, draw_prompts, draw_videos, shared_vlm
+from tests.vision_language.runs import GREEDY, METHODS, N_NEW, answer, reduces
+
+pytestmark = reduces
+REPORT = json.loads((ROOT / "benchmarks/results/compatibility.json").read_text(encoding="utf-8"))
+REFUSED = {
+    row["name"]: row["visual_tokens"].removeprefix("all but ").split(", ")
+    for row in REPORT["compatibility"]
+    if row["visual_tokens"] != "-"
+}
+OF_VIDEOS = ("vidcom2", "evs")
+METHODS_OF_VIDEOS = (*OF_VIDEOS, "fastv")
+ON_VIDEOS = [(f"{name}, videos", method) for name in READ_VIDEOS for method in METHODS_OF_VIDEOS]
+ON_IMAGES = [(name, method) for name in CONFIGS for method in METHODS if method not in OF_VIDEOS]
+
+
+def is_refused(cell: tuple[str, str]) -> bool:
+    name, method = cell
+    if method == "pyramid-drop, one layer" and name == "qwen3_vl":
+        return False  # whose refusal is of the layers before it
+    return type(METHODS[method](keep=0.5)).__name__ in REFUSED[name]
+
+
+TAKEN = [cell for cell in ON_IMAGES if not is_refused(cell)]
+cells = pytest.mark.parametrize(("name", "method"), TAKEN + ON_VIDEOS)
+
+
+def draw(name: str) -> tuple[Any, Any]:
+    """A model, and a call with rows of two images, of none and of one, or of two videos."""
+    family, _, videos = name.partition(", ")
+    model = shared_vlm(family)
+    if not videos:
+        return model, draw_prompts(family, model, (2, 0, 1))
+    frames = (3, 3) if family == "llava_onevision" else (2, 3)  # its videos have one length
+    return model, draw_videos(family, model, frames)
+
+
+@cache
+def own_tokens(name: str) -> Tensor:
+    """The model's own answer, of transformers' own loop."""
+    model, inputs = draw(name)
+    made: Tensor = model.generate(**inputs, **GREEDY)
+    return made
+
+
+@cells
+def test_keeping_all_changes_nothing(name: str, method: str) -> None:
+    model, inputs = draw(name)
+    for budget in ({"keep": 1.0}, {"n_keep": 10_000}):
+        reducer = METHODS[method](**budget)
+        made, stats = answer(model, reducer, inputs)
+        assert torch.equal(made, own_tokens(name)), budget
+        if "keep" in budget or reducer.stage != "llm_layer":  # those know of their tokens late
+            assert stats.exactness == "bitwise" and stats.prefill_passes == 1, budget
+
+
+@cells
+def test_policies_and_batches_change_nothing(name: str, method: str) -> None:
+    model, inputs = draw(name)
+    reducer, seeds = METHODS[method](keep=0.4), [7, 8, 9][: len(inputs["input_ids"])]
+    made, stats = answer(model, reducer, inputs, seed=seeds)
+    assert stats.exactness == "relaxed" and "tokens" in stats.reference
+    if "videos" not in name:
+        alone, _ = answer(model, reducer, draw_prompts(name, model, (2,)), seed=[7])
+        assert torch.equal(alone[0, -N_NEW:], made[0, -N_NEW:]), "the first row alone"
+    if reducer.revives:  # under the plain loop alone
+        return
+    for policy in (mmaccel.Jacobi(5), mmaccel.Speculative()):
+        assert torch.equal(answer(model, reducer, inputs, policy, seeds)[0], made), policy
+
+
+@pytest.mark.parametrize(("name", "method"), filter(is_refused, ON_IMAGES))
+def test_what_the_table_calls_refused_is_refused(name: str, method: str) -> None:
+    model, inputs = draw(name)
+    with pytest.raises(mmaccel.UnsupportedModelError):
+        answer(model, METHODS[method](keep=0.5), inputs)
