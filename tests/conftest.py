@@ -34,9 +34,9 @@ import torch
 
 import mmaccel
 from tests.architecture.source import TOP_FOLDERS
-from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.forking import Forker
-from tests.fixtures.speech import FAMILIES, build_speech
+from tests.fixtures.shared import image_folder, media_folders
+from tests.fixtures.speech import FAMILIES
 from tests.fixtures.tiny_model import build_tiny
 from tests.slow import find_slow
 
@@ -98,19 +98,12 @@ def forker(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="session")
-def speech_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+def speech_folders() -> dict[str, tuple[Path, Path]]:
     """Folders of a tiny speech model and of its codec, by family. Tests must not change them."""
-    return {name: build_speech(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+    return {name: media_folders(name) for name in FAMILIES}
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def built() -> Callable[[str], Path]:
     """Folder of an image family's tiny checkpoint, built once. Tests must not change it."""
-    folders: dict[str, Path] = {}
-
-    def build(family: str) -> Path:
-        if family not in folders:
-            folders[family] = build_checkpoint(family, tmp_path_factory.mktemp(family))
-        return folders[family]
-
-    return build
+    return image_folder

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from mmaccel import ImageToVideo, SamplingParams
 from mmaccel.contracts import Pass
-from mmaccel.errors import NumericsError, UnsupportedModelError
+from mmaccel.errors import NumericsError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.models.cosmos.token_model import (
     Yarn,
@@ -25,22 +23,13 @@ from mmaccel.pipelines.models.cosmos.token_model import (
 )
 from mmaccel.pipelines.models.cosmos.video import CosmosVideo, JitCodec
 from tests.fixtures.media import image
+from tests.fixtures.shared import media_folders, media_pipe
 from tests.fixtures.video import SHAPE, VOCAB, Transformer, build_video
 
 YARN = {
     "apply_yarn": True, "original_latent_shape": [2, 2, 3],
     "yarn_scale": 2, "yarn_beta_fast": 4, "yarn_beta_slow": 1,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return build_video(tmp_path_factory.mktemp("cosmos"))
-
-
-@pytest.fixture(scope="module")
-def pipe(folders: tuple[Path, Path]) -> ImageToVideo:
-    return ImageToVideo.from_pretrained(folders[0], codec=folders[1])
 
 
 class _Codec:
@@ -125,9 +114,10 @@ def test_a_codec_computes_in_the_models_dtype(tmp_path: Path) -> None:
 
 
 def test_the_codec_runs_without_an_optimiser_that_changes_it(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pipe = ImageToVideo.from_pretrained(folders[0], codec=folders[1])
+    model, codec_folder = media_folders("cosmos")
+    pipe = ImageToVideo.from_pretrained(model, codec=codec_folder)
     codec: Any = pipe.video.codec  # type: ignore[attr-defined]
     seen: list[bool] = []
 
@@ -144,115 +134,12 @@ def test_the_codec_runs_without_an_optimiser_that_changes_it(
     assert seen == [False, False] and torch._C._get_graph_executor_optimize()
 
 
-def _change(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
-    content = torch.load(folder / "model.pt")
-    change(content["model"])
-    torch.save(content, folder / "model.pt")
-
-
-def _add_text(weights: dict[str, Tensor]) -> None:
-    weights["model.layers.0.cross_attention.wq.weight"] = torch.zeros(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (_add_text, "one that also reads text .*; give Cosmos-Predict1-4B or 12B"),
-        (lambda w: w.pop("model.layers.1.attention.wk.weight"), "Missing key.*layers.1"),
-        (lambda w: w.pop("model.layers.0.attention.wk.weight"), "none as 'layers.0.attention.wk"),
-        (lambda w: w.update(x=torch.zeros(1)), 'Unexpected key.*"x"'),
-        (
-            lambda w: w.update({"model.norm.weight": torch.zeros(3)}),
-            "size mismatch for model.norm.weight",
-        ),
-    ],
-)
-def test_files_of_another_model(
-    folders: tuple[Path, Path], tmp_path: Path, change: Any, said: str
-) -> None:
-    folder = shutil.copytree(folders[0], tmp_path / "model")
-    _change(folder, change)
-    with pytest.raises(UnsupportedModelError, match=said):
-        ImageToVideo.from_pretrained(folder, codec=folders[1])
-
-
-def test_folders_that_are_not_whole(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    model, codec = folders
-    with pytest.raises(UnsupportedModelError, match="model.pt or model.safetensors, received"):
-        ImageToVideo.from_pretrained(codec, codec=codec)
-    broken = shutil.copytree(codec, tmp_path / "codec")
-    (broken / "decoder.jit").write_bytes(b"PK\x03\x04")
-    with pytest.raises(UnsupportedModelError, match="expected TorchScript in .*decoder.jit"):
-        ImageToVideo.from_pretrained(model, codec=broken)
-    (broken / "decoder.jit").unlink()
-    with pytest.raises(UnsupportedModelError, match="received no decoder.jit; give the folder"):
-        ImageToVideo.from_pretrained(model, codec=broken)
-    other = shutil.copytree(codec, tmp_path / "other")
-    torch.jit.script(torch.nn.Identity()).save(str(other / "encoder.jit"))
-    pipe = ImageToVideo.from_pretrained(model, codec=other)
-    with pytest.raises(UnsupportedModelError, match="expected an encoder to whole numbers"):
-        pipe(image())
-
-
-@pytest.mark.parametrize("shape", [[1, 2, 3], [3, 2], [3, 2, 0], "3x2x3", [3, 2.0, 3], None])
-def test_a_shape_that_is_none(folders: tuple[Path, Path], tmp_path: Path, shape: Any) -> None:
-    folder = shutil.copytree(folders[0], tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps({"video_latent_shape": shape}))
-    with pytest.raises(UnsupportedModelError, match="expected video_latent_shape"):
-        ImageToVideo.from_pretrained(folder, codec=folders[1])
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UnsupportedModelError, match="expected a JSON object in .*config.json"):
-        ImageToVideo.from_pretrained(folder, codec=folders[1])
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"rope_theta": "500000"}, "rope_theta as numbers .* received '500000'"),
-        ({"rope_theta": 0}, "rope_theta as numbers"),
-        ({"rope_theta": True}, "rope_theta as numbers"),
-        ({"norm_eps": math.inf}, "norm_eps as numbers .* received inf"),
-        ({"norm_eps": math.nan}, "a JSON object .* received NaN"),
-        ({"apply_yarn": "false"}, "apply_yarn true or false .* received 'false'"),
-        ({"yarn_scale": 0}, "yarn_scale as numbers"),
-        ({"yarn_beta_fast": "4"}, "yarn_beta_fast as numbers"),
-        ({"yarn_beta_fast": 1}, "yarn_beta_fast above yarn_beta_slow .* 1 and 1"),
-        ({"yarn_beta_slow": -1}, "yarn_beta_slow as numbers"),
-        ({"original_latent_shape": [0, 2, 3]}, "original_latent_shape as whole numbers"),
-    ],
-)
-def test_numbers_of_a_configuration_that_are_none(
-    folders: tuple[Path, Path], tmp_path: Path, config: dict[str, Any], said: str
-) -> None:
-    folder = shutil.copytree(folders[0], tmp_path / "model")
-    text = json.dumps({"video_latent_shape": SHAPE} | YARN | config)
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(UnsupportedModelError, match=f"model: expected {said}"):
-        ImageToVideo.from_pretrained(folder, codec=folders[1])
-
-
-def test_null_is_what_a_configuration_does_not_say(
-    folders: tuple[Path, Path], tmp_path: Path, pipe: ImageToVideo
-) -> None:
-    folder = shutil.copytree(folders[0], tmp_path / "model")
+def test_null_is_what_a_configuration_does_not_say(tmp_path: Path) -> None:
+    model, codec = media_folders("cosmos")
+    folder = shutil.copytree(model, tmp_path / "model")
     names = ("rope_theta", "norm_eps", *YARN)
     config = {"video_latent_shape": SHAPE} | dict.fromkeys(names)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    rotary: Any = ImageToVideo.from_pretrained(folder, codec=folders[1]).model
-    own: Any = pipe.model
+    rotary: Any = ImageToVideo.from_pretrained(folder, codec=codec).model
+    own: Any = media_pipe("cosmos").model
     assert torch.equal(rotary.model.model.rotary_emb.cos, own.model.model.rotary_emb.cos)
-
-
-def test_a_model_and_a_codec_that_do_not_belong_together(
-    folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    folder = shutil.copytree(folders[0], tmp_path / "model")
-
-    def fewer(weights: dict[str, Tensor]) -> None:
-        for name in ("model.tok_embeddings.weight", "model.output.weight"):
-            weights[name] = weights[name][:20].clone()
-
-    _change(folder, fewer)
-    pipe = ImageToVideo.from_pretrained(folder, codec=folders[1])
-    with pytest.raises(UnsupportedModelError, match=r"expected tokens \[3, 2, 3\] in 0..19"):
-        pipe(image())
