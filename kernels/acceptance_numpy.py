@@ -81,8 +81,9 @@ def verify(
         if not is_open.any():
             break
         if not is_open.all():
-            index = torch.arange(len(drafts)) if isinstance(rows, slice) else rows
-            rows = index[is_open]
+            if isinstance(rows, slice):
+                rows = torch.arange(len(drafts), device=drafts.device)
+            rows = rows[is_open]
     return accepted, spent
 
 
