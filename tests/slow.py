@@ -26,7 +26,7 @@ SLOW = (
     "tests/evaluation/test_routes.py",  # benchmarks
     "tests/evaluation/test_speed_baselines.py",
     "tests/gpu/test_engine.py",  # the GPU benchmark on a CPU
-    "tests/text_to_image/test_fake_device.py",  # tests/attach/test_fake_device.py
+    "tests/text_to_image/test_fake_device.py",  # tests/compatibility/test_matrix.py
     "tests/training",
     "tests/window/test_memory.py",
 )
@@ -36,13 +36,15 @@ SLOW = (
 # that both vary. The exactness tests of each policy (test_bitwise, test_canvas_bitwise and
 # test_distribution) run in full.
 SWEEPS = {
-    "tests/attach/test_default_device.py": 4,
     "tests/attach/test_distribution.py": 4,
-    "tests/attach/test_fake_device.py": 5,
     "tests/attach/test_layout.py": 4,
     "tests/attach/test_own_prompts.py": 7,
     "tests/attach/test_step_outputs.py": 5,
     "tests/canvas/test_model.py": 5,
+    "tests/compatibility/test_matrix.py::test_a_fake_accelerator_changes_nothing": 4,
+    "tests/compatibility/test_matrix.py::test_another_default_device_changes_nothing": 4,
+    "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
+    "tests/compatibility/test_matrix.py::test_without_a_seed_torchs_generator_draws_one": 3,
     "tests/diffusion_lm/test_llada2.py": 5,
     "tests/exactness/test_canvas_batching.py": 5,
     "tests/exactness/test_coarse_batching.py::test_an_admitted_row_is_the_row_alone": 3,
@@ -56,7 +58,6 @@ SWEEPS = {
     "tests/loading/test_pickles.py": 5,
     "tests/logits/test_repetition.py": 3,
     "tests/models/test_coarse_folders.py": 3,
-    "tests/models/test_pickled.py": 5,
     "tests/runner/test_graph_families.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,

@@ -45,8 +45,8 @@ class Row:
         name: as the catalogue or a registry has it.
         title: for readers.
         build: a target from an empty folder.
-        call: tokens of a target under a policy, for the first `n` prompts and their seeds, with
-            options of `attach`; of each prompt a tensor.
+        call: tokens of a target under a policy, for the first `n` prompts and their seeds, or
+            `seed`, with options of `attach`; of each prompt a tensor.
         module: the network in a target, to be quantised; None where a row does not try.
         has_images: whether visual tokens can be reduced.
     """
@@ -64,15 +64,26 @@ def attached(
     target: Any, policy: Any, seeds: list[int], run: Callable[[], Any], **own: Any
 ) -> Made:
     """What a call returns under an attached policy that serves it, as rows."""
-    with mmaccel.attach(target, policy, seed=seeds, strict=True, **own) as handle:
+    options = {"seed": seeds, "strict": True} | own
+    with mmaccel.attach(target, policy, **options) as handle:
         made = run()
     assert handle.stats is not None and handle.stats.fallbacks == []
     return list(made), handle.stats
 
 
+def first(n: int, seed: Any) -> Any:
+    """The first `n` of several seeds, or the one that is given."""
+    return seed[:n] if isinstance(seed, list) else seed
+
+
+def on(target: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Inputs where a model is."""
+    return {name: value.to(target.device) for name, value in inputs.items()}
+
+
 def _language_model(model: Any, policy: Any, n: int, **own: Any) -> Made:
     rows = [[5, 6, 7, 8], [9, 4, 11], [8, 8]][:n]
-    inputs = left_padded(rows)
+    inputs = on(model, left_padded(rows))
     options: dict[str, Any] = dict(max_new_tokens=14, do_sample=True, pad_token_id=PAD)
     width = inputs["input_ids"].shape[1]
     return attached(
@@ -91,7 +102,7 @@ def _image_model(name: str) -> Callable[..., Made]:
             inputs = windows.prompts(name, rows)
             options = {"max_new_tokens": windows.LENGTHS[name], "do_sample": True}
             start = inputs["input_ids"].shape[1]
-        seeds = SEEDS[:n]
+        seeds, inputs = SEEDS[:n], on(model, inputs)
         return attached(
             model, policy, seeds, lambda: model.generate(**inputs, **options)[:, start:], **own
         )
@@ -115,9 +126,9 @@ def _vision_language(name: str) -> Callable[..., Made]:
 
 
 def _images(family: str) -> Callable[..., Made]:
-    def call(pipe: Any, policy: Any, n: int) -> Made:
+    def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
         texts = CAPTIONS if family in ("words", "masked-words") else captions(family)
-        made = pipe(texts[:n], policy=policy, seed=SEEDS[:n], output_type="tokens")
+        made = pipe(texts[:n], policy=policy, seed=first(n, seed), output_type="tokens")
         return list(made.tokens), made.stats
 
     return call
@@ -145,8 +156,9 @@ def _open_speech(family: str) -> Callable[[Path], Any]:
 
 
 def _speech(family: str) -> Callable[..., Made]:
-    def call(pipe: Any, policy: Any, n: int) -> Made:
-        made = pipe(TEXTS[:n], policy=policy, seed=SEEDS[:n], max_seconds=SECONDS[family])
+    def call(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
+        options = dict(seed=first(n, seed), max_seconds=SECONDS[family])
+        made = pipe(TEXTS[:n], policy=policy, **options)
         return [one.tokens for one in made.utterances], made.stats
 
     return call
@@ -157,13 +169,13 @@ def _open_video(folder: Path) -> Any:
     return mmaccel.ImageToVideo.from_pretrained(model, codec=codec)
 
 
-def _video(pipe: Any, policy: Any, n: int) -> Made:
-    made = pipe(image(), policy=policy, seed=SEEDS[:n])
+def _video(pipe: Any, policy: Any, n: int, seed: Any = SEEDS) -> Made:
+    made = pipe(image(), policy=policy, seed=first(n, seed))
     return [clip.tokens for clip in made.clips], made.stats
 
 
 def _denoiser(target: Any, policy: Any, n: int, **own: Any) -> Made:
-    inputs = left_padded([[9, 2, 5, 1], [13, 3], [5]][:n])
+    inputs = on(_network(target), left_padded([[9, 2, 5, 1], [13, 3], [5]][:n]))
     options: dict[str, Any] = dict(max_new_tokens=6, temperature=1.0)
     return attached(
         target, policy, SEEDS[:n],
@@ -178,7 +190,7 @@ def _llada2(pipe: Any, policy: Any, n: int, **own: Any) -> Made:
 
 
 def _gemma_model(model: Any, policy: Any, n: int, **own: Any) -> Made:
-    ids = torch.arange(3, 24).view(3, 7)[:n]
+    ids = torch.arange(3, 24).view(3, 7)[:n].to(model.device)
     return attached(
         model, policy, SEEDS[:n],
         lambda: model.generate(ids, max_new_tokens=13).sequences[:, 7:], **own,

@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,12 +29,11 @@ from tests.messages.case import Refused
 from tests.models.test_coarse_folders import open_llamagen, save_random
 
 Change = Callable[[Path], object]
-_numbers = count()
 
 
 def _copy(folder: Path, change: Change | None = None) -> Path:
     """A copy that a case may change."""
-    made: Path = shutil.copytree(folder, new_folder(f"copy {next(_numbers)}") / folder.name)
+    made: Path = shutil.copytree(folder, new_folder("copy") / folder.name)
     if change is not None:
         change(made)
     return made
@@ -318,7 +316,7 @@ def _other_matrix(change: Callable[[Tensor], Tensor]) -> Any:
         pipe = _llamagen()
         matrix = change(pipe.model.output_matrix())
         window = type("Other", (), {"output_matrix": lambda self: matrix})()
-        folder = new_folder(f"coarse {next(_numbers)}")
+        folder = new_folder("coarse")
         source = save_random(window, folder, pipe.image_model.layout)
         return pipe("1", policy=Jacobi(8, source))
 
