@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import AttachError, OptionError, UnsupportedModelError
 from mmaccel.catalog import find_family
 from mmaccel.own_code import installed
 from tests.fixtures.tiny_lms import build_lm, left_padded
@@ -43,7 +42,7 @@ def test_a_seed_makes_it_the_attached_policys_draw() -> None:
     assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), wanted)
 
 
-def test_what_it_cannot_serve_runs_the_original_or_is_refused() -> None:
+def test_what_it_cannot_serve_runs_the_original() -> None:
     model = build_lm("llama")
     options: dict[str, Any] = dict(
         max_new_tokens=6,
@@ -57,21 +56,6 @@ def test_what_it_cannot_serve_runs_the_original_or_is_refused() -> None:
         ours = model.generate(**PROMPTS, **options, custom_generate=loop)
     assert torch.equal(ours.sequences, plain.sequences) and len(ours.hidden_states) == 6
     assert loop.stats is not None and "without a cache" in loop.stats.fallbacks[0]
-    with pytest.raises(AttachError, match="without a cache"):
-        model.generate(**PROMPTS, **options, custom_generate=mmaccel.decoder("jacobi", strict=True))
-    for bad in ({"policy": "warp"}, {"policy": "jacobi", "seed": 1.5}):
-        with pytest.raises(OptionError):
-            mmaccel.decoder(**bad)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"num_beams": 3}, {"prompt_lookup_num_tokens": 2}])
-def test_a_search_is_refused_rather_than_sampled(options: dict[str, Any]) -> None:
-    model, inputs = build_lm("llama"), left_padded([[5, 6, 7]])
-    with pytest.raises(AttachError, match="expected greedy search or sampling, received"):
-        model.generate(
-            **inputs, max_new_tokens=4, do_sample=False, **options,
-            custom_generate=mmaccel.decoder("jacobi"),
-        )  # fmt: skip
 
 
 def test_a_decoder_warns_once() -> None:
@@ -114,15 +98,12 @@ def test_the_part_of_a_pipeline_that_generates_is_found() -> None:
     assert run.stats is not None and run.stats.tokens == 21
 
 
-def test_pipelines_of_none_or_several_are_refused() -> None:
+def test_pipelines_of_none_or_several_are_not_supported() -> None:
     for parts, said in (
         ({"vae": torch.nn.Linear(1, 1)}, "with none"),
         ({"one": build_lm("gpt2"), "two": build_lm("llama")}, "with one, two"),
     ):
-        pipe = pipeline(**parts)
-        assert said in mmaccel.supports(pipe).reason
-        with pytest.raises(UnsupportedModelError, match=said):
-            mmaccel.attach(pipe, "jacobi")
+        assert said in mmaccel.supports(pipeline(**parts)).reason
 
 
 def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

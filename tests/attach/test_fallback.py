@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import AttachError, OptionError
+from mmaccel.errors import AttachError
 from mmaccel.pipelines.attach.fallback import PassCounter as PassesOfALoop
 from mmaccel.pipelines.original_methods import has_own
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
@@ -156,16 +156,6 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
         assert run.history == []
 
 
-@pytest.mark.parametrize("name", ["strict", "assume_stateless"])
-@pytest.mark.parametrize("value", ["no", 1, None])
-def test_switches_are_true_or_false(name: str, value: Any) -> None:
-    """A string such as "no" would silently count as true."""
-    with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
-        mmaccel.attach(build_lm("llama"), "jacobi", **{name: value})
-    with pytest.raises(OptionError, match=f"{name}: expected True or False, received"):
-        mmaccel.decoder("jacobi", **{name: value})
-
-
 def test_what_the_original_refuses_is_refused_as_before() -> None:
     model = build_lm("llama")
     with (
@@ -209,9 +199,6 @@ def test_training_modes_that_change_the_pass_run_the_original() -> None:
     with mmaccel.attach(model.eval(), mmaccel.Jacobi(window=4)) as run:
         model.generate(**PROMPTS, **SHORT)
     assert not run.stats.fallbacks
-    with mmaccel.attach(model.train(), mmaccel.Jacobi(window=4), strict=True):
-        with pytest.raises(AttachError, match="training mode with dropout"):
-            model.generate(**PROMPTS, **SHORT)
 
 
 def test_a_loop_of_the_callers_own_is_noticed() -> None:
@@ -226,10 +213,6 @@ def test_a_loop_of_the_callers_own_is_noticed() -> None:
         model.generate(**PROMPTS, **SHORT)
     assert out.shape == (3, 5)
     assert [bool(stats.fallbacks) for stats in run.history] == [True, False]
-    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True) as run:
-        with pytest.raises(AttachError, match="custom_generate"):
-            model.generate(**PROMPTS, **SHORT, custom_generate=own)
-    assert not run.history
 
 
 def test_counters_of_two_threads_leave_the_callers_own_method() -> None:
@@ -317,8 +300,7 @@ def test_a_function_that_a_new_release_changed_runs_the_original(
     assert "TypeError: hand_over() got an unexpected" in run.stats.fallbacks[0]
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_continuous_batching_of_transformers_is_not_watched(strict: bool) -> None:
+def test_continuous_batching_of_transformers_is_not_watched() -> None:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = build_lm("llama")
@@ -327,12 +309,8 @@ def test_continuous_batching_of_transformers_is_not_watched(strict: bool) -> Non
     batch: Any = partial(
         model.generate_batch, generation_config=config, continuous_batching_config=small
     )
-    with mmaccel.attach(model, "jacobi", strict=strict) as run, warnings.catch_warnings():
+    with mmaccel.attach(model, "jacobi") as run, warnings.catch_warnings():
         warnings.simplefilter("error")
-        if strict:
-            with pytest.raises(AttachError, match="continuous batching"):
-                batch([[5, 6]])
-            return
         with pytest.warns(UserWarning, match="continuous batching; generate takes a") as seen:
             for _ in range(2):
                 out = batch([[5, 6], [7]])

@@ -49,18 +49,20 @@ def _pocket_tts() -> Any:
         return hf.PocketTTSForConditionalGeneration(hf.PocketTTSConfig())
 
 
+def _csm() -> Any:
+    import transformers as hf
+
+    small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    with torch.device("meta"):
+        config = hf.CsmConfig(**small, depth_decoder_config=small)
+        return hf.CsmForConditionalGeneration(config)
+
+
 def _speech_t5() -> Any:
     import transformers as hf
 
     with torch.device("meta"):
         return hf.SpeechT5ForTextToSpeech(hf.SpeechT5Config())
-
-
-def _csm() -> Any:
-    import transformers as hf
-
-    with torch.device("meta"):
-        return hf.CsmForConditionalGeneration(hf.CsmConfig())
 
 
 @pytest.mark.parametrize("make", [_musicgen, _bark, _pocket_tts, _speech_t5, _csm])

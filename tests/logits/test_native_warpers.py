@@ -90,8 +90,8 @@ def test_an_ordinary_sampled_call_has_no_processor_left(monkeypatch: pytest.Monk
         real(self, window, prompt, policy, params)
 
     monkeypatch.setattr(generate_service.Engine, "prepare", prepare)
-    with mmaccel.attach(build_lm("llama"), Jacobi(window=4), seed=1) as run:
-        model = run._target
+    model = build_lm("llama")
+    with mmaccel.attach(model, Jacobi(window=4), seed=1):
         ids = torch.tensor([[1, 2]])
         options = {"do_sample": True, "max_new_tokens": 4}
         model.generate(ids, temperature=0.8, top_k=7, top_p=0.9, **options)

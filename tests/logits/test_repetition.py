@@ -166,27 +166,6 @@ def test_other_classes_are_called_position_by_position() -> None:
         assert find_kind(processor, assume_stateless=True) == "prefix"
 
 
-@pytest.mark.parametrize(
-    "kind, options, name",
-    [
-        *(("penalty", {"penalty": bad}, "penalty") for bad in (0, -1.0, float("nan"), "1", True)),
-        *(("penalty", {"window": bad}, "window") for bad in (0, 2.0, True)),
-        *(("aware", {"window": bad}, "window") for bad in (0, -3, "10")),
-        *(("aware", {"share": bad}, "share") for bad in (0, 1.1, float("nan"), None)),
-        *(("aware", {"top_p": bad}, "top_p") for bad in (0.0, 1.5, True)),
-        *(("aware", {"top_k": bad}, "top_k") for bad in (0, 2.5, None)),
-        *(("aware", {"start": bad}, "start") for bad in (-1, 1.0)),
-        ("aware", {"redraw": "some"}, "redraw"),
-    ],
-)
-def test_bad_arguments(kind: str, options: dict[str, Any], name: str) -> None:
-    with pytest.raises(mmaccel.OptionError, match=f"^{name}: expected .*, received .*; "):
-        if kind == "aware":
-            mmaccel.RepetitionAwareSampling(**options)
-        else:
-            mmaccel.WindowedRepetitionPenalty(**({"penalty": 1.1, "window": 64} | options))
-
-
 @pytest.mark.parametrize("gap", [60.0, 88.0, 95.0, 103.0, 120.0])
 @pytest.mark.parametrize("redraw", ["all", "others"])
 def test_a_token_far_ahead_of_the_others_leaves_a_distribution(gap: float, redraw: Any) -> None:

@@ -68,16 +68,6 @@ def test_negative_seeds_count_from_the_largest(case: MediaCase) -> None:
     assert_same(made, case.call([2**64 - 1], index=1, temperature=9.0)[0])
 
 
-def test_without_a_seed_torchs_generator_draws_one(case: MediaCase) -> None:
-    torch.manual_seed(2)
-    first, second = (case.call(None, index=0, temperature=9.0) for _ in range(2))
-    assert first.stats.seed == first[0].seed != second.stats.seed
-    torch.manual_seed(2)
-    assert case.call(None, index=0, temperature=9.0).stats.seed == first.stats.seed
-    (contents,) = case.call(second.stats.seed, index=0, temperature=9.0, return_dict=False)
-    assert torch.equal(contents[0] if case.speaks else contents[0], content(second[0]))
-
-
 def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(case: MediaCase) -> None:
     few: dict[str, Any] = {"policy": Jacobi(window=8), "temperature": 0.4, "top_p": 1.0}
     seeds = [6, 0, 5, 2, 2**64 - 1]

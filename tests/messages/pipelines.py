@@ -293,9 +293,10 @@ def _open_words(**options: Any) -> Call:
 
 _IMAGES = (
     *(
-        Refused(f"captions {prompts!r}"[:40], _stream(prompts),
+        Refused(f"{name} for captions", _stream(prompts),
                 ("prompt: expected a prompt or a list of them",))
-        for prompts in (None, 5, iter(CAPTIONS), "a red circle", [])
+        for name, prompts in (("nothing", None), ("a number", 5), ("an iterator", iter(CAPTIONS)),
+                              ("one caption", "a red circle"), ("an empty list", []))
     ),
     Refused("a stream without parameters", _stream(params=None),
             ("params: expected mmaccel.SamplingParams",)),

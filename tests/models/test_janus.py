@@ -42,12 +42,6 @@ def test_guidance_counts() -> None:
     assert torch.equal(strong, own(model, guidance_scale=9.0))
 
 
-def test_without_a_seed_every_call_draws_anew() -> None:
-    model = build_janus()
-    drawn = [run(model, "jacobi", seed=None, do_sample=True)[0] for _ in range(2)]
-    assert not torch.equal(*drawn)
-
-
 def probabilities_by_hand(
     model: Any, row: list[int], scale: float, length: int, size: int
 ) -> Tensor:
@@ -96,8 +90,6 @@ def test_what_only_the_original_can_serve(options: dict[str, Any], reason: str) 
         ours, stats = run(model, "jacobi", strict=False, **options, **{CACHE: DynamicCache()})
     assert torch.equal(getattr(ours, "sequences", ours), getattr(plain, "sequences", plain))
     assert reason in "; ".join(stats.fallbacks)
-    with pytest.raises(mmaccel.AttachError, match=reason):
-        run(model, "jacobi", **options, **{CACHE: DynamicCache()})
 
 
 @pytest.mark.parametrize(
@@ -162,13 +154,6 @@ def test_training_with_dropout_and_refused_models_run_the_original(
         monkeypatch.setattr("mmaccel.pipelines.models.janus.Janus.check", refuse)
         with pytest.raises(mmaccel.AttachError, match="no such model"):
             model.generate(**janus_prompts(ROWS), **IMAGE)
-
-
-def test_too_many_positions_run_the_original() -> None:
-    model = build_janus()
-    rows = [[20] * 115]  # 117 ids and 16 tokens, of 128 positions
-    with pytest.raises(mmaccel.AttachError, match="more positions than the model's 128"):
-        run(model, "jacobi", rows)
 
 
 def test_greedy_images_leave_torchs_generator_alone() -> None:
