@@ -12,7 +12,7 @@ import torch
 import mmaccel
 from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, SamplingParams, SpeculativeJacobi
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.image_to_video import pipeline as image_to_video
+from mmaccel.pipelines.image_to_video import registry as image_to_video
 from mmaccel.pipelines.media import RunProgress
 from mmaccel.pipelines.text_to_speech import registry as speech_models
 from mmaccel.results import Progress
