@@ -129,25 +129,16 @@ def _swap_codes(folder: Path) -> None:
 
 _ENDS_EARLY = "{% for m in messages %}{{ m.content[:5] }}{% endfor %}"
 _SPEECH = (
-    Refused(
-        "an unknown family of speech",
-        _speech("llasa", "llasa", family="bark"),
-        ("family: expected one of llasa, orpheus",),
-    ),
+    Refused("an unknown family of speech", _speech("llasa", "llasa", family="bark"),
+            ("family: expected one of llasa, orpheus",)),
     Refused("no package of the codec", _without_snac, ("pip install snac",), MissingBackendError),
     *(
         Refused(name, call, says, UnsupportedModelError)
         for name, call, says in (
-            (
-                "another family's tokenizer",
-                _speech("llasa", "orpheus", family="orpheus"),
-                ("expected a tokenizer that knows <custom_tok",),
-            ),
-            (
-                "another family's codec",
-                _codec("llasa", _snac_weights),
-                ("codec: expected the tensors of Xcodec2Model in", "missing, such as"),
-            ),
+            ("another family's tokenizer", _speech("llasa", "orpheus", family="orpheus"),
+             ("expected a tokenizer that knows <custom_tok",)),
+            ("another family's codec", _codec("llasa", _snac_weights),
+             ("codec: expected the tensors of Xcodec2Model in", "missing, such as")),
             (
                 "an empty folder for a codec",
                 lambda: TextToSpeech.from_pretrained(
@@ -155,21 +146,12 @@ _SPEECH = (
                 ),
                 ("codec: expected a file config.json in",),
             ),
-            (
-                "a tokenizer without a family's codes",
-                _without_codes,
-                ("with <|s_0|> or <custom_token_10>",),
-            ),
-            (
-                "fewer tokens than codes",
-                _codec("llasa", _more_codes),
-                ("a tokenizer that knows <|s_16|>",),
-            ),
-            (
-                "a codec of four levels",
-                _codec("orpheus", _four_levels),
-                ("three levels, strides [4, 2, 1]",),
-            ),
+            ("a tokenizer without a family's codes", _without_codes,
+             ("with <|s_0|> or <custom_token_10>",)),
+            ("fewer tokens than codes", _codec("llasa", _more_codes),
+             ("a tokenizer that knows <|s_16|>",)),
+            ("a codec of four levels", _codec("orpheus", _four_levels),
+             ("three levels, strides [4, 2, 1]",)),
             *(
                 (
                     f"the chat template {text!r}"[:60],
@@ -180,16 +162,10 @@ _SPEECH = (
                     None, "", "{% for", "{{ raise_exception('no') }}", "hello", _ENDS_EARLY,
                 )
             ),
-            (
-                "a marker in two tokens",
-                _speech("llasa", "llasa", _split_marker),
-                ("received a prompt that ends otherwise",),
-            ),
-            (
-                "codes in another order",
-                _speech("llasa", "llasa", _swap_codes),
-                ("received 24 and, 3 later, 29; give",),
-            ),
+            ("a marker in two tokens", _speech("llasa", "llasa", _split_marker),
+             ("received a prompt that ends otherwise",)),
+            ("codes in another order", _speech("llasa", "llasa", _swap_codes),
+             ("received 24 and, 3 later, 29; give",)),
         )
     ),
 )  # fmt: skip

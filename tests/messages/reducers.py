@@ -137,172 +137,86 @@ FIELDS = (
     Refused("keep=True", lambda: FastV(keep=True), ("a number in (0, 1]", "received True")),
     Refused("n_keep=0", lambda: FastV(n_keep=0), ("FastV.n_keep: expected an integer >= 1", "0")),
     Refused("layer 0", lambda: FastV(keep=0.5, layer=0), ("an integer >= 1", "received 0")),
-    Refused(
-        "a layer that is not there",
-        lambda: FastV(keep=0.5, layer=30).layers_in(24),
-        ("in 1..23", "received 30"),
-    ),
-    Refused(
-        "descending layers", lambda: PyramidDrop(keep=0.5, layers=(8, 4)), ("ascending layers",)
-    ),
-    Refused(
-        "one layer for a list",
-        lambda: PyramidDrop(keep=0.5, layers=8),
-        ("a list of layers", "received 8"),
-    ),
-    Refused(
-        "a threshold of 2",
-        lambda: ToMe(keep=0.5, threshold=2),
-        ("ToMe.threshold: expected a number in -1..1",),
-    ),
-    Refused(
-        "unknown features",
-        lambda: ToMe(keep=0.5, features="both"),
-        ("features: expected one of auto, merged, all",),
-    ),
+    Refused("a layer that is not there", lambda: FastV(keep=0.5, layer=30).layers_in(24),
+            ("in 1..23", "received 30")),
+    Refused("descending layers", lambda: PyramidDrop(keep=0.5, layers=(8, 4)),
+            ("ascending layers",)),
+    Refused("one layer for a list", lambda: PyramidDrop(keep=0.5, layers=8),
+            ("a list of layers", "received 8")),
+    Refused("a threshold of 2", lambda: ToMe(keep=0.5, threshold=2),
+            ("ToMe.threshold: expected a number in -1..1",)),
+    Refused("unknown features", lambda: ToMe(keep=0.5, features="both"),
+            ("features: expected one of auto, merged, all",)),
     Refused("an even kernel", lambda: ILRe(keep=0.5, kernels=(2,)), ("expected odd widths",)),
-    Refused(
-        "one kernel for a list",
-        lambda: ILRe(keep=0.5, kernels=3),
-        ("expected odd widths", "received 3"),
-    ),
-    Refused(
-        "a scorer by name",
-        lambda: HiRED(keep=0.5, scorer="evs"),
-        ("method that ranks tokens", "received 'evs'"),
-    ),
-    Refused(
-        "a scorer that does not rank",
-        lambda: HiRED(keep=0.5, scorer=DivPrune(keep=0.5)),
-        ("method that ranks",),
-    ),
-    Refused(
-        "unknown queries",
-        lambda: VisionZip(keep=0.5, queries="text"),
-        ("expected one of cls, all",),
-    ),
+    Refused("one kernel for a list", lambda: ILRe(keep=0.5, kernels=3),
+            ("expected odd widths", "received 3")),
+    Refused("a scorer by name", lambda: HiRED(keep=0.5, scorer="evs"),
+            ("method that ranks tokens", "received 'evs'")),
+    Refused("a scorer that does not rank", lambda: HiRED(keep=0.5, scorer=DivPrune(keep=0.5)),
+            ("method that ranks",)),
+    Refused("unknown queries", lambda: VisionZip(keep=0.5, queries="text"),
+            ("expected one of cls, all",)),
     Refused("a name", lambda: check_reducers("dart"), ("a method such as mmaccel.DART",)),
     Refused("no method", lambda: check_reducers([]), ("one method a stage",)),
-    Refused(
-        "two of a stage",
-        lambda: check_reducers([FastV(keep=1), DART(keep=1)]),
-        ("one method a stage",),
-    ),
-    Refused(
-        "a context at another layer",
-        lambda: PyramidDrop(keep=0.2).plan(batch([image(4, 4, 1)], layer=3)),
-        ("layers (2, 4, 6)", "received layer 3 of 8"),
-    ),
-    Refused(
-        "pixels in a context of tokens",
-        lambda: DownsamplePixels(keep=0.25).plan(make_context(torch.zeros(1, 4, 2))),
-        ("expected the image's pixels",),
-        UnsupportedModelError,
-    ),
-    Refused(
-        "a class token that the encoder lacks",
-        lambda: HiRED(keep=0.2).check(_PARTS, "SiglipVisionModel"),
-        ("attention of an encoder's class token", "queries='all'"),
-        UnsupportedModelError,
-    ),
-    Refused(
-        "the same, with another remedy",
-        lambda: VisionZip(keep=0.2).check(_PARTS, "SiglipVisionModel"),
-        ("class token", "SiglipVisionModel without", "DivPrune"),
-        UnsupportedModelError,
-    ),
-    Refused(
-        "frames of single images",
-        lambda: EVS(keep=0.2).check(_PARTS, "SiglipVisionModel"),
-        ("a video in frames", "single images"),
-        UnsupportedModelError,
-    ),
-    Refused(
-        "heads that share no keys",
-        lambda: attention_mass(_QUERIES, torch.randn(2, 2, 4, 8), VALID.long(), scale=1.0),
-        ("H is a multiple of H_kv",),
-        ShapeError,
-    ),
-)
+    Refused("two of a stage", lambda: check_reducers([FastV(keep=1), DART(keep=1)]),
+            ("one method a stage",)),
+    Refused("a context at another layer",
+            lambda: PyramidDrop(keep=0.2).plan(batch([image(4, 4, 1)], layer=3)),
+            ("layers (2, 4, 6)", "received layer 3 of 8")),
+    Refused("pixels in a context of tokens",
+            lambda: DownsamplePixels(keep=0.25).plan(make_context(torch.zeros(1, 4, 2))),
+            ("expected the image's pixels",), UnsupportedModelError),
+    Refused("a class token that the encoder lacks",
+            lambda: HiRED(keep=0.2).check(_PARTS, "SiglipVisionModel"),
+            ("attention of an encoder's class token", "queries='all'"), UnsupportedModelError),
+    Refused("the same, with another remedy",
+            lambda: VisionZip(keep=0.2).check(_PARTS, "SiglipVisionModel"),
+            ("class token", "SiglipVisionModel without", "DivPrune"), UnsupportedModelError),
+    Refused("frames of single images", lambda: EVS(keep=0.2).check(_PARTS, "SiglipVisionModel"),
+            ("a video in frames", "single images"), UnsupportedModelError),
+    Refused("heads that share no keys",
+            lambda: attention_mass(_QUERIES, torch.randn(2, 2, 4, 8), VALID.long(), scale=1.0),
+            ("H is a multiple of H_kv",), ShapeError),
+)  # fmt: skip
 
 PLANS = tuple(
     Refused(name, call, says, ShapeError)
     for name, call, says in (
-        (
-            "a mask of another width",
-            lambda: keep_tokens(torch.ones(2, 5, dtype=torch.bool), VALID),
-            ("expected a mask [2, 6]", "or indices [2, k]"),
-        ),
-        (
-            "indices of other rows",
-            lambda: keep_tokens(torch.zeros(3, 2, dtype=torch.int64), VALID),
-            ("choose among the tokens",),
-        ),
-        (
-            "scores of three axes",
-            _own(torch.rand(ROWS, N, 1)),
-            ("Own.score: expected [2, 6] of floating point", "received [2, 6, 1] of torch.float32"),
-        ),
+        ("a mask of another width",
+         lambda: keep_tokens(torch.ones(2, 5, dtype=torch.bool), VALID),
+         ("expected a mask [2, 6]", "or indices [2, k]")),
+        ("indices of other rows",
+         lambda: keep_tokens(torch.zeros(3, 2, dtype=torch.int64), VALID),
+         ("choose among the tokens",)),
+        ("scores of three axes", _own(torch.rand(ROWS, N, 1)),
+         ("Own.score: expected [2, 6] of floating point", "received [2, 6, 1] of torch.float32")),
         ("scores of one axis", _own(torch.rand(N)), ("Own.score", "[6] of torch.float32")),
-        (
-            "scores of integers",
-            _own(torch.zeros(ROWS, N, dtype=torch.int64)),
-            ("Own.score", "received [2, 6] of torch.int64"),
-        ),
+        ("scores of integers", _own(torch.zeros(ROWS, N, dtype=torch.int64)),
+         ("Own.score", "received [2, 6] of torch.int64")),
         ("scores in a list", _own([0.5] * N), ("Own.score", "received a list; see")),
         ("no scores", _own(None), ("Own.score", "received a NoneType; see")),
-        (
-            "chosen tokens beyond the last",
-            _own(chosen=torch.tensor([[0, 1], [2, N]])),
-            ("Own.select", "plan: expected indices below 6", "received 6;"),
-        ),
-        (
-            "a choice for one row",
-            _own(chosen=torch.tensor([[0, 1]])),
-            ("Own.select", "expected a mask [2, 6] of torch.bool or indices [2, k]"),
-        ),
-        (
-            "short indices",
-            _own(chosen=torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)),
-            ("Own.select", "received [2, 2] of torch.int32;"),
-        ),
-        (
-            "a choice of floats",
-            _own(chosen=torch.ones(ROWS, N)),
-            ("Own.select", "received [2, 6] of torch.float32;"),
-        ),
-        (
-            "a choice in words",
-            _own(chosen="the first two"),
-            ("Own.select", "plan: expected a Plan, received a str; return keep_tokens"),
-        ),
-        (
-            "a plan that keeps a token beyond the last",
-            _own(keep=torch.tensor([[0, 1], [2, N]])),
-            ("Own.select", "expected keep below 6 tokens", "received 6 and"),
-        ),
-        (
-            "a plan of more slots",
-            _own(assign=torch.full((ROWS, N), 2)),
-            ("Own.select", "assign below 2 slots", "and 2;"),
-        ),
-        (
-            "a plan of fewer tokens",
-            _own(assign=torch.zeros(ROWS, 5, dtype=torch.int64)),
-            ("Own.select", "plan.assign: expected [2, 6]"),
-        ),
-        (
-            "weights in float64",
-            _own(weight=torch.ones(ROWS, N).double()),
-            ("Own.select", "plan.weight: ", "received [2, 6] of torch.float64;"),
-        ),
-        (
-            "sizes of one slot",
-            _own(size=torch.ones(ROWS, 1)),
-            ("Own.select", "plan.size: expected [2, 2]", "received [2, 1]"),
-        ),
+        ("chosen tokens beyond the last", _own(chosen=torch.tensor([[0, 1], [2, N]])),
+         ("Own.select", "plan: expected indices below 6", "received 6;")),
+        ("a choice for one row", _own(chosen=torch.tensor([[0, 1]])),
+         ("Own.select", "expected a mask [2, 6] of torch.bool or indices [2, k]")),
+        ("short indices", _own(chosen=torch.tensor([[0, 1], [2, 3]], dtype=torch.int32)),
+         ("Own.select", "received [2, 2] of torch.int32;")),
+        ("a choice of floats", _own(chosen=torch.ones(ROWS, N)),
+         ("Own.select", "received [2, 6] of torch.float32;")),
+        ("a choice in words", _own(chosen="the first two"),
+         ("Own.select", "plan: expected a Plan, received a str; return keep_tokens")),
+        ("a plan that keeps a token beyond the last", _own(keep=torch.tensor([[0, 1], [2, N]])),
+         ("Own.select", "expected keep below 6 tokens", "received 6 and")),
+        ("a plan of more slots", _own(assign=torch.full((ROWS, N), 2)),
+         ("Own.select", "assign below 2 slots", "and 2;")),
+        ("a plan of fewer tokens", _own(assign=torch.zeros(ROWS, 5, dtype=torch.int64)),
+         ("Own.select", "plan.assign: expected [2, 6]")),
+        ("weights in float64", _own(weight=torch.ones(ROWS, N).double()),
+         ("Own.select", "plan.weight: ", "received [2, 6] of torch.float64;")),
+        ("sizes of one slot", _own(size=torch.ones(ROWS, 1)),
+         ("Own.select", "plan.size: expected [2, 2]", "received [2, 1]")),
     )
-)
+)  # fmt: skip
 
 _HALF = DownsamplePixels(keep=0.25)
 _GIVEN = tuple(  # what is no method
@@ -317,18 +231,14 @@ _GIVEN = tuple(  # what is no method
         ({"name": "dart", "kepp": 0.5}, ("'kepp'",)),
         (0.5, ("a method such as",)),
     )
-)
+)  # fmt: skip
 _BLOCKS = "2 x 2 blocks"
 _MODELS = tuple(
     Refused(name, call, says, UnsupportedModelError)
     for name, call, says in (
-        (
-            "a model without images",
-            lambda: mmaccel.attach(
-                shared_lm("llama"), "jacobi", visual_tokens=RandomTokens(keep=0.5)
-            ),
-            ("visual_tokens: expected a vision-language",),
-        ),
+        ("a model without images",
+         lambda: mmaccel.attach(shared_lm("llama"), "jacobi", visual_tokens=RandomTokens(keep=0.5)),
+         ("visual_tokens: expected a vision-language",)),
         *(
             (f"merging in the encoder of {name}", _attach(name, ToMe(keep=0.5)), (reason, "FastV"))
             for name, reason in (
@@ -340,61 +250,33 @@ _MODELS = tuple(
             (f"smaller images of {name}", _attach(name, _HALF), (reason, "use Downsample"))
             for name, reason in (("gemma3", "pools a grid of one size"), ("chameleon", "a VQGAN"))
         ),
-        (
-            "the class token of an encoder without one",
-            _attach("llava_onevision", FiCoCoV(keep=0.5)),
-            ("class token", "received the encoder", "ToMe merges"),
-        ),
-        (
-            "merged features of a pooled grid",
-            _attach("gemma3", ToMe(keep=0.5, features="merged")),
-            ('pools or shuffles the grid; give features="',),
-        ),
-        (
-            "an encoder that is merged and read",
-            _attach("llava", ToMe(keep=0.5), VisionZip(keep=0.5)),
-            ("whose encoder ToMe", "reduces without"),
-        ),
-        (
-            "an encoder that is read and gets smaller images",
-            _attach("llava", _HALF, VisionZip(keep=0.5)),
-            ("whose encoder DownsamplePixels", "reduces without"),
-        ),
-        (
-            "two methods in front of and in the encoder",
-            _attach("llava", _HALF, ToMe(keep=0.5)),
-            ("one method before or in the encoder",),
-        ),
-        (
-            "layers that slide",
-            _attach("gemma3", FastV(keep=0.5)),
-            ("sliding windows; use a method at the enc",),
-        ),
-        (
-            "revival in layers that slide",
-            _attach("gemma3", LazyLLM(keep=0.5), policy="autoregressive"),
-            ("sliding windows",),
-        ),
-        (
-            "a layer before the last that images enter",
-            _answer("qwen3_vl", FastV(keep=0.5, layer=1)),
-            ("from 2 on",),
-        ),
-        (
-            "smaller frames of a model without frames",
-            _answer("llava_onevision", _HALF, draw_videos, (2,)),
-            ("video features that are tokens of the enc",),
-        ),
-        (
-            "merged features of a video",
-            _answer("llava_onevision", ToMe(keep=0.5, features="merged"), draw_videos, (2, 2)),
-            ("video features that are tokens of the enc",),
-        ),
-        (
-            "a prompt that was shortened already",
-            _shortened_already,
-            ("a placeholder for each of the 16 image feat",),
-        ),
+        ("the class token of an encoder without one",
+         _attach("llava_onevision", FiCoCoV(keep=0.5)),
+         ("class token", "received the encoder", "ToMe merges")),
+        ("merged features of a pooled grid", _attach("gemma3", ToMe(keep=0.5, features="merged")),
+         ('pools or shuffles the grid; give features="',)),
+        ("an encoder that is merged and read",
+         _attach("llava", ToMe(keep=0.5), VisionZip(keep=0.5)),
+         ("whose encoder ToMe", "reduces without")),
+        ("an encoder that is read and gets smaller images",
+         _attach("llava", _HALF, VisionZip(keep=0.5)),
+         ("whose encoder DownsamplePixels", "reduces without")),
+        ("two methods in front of and in the encoder", _attach("llava", _HALF, ToMe(keep=0.5)),
+         ("one method before or in the encoder",)),
+        ("layers that slide", _attach("gemma3", FastV(keep=0.5)),
+         ("sliding windows; use a method at the enc",)),
+        ("revival in layers that slide",
+         _attach("gemma3", LazyLLM(keep=0.5), policy="autoregressive"), ("sliding windows",)),
+        ("a layer before the last that images enter",
+         _answer("qwen3_vl", FastV(keep=0.5, layer=1)), ("from 2 on",)),
+        ("smaller frames of a model without frames",
+         _answer("llava_onevision", _HALF, draw_videos, (2,)),
+         ("video features that are tokens of the enc",)),
+        ("merged features of a video",
+         _answer("llava_onevision", ToMe(keep=0.5, features="merged"), draw_videos, (2, 2)),
+         ("video features that are tokens of the enc",)),
+        ("a prompt that was shortened already", _shortened_already,
+         ("a placeholder for each of the 16 image feat",)),
     )
 )  # fmt: skip
 _WINDOWS = tuple(
@@ -404,13 +286,10 @@ _WINDOWS = tuple(
         ("Autoregressive() with LazyLLM", "PyramidDrop"),
     )
     for policy in (mmaccel.Jacobi(4), mmaccel.Speculative(), "jacobi")
-)
+)  # fmt: skip
 _CALLS = (
-    Refused(
-        "a layer beyond the encoder's last",
-        _attach("llava", ToMe(keep=0.5, layers=(1, 2))),
-        ("layer: expected an integer in 1..1, received 2",),
-    ),
+    Refused("a layer beyond the encoder's last", _attach("llava", ToMe(keep=0.5, layers=(1, 2))),
+            ("layer: expected an integer in 1..1, received 2",)),
     Refused("states before any layer that could merge", _first_layer, ("ascending layers",)),
     Refused("a drafter of other words", _small_drafter, ("a vocabulary of 128", "received 64")),
     *(
@@ -431,12 +310,8 @@ _CALLS = (
         )
         for name, missing in (("llava_next", "image_sizes"), ("qwen2_vl", "image_grid_thw"))
     ),
-    Refused(
-        "encoded images for a method in the encoder",
-        _encoded("llava_next", ToMe(keep=0.4)),
-        ("mm_encoder_outputs given by the caller",),
-        AttachError,
-    ),
+    Refused("encoded images for a method in the encoder", _encoded("llava_next", ToMe(keep=0.4)),
+            ("mm_encoder_outputs given by the caller",), AttachError),
     Refused(
         "a reduced cache for the caller",
         lambda: _generate(
@@ -448,13 +323,10 @@ _CALLS = (
         ("a cache that the caller sees",),
         AttachError,
     ),
-)
+)  # fmt: skip
 OLD = (
-    Refused(
-        "a transformers that encodes images in its first pass",
-        lambda: mmaccel.attach(build_vlm("llava"), "jacobi", visual_tokens=DivPrune(keep=0.5)),
-        ("install transformers 5.23",),
-        UnsupportedModelError,
-    ),
-)
+    Refused("a transformers that encodes images in its first pass",
+            lambda: mmaccel.attach(build_vlm("llava"), "jacobi", visual_tokens=DivPrune(keep=0.5)),
+            ("install transformers 5.23",), UnsupportedModelError),
+)  # fmt: skip
 CASES = FIELDS + PLANS + (_GIVEN + _MODELS + _WINDOWS + _CALLS if encodes_first() else OLD)
