@@ -156,12 +156,15 @@ class Model(ABC):
         vocab_size: V.
         max_positions: the most positions of a row; None where there is no limit.
         model: the module that computes; None where there is none.
+        n_evicted: cached entries of prompts that methods evicted in the run, and entries that there
+            were, over all rows of a layer.
     """
 
     kind: ClassVar[Literal["window", "canvas"]]
     vocab_size: int
     max_positions: int | None = None
     model: Any = None
+    n_evicted: tuple[int, int] = (0, 0)
 
     @property
     @abstractmethod
@@ -191,6 +194,21 @@ class Model(ABC):
         `mmaccel.pipelines.runner.engine.Engine`. Returns whether the model can have one.
         """
         return False
+
+    def find_layer_obstacle(self, methods: Any) -> str:
+        """Why its layers do not carry methods of caches and attention (`LayerMethods` of
+        `mmaccel.pipelines.layers.methods`); empty where they do.
+        """
+        return "its layers do not cache and attend by functions of mmaccel"
+
+    def use_methods(self, methods: Any, branches: int = 1) -> None:
+        """From the next `reserve` on, the layers' caches and attention are reduced.
+
+        Args:
+            methods: how; such that there is no obstacle.
+            branches: G, guidance branches of the rows.
+        """
+        raise NotImplementedError
 
 
 class TokenModel(Model):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from mmaccel.catalog import find_family, load, policy_names, read_method, read_policy, read_reducers
+from mmaccel.catalog import find_family, load, policy_names, read_policy, read_reducers
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
-from mmaccel.pipelines.attach.layer_methods import check_combination, check_model
+from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
 from mmaccel.pipelines.attach.patching import Injection, as_function, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
@@ -23,14 +23,13 @@ from mmaccel.pipelines.attach.unwrap import (
 )
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
-from mmaccel.reduction.kv_cache.contract import CacheMethod, check_cache_method
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod, check_attention_method
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
@@ -238,10 +237,7 @@ def attach(
     engine = Engine(cuda_graphs, sync_every, fused, compile)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
-    methods = LayerMethods(
-        None if kv_cache is None else check_cache_method(read_method("kv_cache", kv_cache)),
-        None if attention is None else check_attention_method(read_method("attention", attention)),
-    )
+    methods = read_methods(kv_cache, attention)
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(
@@ -269,7 +265,7 @@ def attach(
         reduction.check(model, family, chosen)
     slots = " and ".join(filter(None, (methods.slots, "tree" if has_tree(chosen) else "")))
     if slots and refusal is None:
-        check_model(slots, family.wrap(model))
+        check_model(slots, family.wrap(model), methods)
     service = GenerateService(
         chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction,
         layer_methods=methods,

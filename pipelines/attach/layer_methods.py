@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from mmaccel.contracts import Policy
+from mmaccel.catalog import read_method
+from mmaccel.contracts import Model, Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.model import CausalLMWindow
-from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.reduction.kv_cache.contract import check_cache_method
+from mmaccel.reduction.sparse_attention.contract import check_attention_method
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.samplers.trees.contract import has_tree
 
 
-def check_model(slots: str, window: CausalLMWindow) -> None:
-    """Refuse a model whose layers cannot carry methods, or trees.
+def read_methods(kv_cache: Any, attention: Any) -> LayerMethods:
+    """The methods that a caller gave, as `mmaccel.attach` takes them.
+
+    Raises:
+        OptionError: something that is no method of its keyword.
+    """
+    return LayerMethods(
+        None if kv_cache is None else check_cache_method(read_method("kv_cache", kv_cache)),
+        None if attention is None else check_attention_method(read_method("attention", attention)),
+    )
+
+
+def check_model(slots: str, model: Model, methods: LayerMethods) -> None:
+    """Refuse a model whose layers do not carry methods, or trees.
 
     Args:
         slots: the keywords that ask for it.
-        window: over the model.
+        model: decodes.
+        methods: of its layers.
 
     Raises:
         UnsupportedModelError: with the layer and why.
 
-    Cost: at a model's first time, a self-check of a few short passes.
+    Cost: that of `Model.find_layer_obstacle`.
     """
-    name = type(window.model).__name__
-    for layer, span in enumerate(window.windows):
-        if span is not None:
-            raise UnsupportedModelError(
-                f"{slots}: expected layers that see all positions, received a {name} "
-                f"whose layer {layer} sees the last {span} alone; leave {slots} out"
-            )
-    reason = find_layer_obstacle(window)
+    reason = model.find_layer_obstacle(methods)
     if reason:
+        name = type(model if model.model is None else model.model).__name__
         raise UnsupportedModelError(
-            f"{slots}: expected layers whose attention transformers looks up by name, "
-            f"received a {name}: {reason}; leave {slots} out"
+            f"{slots}: expected layers whose cache and attention can be chosen, received a {name}: "
+            f"{reason}; leave {slots} out"
         )
 
 

@@ -276,9 +276,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             return "token types, or positions that do not count the tokens"
         if own is not None and own.is_cut:
             return "layers that cache fewer visual tokens than others"
-        if self.methods:
-            return f"{self.methods.slots}, which allocates while a run goes on"
-        return ""
+        return self.methods.capture_obstacle
 
     def use_kernel(self, choices: Choices | None) -> None:
         """From now on `forward` runs the attention kernel and collects its calls in `choices`."""
@@ -326,8 +324,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     @property
     def takes_trees(self) -> bool:
         """See `mmaccel.contracts.TokenModel`. Cost: as `find_layer_obstacle`."""
-        slides = any(window is not None for window in self.windows)
-        return not slides and self.methods.attention is None and not find_layer_obstacle(self)
+        return self.methods.attention is None and not self.find_layer_obstacle(self.methods)
 
     def make_room(self, spare: int) -> None:
         """See `mmaccel.contracts.TokenModel.make_room`."""
@@ -363,13 +360,18 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             tree=tree,
         )
 
-    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """From the next `reserve` on, the layers' caches and attention are reduced.
+    def find_layer_obstacle(self, methods: LayerMethods) -> str:
+        """See `mmaccel.contracts.Model.find_layer_obstacle`.
 
-        Args:
-            methods: how.
-            branches: G, guidance branches of the rows.
+        Cost: at a model's first time, a self-check of a few short passes.
         """
+        for layer, span in enumerate(self.windows):
+            if span is not None:
+                return f"layer {layer} sees the last {span} positions alone"
+        return find_layer_obstacle(self)
+
+    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
+        """See `mmaccel.contracts.Model.use_methods`."""
         self.methods, self._branches = methods, branches
 
     def _evict(self, lengths: Tensor, observer: Observer) -> None:

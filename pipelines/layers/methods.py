@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.results import Stats
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class LayerMethods:
         given = {"kv_cache": self.kv_cache, "attention": self.attention}
         return " and ".join(name for name, method in given.items() if method is not None)
 
+    @property
+    def capture_obstacle(self) -> str:
+        """Why steps under methods are not captured; empty where there are none."""
+        return f"{self.slots}, which allocates while a run goes on" if self else ""
+
     def describe(self, n_evicted: int, n_entries: int) -> str:
         """The model that a policy was exact with respect to; empty where nothing was reduced.
 
@@ -43,3 +52,30 @@ class LayerMethods:
         if self.attention is not None and self.attention.budget < 1:
             parts.append(f"the blocks that {self.attention!r} chooses")
         return f"the model on {' and '.join(parts)}" if parts else ""
+
+    def record(self, stats: Stats, n_evicted: int, n_entries: int) -> None:
+        """Let the statistics of a run say what it was exact with respect to."""
+        reference = self.describe(n_evicted, n_entries)
+        if reference:
+            stats.exactness = "relaxed"
+            stats.reference = reference
+
+
+class ReducedModel(Protocol):
+    """A model whose layers carry methods; see `mmaccel.contracts.Model`."""
+
+    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
+        """From the next `reserve` on, the layers' caches and attention are reduced."""
+
+
+@contextmanager
+def reducing(model: ReducedModel, methods: LayerMethods, branches: int) -> Iterator[None]:
+    """Inside the block, runs of a model are under methods; its rows have `branches` branches."""
+    if not methods:
+        yield
+        return
+    model.use_methods(methods, branches)
+    try:
+        yield
+    finally:
+        model.use_methods(LayerMethods())
