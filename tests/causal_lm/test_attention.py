@@ -198,7 +198,7 @@ def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> No
             calls.append(tuple(q.shape))
         return own(what, q, *args, **options)
 
-    monkeypatch.setattr("mmaccel.pipelines.models.llamagen.transformer.dispatch.run", run)
+    monkeypatch.setattr(attention_module.dispatch, "run", run)
     made, model = {}, build(CLASSES)
     for attention in ("model", "kernel"):
         window = LlamaGenWindow(model, attention)  # type: ignore[arg-type]
@@ -207,10 +207,11 @@ def test_llamagen_calls_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> No
         assert bool(calls) == (attention == "kernel")
     assert made["kernel"].tokens.equal(made["model"].tokens)
     assert {shape[0] for shape in calls} == {6} and window.attention_reason == ""
-    captions = LlamaGenWindow(build(CAPTIONS), "kernel")
-    mask = torch.tensor([[False, True, True, True, True, True]])
-    captions.condition_on_text(torch.randn(1, 6, 10), mask, guided=False)
-    captions.reserve(1, 20)
-    assert captions.attention_reason == "text features with padding"
+    features, lengths = torch.randn(3, 6, 10), torch.tensor([5, 2, 6])  # with padding
+    for attention in ("model", "kernel"):
+        window = LlamaGenWindow(build(CAPTIONS), attention)  # type: ignore[arg-type]
+        prompt = window.condition_on_text(features, lengths, guided=True)
+        made[attention] = decode(window, prompt, 16, guidance_scale=2.0)
+    assert made["kernel"].tokens.equal(made["model"].tokens) and window.attention_reason == ""
     with pytest.raises(OptionError, match="auto, model, kernel"):
         LlamaGenWindow(model, "flash")  # type: ignore[arg-type]

@@ -24,10 +24,8 @@ from mmaccel.pipelines.layers.attention import (
 )
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.models.imagegpt import ImageGPT
-from mmaccel.pipelines.models.llamagen.token_model import LlamaGenWindow
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
 from tests.fixtures.windows import build_model
-from tests.models.test_llamagen import CAPTIONS, build
 
 PADDED = left_padded([[5, 6, 7, 8, 9], [4, 5], [7, 7, 8]])
 IDS, START = torch.tensor([[5, 6, 7], [8, 9, 4]]), torch.tensor([0, 0])
@@ -255,14 +253,3 @@ def test_forced_triton_raises_for_a_model_with_other_attention(
         with pytest.raises(MissingBackendError, match="received LlamaForCausalLM: logits under"):
             reason_of(model, kind)
     assert reason_of(build_lm("llama"), "auto") == ""
-
-
-def test_forced_triton_raises_for_padded_prompts_of_llamagen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    window = LlamaGenWindow(build(CAPTIONS), "auto")
-    mask = torch.tensor([[False, True, True, True, True, True]])
-    window.condition_on_text(torch.randn(1, 6, 10), mask, guided=False)
-    monkeypatch.setenv("MMACCEL_KERNELS", "triton")
-    with pytest.raises(MissingBackendError, match="text features with padding"):
-        window.reserve(1, 20)

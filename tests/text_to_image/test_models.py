@@ -24,6 +24,7 @@ from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.checkpoints import FAMILIES, NUMBERS, SIZES, WORDS, captions
 from tests.fixtures.tiny_lms import PassCounter
+from tests.models.test_llamagen import full_logits
 
 # tokens, and width and height of the pixels that the tiny decoder makes of them
 WANTED = {
@@ -311,27 +312,27 @@ def test_glm_image_is_the_librarys_own(opened: Opener) -> None:
     assert torch.equal(*pair.tokens) and pair.images[0].tobytes() != pair.images[1].tobytes()
 
 
-def test_llamagens_text_features_are_padded_on_the_left(built: Callable[[str], Path]) -> None:
-    """T5's features of the words, zeros on the left, as the authors' sampling script has them."""
+def test_llamagens_texts_are_those_of_the_authors(built: Callable[[str], Path]) -> None:
+    """Greedy tokens of full passes over T5's features with zeros on the left, as in the authors'
+    sampling script.
+    """
     pipe = TextToImage.from_pretrained(
         built("llamagen-t2i"), size=SIZES["llamagen-t2i"], dtype=torch.float64
     )
     source: Any = pipe.image_model
     said = captions("llamagen-t2i")
-    source.prompt([source.encode(caption) for caption in said], True)
-    embedding = source.window.model.cls_embedding
-    for row, caption in enumerate(said):
-        ids = torch.tensor([source.words(caption)["input_ids"]])
-        with torch.no_grad():
+    made = pipe(said, temperature=0.0, guidance_scale=1.0, top_k=0, output_type="tokens")
+    model, rows, seen = source.window.model, [], torch.zeros(len(said), 8, dtype=torch.bool)
+    with torch.no_grad():
+        for row, caption in enumerate(said):
+            ids = torch.tensor([source.words(caption)["input_ids"]])
             features = source.encoder(ids).last_hidden_state[0]
             zeros = torch.zeros(8 - len(features), 16, dtype=torch.float64)
-            wanted = embedding(torch.cat([zeros, features])[None])[0]
-        assert torch.allclose(source.window._conditions[row], wanted, atol=1e-5)
-        assert source.window._seen[row].tolist() == [False] * (8 - len(features)) + [True] * len(
-            features
-        )
-    nothing = embedding(embedding.uncond_embedding[None])[0]
-    assert torch.allclose(source.window._conditions[3:], nothing.expand(3, -1, -1), atol=1e-5)
+            rows.append(torch.cat([zeros, features]))
+            seen[row, len(zeros) :] = True
+        logits = full_logits(model, model.cls_embedding(torch.stack(rows)), made.tokens, seen)
+    assert len(set(seen.sum(1).tolist())) > 1  # of different lengths
+    assert torch.equal(logits.argmax(-1), made.tokens)
 
 
 def test_what_is_recommended_and_what_is_asked_for(opened: Opener) -> None:

@@ -141,19 +141,16 @@ class PromptImages(LlamaGenImages):
 
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
-        """See `ImageModel.make_prompt`; T5 features are padded with zeros on the left."""
+        """See `ImageModel.make_prompt`."""
         width, device = self.window.model.config.cls_token_num, self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (width - len(ids))] for ids in encoded]
         lengths = torch.tensor([len(ids) for ids in encoded], device=device)
         mask = torch.arange(width, device=device) < lengths[:, None]  # [B, T]
-        outputs = self.encoder(
+        features = self.encoder(
             input_ids=torch.tensor(rows, device=device), attention_mask=mask.long()
-        ).last_hidden_state * mask[..., None].to(self.encoder.dtype)
-        features = torch.stack(
-            [row.roll(width - len(ids), 0) for row, ids in zip(outputs, encoded)]
-        )
+        ).last_hidden_state
         ready(self.window.model)
-        prompt = self.window.condition_on_text(features, mask.flip(1), guided)
+        prompt = self.window.condition_on_text(features, lengths, guided)
         return replace(prompt, layout=self.layout)
 
 

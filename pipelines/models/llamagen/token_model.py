@@ -1,4 +1,9 @@
-"""LlamaGen as a `TokenModel`: each row has its condition first, then image tokens."""
+"""LlamaGen as a `TokenModel`: each row has its condition first, then image tokens.
+
+A text of fewer features than the model has positions for is cached without padding: its features
+have no angles, wherever they stand, and an image token's angle is that of its slot. So all rows
+attend to what stands before them, and no pass needs a mask of its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,10 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
 from mmaccel.pipelines.causal_lm.self_check import refuse_own_attention
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_masks
+from mmaccel.pipelines.layers.attention import find_ancestors
+from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.models.llamagen.transformer import LlamaGenTransformer, make_rotations
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 
@@ -24,11 +32,11 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     Args:
         model: the transformer.
-        attention: as in `mmaccel.pipelines.causal_lm.model.CausalLMWindow`; rows with padded text
-            features always have a mask.
+        attention: as in `mmaccel.pipelines.causal_lm.model.CausalLMWindow`.
 
     Attributes:
         attention_reason: reason why passes have masks, set by `reserve`; empty if they have none.
+        methods: what is done to the caches and the attention of its layers.
         keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
 
     Raises:
@@ -36,7 +44,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
     """
 
     max_positions: int
-    row_inputs, constants = ("_conditions", "_seen"), ("_rotations",)
+    row_inputs, constants = ("_conditions", "_lengths"), ("_rotations",)
 
     def __init__(
         self, model: LlamaGenTransformer, attention: Literal["auto", "model", "kernel"] = "auto"
@@ -48,11 +56,14 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         self.max_positions = model.config.cls_token_num + model.config.block_size
         self._rotations = make_rotations(model.config).to(self.device)
         self._conditions: Tensor | None = None
-        self._seen: Tensor | None = None
+        self._lengths: Tensor | None = None  # [R], of the conditions
         self._kv_layout: KVCacheLayout | None = None
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
+        self.methods = LayerMethods()
+        self._branches = 1
+        self._spare = 0  # cache indices beside those of positions
 
     @property
     def device(self) -> torch.device:
@@ -69,22 +80,26 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         rows = torch.cat(
             [labels, torch.full_like(labels, self.model.config.num_classes)] if guided else [labels]
         )
-        return self._set(self.model.cls_embedding(rows.to(self.device)), None, guided)
+        ones = torch.ones_like(rows)
+        return self._set(self.model.cls_embedding(rows.to(self.device)), ones, guided)
 
-    def condition_on_text(self, features: Tensor, mask: Tensor, guided: bool) -> Prompt:
+    def condition_on_text(self, features: Tensor, lengths: Tensor, guided: bool) -> Prompt:
         """Set the text features of the next run.
 
         Args:
-            features: `[B, T, caption_dim]` from T5, T is `cls_token_num`; padding on the left.
-            mask: `[B, T]` bool, False on padding.
-            guided: whether unconditional rows follow; each has the mask of its conditional row.
+            features: `[B, T, caption_dim]` from T5, T is `cls_token_num`; padding on the right.
+            lengths: `[B]` int64, features of each row.
+            guided: whether unconditional rows follow; each has the length of its conditional row.
         """
         embedding: Any = self.model.cls_embedding
         features = features.to(self.device, self.model.output.weight.dtype)
-        if guided:
-            features = torch.cat([features, embedding.uncond_embedding.expand_as(features)])
-            mask = mask.repeat(2, 1)
-        return self._set(embedding(features), mask.bool().to(self.device), guided)
+        lengths = lengths.to(self.device)
+        if guided:  # of the unconditional features the last ones, as behind padding on the left
+            nothing = embedding.uncond_embedding
+            index = torch.arange(len(nothing), device=self.device) - lengths[:, None]  # [B, T]
+            features = torch.cat([features, nothing[index]])
+            lengths = lengths.repeat(2)
+        return self._set(embedding(features), lengths, guided)
 
     def reserve(self, rows: int, positions: int) -> None:
         """See `mmaccel.contracts.TokenModel.reserve`.
@@ -104,15 +119,19 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
                 f"rows: expected {rows} conditions, received {received}; call condition first"
             )
         self._rotations = self._rotations.to(self.device)  # the model may have been moved
-        self._kv_layout = KVCacheLayout(rows, positions + 1)
-        self.attention_reason = self._find_reason(rows, positions + 1)
+        self._kv_layout = KVCacheLayout(rows, positions + self._spare + 1)
+        self.attention_reason = self._find_reason(rows, positions + self._spare + 1)
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
-        self._cache = [WindowLayer(self._kv_layout) for _ in self.model.layers]
+        layers = [WindowLayer(self._kv_layout) for _ in self.model.layers]
+        self.n_evicted = (0, 0)
+        self._cache = LayerStores(layers, self.methods, self._branches)
 
     def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
-        hidden = self._pass(entries, has_masks=bool(self.attention_reason))
+        stores = self._reserved_stores(entries)
+        by_kernel = not self.attention_reason
+        hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.sparse)
         if self.keeps_states:
             self.last_states = hidden
         logits: Tensor = self.model.output(hidden)
@@ -126,49 +145,94 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return self.model.output.weight
 
+    @property
+    def takes_trees(self) -> bool:
+        """See `mmaccel.contracts.TokenModel`."""
+        return self.methods.attention is None
+
+    def make_room(self, spare: int) -> None:
+        """See `mmaccel.contracts.TokenModel.make_room`."""
+        self._spare = spare
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """See `mmaccel.contracts.TokenModel.commit`. Cost: a copy of the path's keys and values."""
+        for layer in self._cache.layers:
+            layer.commit(start, path)
+
+    @property
+    def capture_obstacle(self) -> str:
+        """See `mmaccel.contracts.TokenModel`."""
+        return self.methods.capture_obstacle
+
+    def find_layer_obstacle(self, methods: LayerMethods) -> str:
+        """See `mmaccel.contracts.Model.find_layer_obstacle`."""
+        evicting = methods.kv_cache
+        if evicting is None:
+            return ""
+        if self.model.config.cls_token_num == 1:
+            return "its prompt is one class label, of which nothing can be evicted"
+        if evicting.observed:
+            return (
+                f"the queries and keys of its prompt are zero, and {evicting.name} goes by the "
+                "attention among them"
+            )
+        return ""
+
+    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
+        """See `mmaccel.contracts.Model.use_methods`."""
+        self.methods = methods
+        self._branches = branches
+
     def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
-        self._pass(entries)
+        stores, lengths = self._reserved_stores(entries), entries.lengths
+        if lengths is None:  # the prompt goes on, or rows are admitted
+            self._pass(entries)
+            return
+        observer = stores.observe(lengths)
+        self._pass(entries, watcher=observer)
+        if observer is not None:
+            stores.evict(lengths, observer)
+            self.n_evicted = stores.n_evicted
 
-    @torch.no_grad()
-    def _pass(self, entries: Pass, has_masks: bool = True) -> Tensor:
-        layout, conditions = self._kv_layout, self._conditions
-        tokens, start = entries.tokens, entries.start
-        assert start is not None
-        if layout is None or conditions is None or tokens.shape[0] != layout.rows:
+    def _reserved_stores(self, entries: Pass) -> LayerStores:
+        """The stores of the run, which must be of as many rows as a pass.
+
+        Raises:
+            ShapeError: other rows than reserved.
+        """
+        layout, rows = self._kv_layout, list(entries.tokens.shape)
+        if layout is None or self._conditions is None or rows[0] != layout.rows:
             raise ShapeError(
-                f"tokens: expected as many rows as reserved, received {list(tokens.shape)}; "
+                f"tokens: expected as many rows as reserved, received {rows}; "
                 "call condition and reserve"
             )
+        stores: LayerStores = self._cache
+        return stores
+
+    @torch.no_grad()
+    def _pass(self, entries: Pass, **options: Any) -> Tensor:
+        """Hidden states `[R, W, dim]` of a pass; options are fields of `WindowPass`."""
+        tokens, start = entries.tokens, entries.start
+        conditions, lengths = self._conditions, self._lengths
+        assert start is not None and conditions is not None and lengths is not None
+        indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
+        tree = None if entries.parents is None else find_ancestors(entries.parents)
+        this = self._cache.open_pass(indices, tree=tree, **options)
+        # entries of one depth of a tree share a position
+        positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
+        is_first = positions < lengths[:, None]
         n_first = conditions.shape[1]
-        positions = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
-        layout.prepare(positions, layout.max_length)
-        is_first = positions < n_first
         at = positions.clamp(max=n_first - 1)[..., None].expand(-1, -1, conditions.shape[2])
         embedded = self.model.tok_embeddings(tokens.masked_fill(is_first, 0))
         hidden = torch.where(is_first[..., None], conditions.gather(1, at), embedded)
-        mask = self._make_mask(positions, hidden.dtype) if has_masks else None
-        rotations = self._rotations[positions.clamp(max=self.max_positions - 1)]
-        plain = None if has_masks else start
-        return self.model(hidden, rotations[:, None], mask, self._cache, plain)
-
-    def _make_mask(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        layout = self._kv_layout
-        assert layout is not None
-        mask = make_masks(positions, layout.rows, layout.visible_length, [None], dtype)
-        assert isinstance(mask, Tensor)
-        if self._seen is not None:  # padding attends to itself alone: no key would give NaN
-            keys = torch.arange(self._seen.shape[1], device=positions.device)
-            unseen = ~self._seen[:, None, None] & (keys != positions[:, None, :, None])
-            mask[..., : len(keys)].masked_fill_(unseen, float("-inf"))
-        return mask
+        slots = (positions - lengths[:, None]).clamp(min=-1, max=self.model.config.block_size - 1)
+        return self.model(hidden, self._rotations[n_first + slots][:, None], this)
 
     def _find_reason(self, rows: int, cache_size: int) -> str:
         """Reason why passes have masks; empty if they need none."""
         if self.attention == "model":
             return "attention='model'"
-        if self._seen is not None:
-            return "text features with padding"
         if self.attention == "kernel":
             return ""
         if self.device.type != "cuda" and dispatch.mode() != "triton":
@@ -180,10 +244,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         choice = dispatch.decide(window_attention, keys[:, :, :1], keys, keys, start, scale=1.0)
         return "" if choice.backend == "triton" else choice.reason
 
-    def _set(self, conditions: Tensor, seen: Tensor | None, guided: bool) -> Prompt:
+    def _set(self, conditions: Tensor, lengths: Tensor, guided: bool) -> Prompt:
         """Store embedded conditions `[R, T, dim]`; return a prompt with placeholder ids."""
-        self._conditions, self._seen = conditions, seen
-        rows, n_first = conditions.shape[:2]
-        ids = torch.zeros(rows, n_first, dtype=torch.int64, device=self.device)
-        lengths = torch.full((rows,), n_first, device=self.device)
-        return Prompt(ids, lengths, 2 if guided else 1)
+        self._conditions, self._lengths = conditions, lengths.to(self.device)
+        ids = torch.zeros(conditions.shape[:2], dtype=torch.int64, device=self.device)
+        return Prompt(ids, self._lengths, 2 if guided else 1)

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmaccel.errors import OptionError
-from mmaccel.kernels import dispatch
-from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.layers.attention import WindowPass
 
 _MULTIPLE = 256  # the feed-forward width is a multiple of this
 
@@ -127,25 +125,20 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(dim, config.norm_eps)
         self.ffn_norm = nn.RMSNorm(dim, config.norm_eps)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        rotations: Tensor,
-        mask: Tensor | None,
-        cache: Any,
-        start: Tensor | None,
-    ) -> Tensor:
-        """`[R, W, dim]` to `[R, W, dim]`; see `LlamaGenTransformer.forward`."""
+    def forward(self, hidden: Tensor, rotations: Tensor, layer: int, entries: WindowPass) -> Tensor:
+        """`[R, W, dim]` to `[R, W, dim]`.
+
+        Args:
+            hidden, rotations: see `LlamaGenTransformer.forward`.
+            layer: its number.
+            entries: of the pass.
+        """
         rows, width, dim = hidden.shape
         mixed = self.attention["wqkv"](self.attention_norm(hidden))
         q, k, v = mixed.view(rows, width, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)  # [R, H, W, D]
-        keys, values = cache.update(rotate(k, rotations), v)
-        queries = rotate(q, rotations)
-        if start is not None:
-            scale = q.shape[-1] ** -0.5
-            attended = dispatch.run(window_attention, queries, keys, values, start, scale=scale)
-        else:
-            attended = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+        keys, values = entries.stores[layer].update(rotate(k, rotations), v)
+        scale = q.shape[-1] ** -0.5
+        attended = entries.attend(layer, rotate(q, rotations), keys, values, scale=scale)
         hidden = hidden + self.attention["wo"](attended.transpose(1, 2).reshape(rows, width, dim))
         ffn, normed = self.feed_forward, self.ffn_norm(hidden)
         return hidden + ffn["w2"](F.silu(ffn["w1"](normed)) * ffn["w3"](normed))
@@ -164,29 +157,19 @@ class LlamaGenTransformer(nn.Module):
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.output = nn.Linear(config.dim, config.vocab_size, bias=False)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        rotations: Tensor,
-        mask: Tensor | None,
-        caches: Any,
-        start: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, rotations: Tensor, entries: WindowPass) -> Tensor:
         """One pass.
 
         Args:
             hidden: `[R, W, dim]`, embedded tokens.
             rotations: `[R, 1, W, D/2, 2]`, cosine and sine of every pair.
-            mask: `[R, 1, W, span]`, 0 where a key is visible and -inf elsewhere.
-            caches: one per layer; `update(keys, values)` gives `[R, H, span, D]` each.
-            start: `[R]` int64, position of each row's first token, for plain causal attention by
-                `mmaccel.kernels.window_attention` instead of the mask.
+            entries: what the layers know of the pass; its stores are prepared.
 
         Returns:
             `[R, W, dim]`, ready for `output`.
         """
-        for layer, cache in zip(self.layers, caches):
-            hidden = layer(hidden, rotations, mask, cache, start)
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, rotations, number, entries)
         return self.norm(hidden)
 
 
