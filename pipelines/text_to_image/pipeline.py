@@ -31,6 +31,8 @@ from mmaccel.contracts import (
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.options import LoadKeywords
+from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
+from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.media import RowPlan, check_deliver
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
@@ -56,6 +58,8 @@ from mmaccel.pipelines.text_to_image.outputs import (
     join,
 )
 from mmaccel.pipelines.text_to_image.registry import open_images
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise, choose_seed
@@ -65,6 +69,8 @@ _WARM_UP_PASSES = 3
 
 AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
 """What `mmaccel.catalog.read_policy` takes."""
+AnyMethod = CacheMethod | AttentionMethod | str | Mapping[str, Any] | None
+"""What `mmaccel.catalog.read_method` takes, or None."""
 
 
 class TextToImage(Pipeline):
@@ -143,6 +149,8 @@ class TextToImage(Pipeline):
         prompt: str | Sequence[str],
         *,
         policy: AnyPolicy | None = None,
+        kv_cache: AnyMethod = None,
+        attention: AnyMethod = None,
         negative_prompt: str | Sequence[str | None] | None = None,
         seed: int | Sequence[int] | None = None,
         guidance_scale: float | None = None,
@@ -168,6 +176,8 @@ class TextToImage(Pipeline):
             policy: how to decode: a policy, its short name, or a dictionary such as
                 `{"name": "jacobi", "window": 32}`. None is `Jacobi()`, or
                 `LosslessUnmask()` for a model that fills a canvas.
+            kv_cache, attention: which entries of a prompt stay in the layers' caches, and which
+                cached keys a pass attends to, as in `mmaccel.attach`; None keeps all.
             negative_prompt: prompt to guide away from, for models whose authors have one: one for
                 all or one per prompt; None and "" use the model's own unconditional prompt.
             seed: one for all (image b is item b of it), or one per image. With one per image an
@@ -204,6 +214,7 @@ class TextToImage(Pipeline):
         Raises:
             OptionError: a prompt or an argument outside its domain, before any pass; or a callback
                 that changes a tensor.
+            UnsupportedModelError: a model whose layers do not carry `kv_cache` or `attention`.
             NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
@@ -236,6 +247,8 @@ class TextToImage(Pipeline):
             [text for text in prompts for _ in range(n)],
             params,
             policy=policy,
+            kv_cache=kv_cache,
+            attention=attention,
             negatives=[text for text in negatives for _ in range(n)],
             seed=seed,
             batch_size=batch_size,
@@ -260,6 +273,8 @@ class TextToImage(Pipeline):
         params: SamplingParams,
         *,
         policy: AnyPolicy | None = None,
+        kv_cache: AnyMethod = None,
+        attention: AnyMethod = None,
         negatives: Sequence[str | None] | None = None,
         seed: int | Sequence[int] | None = None,
         batch_size: int | None = None,
@@ -272,7 +287,7 @@ class TextToImage(Pipeline):
             prompts: one per image, at least one.
             params: guidance, temperature and truncation.
             negatives: one negative prompt per image, None or "" where it has none; None for all.
-            policy, seed, batch_size, on_step: as in `__call__`.
+            policy, kv_cache, attention, seed, batch_size, on_step: as in `__call__`.
             has_pixels: whether tokens are decoded to images. They are not where `on_step` ended a
                 row of the batch early.
 
@@ -280,7 +295,7 @@ class TextToImage(Pipeline):
             Batches, in order. All arguments are checked at once, before the first batch is read.
 
         Raises:
-            OptionError: as in `__call__`.
+            OptionError, UnsupportedModelError: as in `__call__`.
         """
         prompts = check_prompts(prompts)
         step = len(prompts) if batch_size is None else batch_size
@@ -291,6 +306,10 @@ class TextToImage(Pipeline):
         seed = choose_seed(seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
         chosen = pick_policy(policy, self.model)
+        methods = read_methods(kv_cache, attention)
+        check_combination(methods, (), chosen)
+        if methods:
+            check_model(methods.slots, self.model, methods)
 
         def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(prompts), step):
@@ -298,10 +317,13 @@ class TextToImage(Pipeline):
                 own = Noise(noise.seeds[part], noise.items[part])
                 with alone(self.model), torch.no_grad(), self._at_work():
                     prompt = self._prompt(encoded[part], params)
-                    self.engine.prepare(self.model, prompt, chosen, params)
-                    made = chosen.sample(
-                        self.model, prompt, self.length, params=params, noise=own, on_step=on_step
-                    )
+                    with reducing(self.model, methods, prompt.branches):
+                        self.engine.prepare(self.model, prompt, chosen, params)
+                        made = chosen.sample(
+                            self.model, prompt, self.length, params=params, noise=own,
+                            on_step=on_step,
+                        )  # fmt: skip
+                methods.record(made.stats, *self.model.n_evicted)
                 made.stats.seed = seed
                 began, images = time.perf_counter(), []
                 seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]

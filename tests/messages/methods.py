@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import mmaccel
+from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.tiny_lms import build_lm
 from tests.messages.case import Refused
 
 
 def _attach(*args: Any, **methods: Any) -> Any:
     return lambda: mmaccel.attach(build_lm("llama"), *args, **methods)
+
+
+def _draw(family: str, **methods: Any) -> Any:
+    def call() -> None:
+        with TemporaryDirectory() as folder:
+            source: Any = "scenes-masked"
+            if family != source:
+                source = build_checkpoint(family, Path(folder))
+            pipe = mmaccel.TextToImage.from_pretrained(source, device="cpu", size=SIZES.get(family))
+            text = pipe.image_model.examples[0] if family == source else captions(family)[0]
+            pipe(text, **methods)
+
+    return call
 
 
 CASES = (
@@ -95,6 +111,33 @@ CASES = (
         _attach(
             mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
             attention=mmaccel.Quest(),
+        ),
+        says=("attention", "tree"),
+    ),
+    Refused(
+        "a cache policy for a prompt of one label",
+        _draw("llamagen-c2i", kv_cache="snapkv"),
+        says=("kv_cache", "LlamaGenTransformer", "one class label", "leave kv_cache out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "votes by attention where the prompt's keys are zero",
+        _draw("llamagen-t2i", kv_cache="snapkv"),
+        says=("kv_cache", "LlamaGenTransformer", "keys of its prompt are zero", "SnapKV"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "sparse attention on a canvas that is computed whole",
+        _draw("scenes-masked", attention="quest"),
+        says=("attention", "leave attention out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a tree beside sparse attention in a pipeline",
+        _draw(
+            "llamagen-c2i",
+            policy=mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
+            attention="quest",
         ),
         says=("attention", "tree"),
     ),
