@@ -334,9 +334,28 @@ class Denoiser(Model):
     any_rows: bool = False
     is_self_checked: bool = False
 
+    def find_layer_obstacle(self, methods: Any) -> str:
+        """See `Model.find_layer_obstacle`."""
+        return self.kv_cache_reason or "every pass computes everything anew"
+
+    @property
+    def prompt_limit(self) -> int | None:
+        """Where finished blocks of prompts have more entries than this, `prefill` processes them;
+        None: never.
+        """
+        return None
+
     @abstractmethod
     def forward(self, entries: CanvasPass) -> Tensor:
         """Run one pass; logits `[R, Q, V]`, floating point."""
+
+    def prefill(self, entries: CanvasPass) -> None:
+        """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
+
+        Args:
+            entries: with `lengths`; a row's entries are in the order of their positions.
+        """
+        raise NotImplementedError
 
 
 @runtime_checkable

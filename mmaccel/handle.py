@@ -244,14 +244,10 @@ def attach(
                 f"visual_tokens: expected a vision-language model of transformers, received a "
                 f"{type(target).__name__}; leave visual_tokens out"
             )
-        if methods:
-            raise UnsupportedModelError(
-                f"{methods.slots}: expected a causal LM of transformers, received a "
-                f"{type(target).__name__}; leave {methods.slots} out"
-            )
-        return Handle(
-            target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, read_policy)
+        served = serve_pipeline(
+            target, policy, own_seed, strict, layout, engine, methods, read_policy
         )
+        return Handle(target, *served)
     chosen = choose_policy(policy, layout)
     check_combination(methods, reducers, chosen)
     model, family = find_served(target)

@@ -13,6 +13,7 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.reduction.kv_cache.contract import check_cache_method
 from mmaccel.reduction.sparse_attention.contract import check_attention_method
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.trees.contract import has_tree
 
 
@@ -41,9 +42,13 @@ def check_model(slots: str, model: Model, methods: LayerMethods) -> None:
 
     Cost: that of `Model.find_layer_obstacle`.
     """
-    reason = model.find_layer_obstacle(methods)
+    name = type(model if model.model is None else model.model).__name__
+    refuse_layers(slots, name, model.find_layer_obstacle(methods))
+
+
+def refuse_layers(slots: str, name: str, reason: str) -> None:
+    """Raise UnsupportedModelError where there is a reason; `name` is the model's class."""
     if reason:
-        name = type(model if model.model is None else model.model).__name__
         raise UnsupportedModelError(
             f"{slots}: expected layers whose cache and attention can be chosen, received a {name}: "
             f"{reason}; leave {slots} out"
@@ -56,13 +61,20 @@ def check_combination(
     """Refuse methods that cannot be combined.
 
     Raises:
-        OptionError: sparse attention beside a tree.
+        OptionError: sparse attention beside a tree; a policy that keeps no finished blocks of a
+            canvas.
         UnsupportedModelError: eviction beside a reducer inside the language model.
     """
     if methods.attention is not None and has_tree(policy):
         raise OptionError(
             f"attention: expected a policy that verifies a chain beside {methods.attention!r}, "
             f"received {policy!r}; leave tree or attention out"
+        )
+    is_canvas = getattr(policy, "kind", "window") == "canvas"
+    if methods and is_canvas and as_plan(getattr(policy, "cache", "none")).kind != "block":
+        raise OptionError(
+            f"{methods.slots}: expected a policy that keeps finished blocks, received {policy!r}; "
+            f'give it cache="block", or leave {methods.slots} out'
         )
     inside = next((method for method in reducers if method.stage == "llm_layer"), None)
     if methods.kv_cache is not None and inside is not None:

@@ -13,6 +13,7 @@ from mmaccel.pipelines.attach.layout_processor import check_layout
 from mmaccel.pipelines.attach.patching import Injection
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.diffusion_lm.registry import find_denoiser, open_denoiser
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.runner.engine import Engine
 
 _PACKAGES = ("diffusers", "transformers")
@@ -58,6 +59,7 @@ def serve_pipeline(
     strict: bool,
     layout: Layout | None,
     engine: Engine,
+    layer_methods: LayerMethods,
     read: Callable[[Any], Any],
 ) -> tuple[Any, Injection]:
     """Attach a policy to a pipeline or denoiser; see `mmaccel.attach`.
@@ -66,6 +68,7 @@ def serve_pipeline(
         target: one that `find_pipeline` names.
         policy: as `mmaccel.attach` takes it.
         seed, strict, layout, engine: as `attach` takes them.
+        layer_methods: of the target's layers.
         read: makes a policy of what `OWN_POLICIES` lacks: `mmaccel.catalog.read_policy`.
 
     Returns:
@@ -74,7 +77,8 @@ def serve_pipeline(
     Raises:
         OptionError: no policy or layout, or one the pipeline cannot use; or True for
             `cuda_graphs` or `fused`.
-        UnsupportedModelError: a model that no denoiser can be made of.
+        UnsupportedModelError: a model that no denoiser can be made of, or whose layers do not carry
+            methods.
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
@@ -92,7 +96,7 @@ def serve_pipeline(
     else:
         check_policy(policy, "canvas")
     serve = load(PIPELINES.get(name or "", DENOISER_SERVICE))
-    served: tuple[Any, Injection] = serve(target, policy, seed, strict, layout)
+    served: tuple[Any, Injection] = serve(target, policy, seed, strict, layout, layer_methods)
     return served
 
 

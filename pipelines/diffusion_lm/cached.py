@@ -1,9 +1,9 @@
 """Denoisers over a KV cache that is written and read at any indices.
 
-The model is called with explicit positions, a mask per entry and the cache of
-`mmaccel.pipelines.layers.store`. Keys and values are written at their cache indices first;
-then every entry reads the indices that its mask names. So a cache plan is a set of positions, and
-one row of the cache can hold several canvases.
+The model is called with explicit positions, a mask per entry and the stores of its layers
+(`mmaccel.pipelines.diffusion_lm.cached_passes`). Keys and values are written at their cache indices
+first; then every entry reads the indices that its mask names. So a cache plan is a set of
+positions, and one row of the cache can hold several canvases.
 
 Some models have logits shifted by one: the token at position i is predicted from the state at
 position i - 1 (J. Ye et al., "Dream 7B: Diffusion Large Language Models", 2025, arXiv 2508.15487).
@@ -15,27 +15,19 @@ reads; under a block-causal model, only what its own block may see of that.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser
-from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import (
-    check_capacity,
-    check_mode,
-    find_device,
-    forward_parameters,
-)
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.options import check_options
-from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
-from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
-from mmaccel.pipelines.transformers_release import OLD_CACHE, cache_argument
+from mmaccel.pipelines.layers.methods import LayerMethods
 
 
 class Predecessors:
@@ -60,8 +52,7 @@ class Predecessors:
         """
         rows, count = entries.tokens.shape
         at, tokens = self._positions[:rows], self._tokens[:rows]  # [R, P], views
-        at.scatter_(1, entries.cache_indices, entries.positions)
-        tokens.scatter_(1, entries.cache_indices, entries.tokens)
+        self.note(entries)
         computed = torch.full_like(at, -1)  # entry that is written at a cache index
         index = torch.arange(count, device=at.device).expand(rows, -1)
         computed.scatter_(1, entries.cache_indices, index)
@@ -92,6 +83,12 @@ class Predecessors:
             queries=torch.where(missing, count + missing.cumsum(1) - 1, queries),
         )
 
+    def note(self, entries: CanvasPass) -> None:
+        """Keep where a pass writes its entries."""
+        rows = len(entries.tokens)
+        self._positions[:rows].scatter_(1, entries.cache_indices, entries.positions)
+        self._tokens[:rows].scatter_(1, entries.cache_indices, entries.tokens)
+
     def _reads(self, entries: CanvasPass) -> Tensor:
         """Cache indices that every query reads, `[R, Q, P]` bool."""
         wide = entries.queries[..., None].expand(-1, -1, entries.reads.shape[-1])
@@ -103,76 +100,46 @@ class Predecessors:
 class CachedDenoiser(Denoiser):
     """Base of these; see `mmaccel.contracts.Denoiser`.
 
-    A child builds the mask that its model takes, and runs the self-check of
-    `mmaccel.pipelines.diffusion_lm.self_check` when it is constructed.
+    A child runs a self-check when it is constructed, or is made of a model that passed one.
 
     Args:
-        model: takes `input_ids`, `attention_mask`, `position_ids`, `use_cache` and a cache, as
-            `cache` or `past_key_values`.
+        passes: of the model.
         mask_token: id of an open slot, or None.
-        n_layers: attention layers; None where the configuration does not say.
+        vocab_size: V.
         max_positions: positions of the model, or None.
         shift: 1 if the logits at a position are those of the next one, 0 if they are its own.
         block: positions per block of a block-causal model.
-        vocab_size: V, if only the first V ids may be drawn.
 
     Attributes:
         supports_kv_cache: may be set to False; every pass is then over all columns.
-        spare: cache indices beyond those reserved, which nothing reads.
-        options: further arguments of the model in passes with a cache.
-        plain_options: further arguments of the model in passes without a cache.
-        n_ids: ids of the model.
 
     Memory: keys and values of all cache indices, allocated at the first pass, and a mask
         `[R, 1, C, P]`.
     """
 
-    spare = 0
-    options: Mapping[str, Any] = MappingProxyType({})
-    plain_options: Mapping[str, Any] = MappingProxyType({})
+    supports_kv_cache = True
+    any_rows = True
 
     def __init__(
         self,
-        model: Any,
+        passes: CachedPasses,
         mask_token: int | None,
-        n_layers: int | None,
-        max_positions: int | None,
         *,
+        vocab_size: int,
+        max_positions: int | None,
         shift: int = 0,
         block: int | None = None,
-        vocab_size: int | None = None,
     ) -> None:
-        full = int(model.get_output_embeddings().weight.shape[0])
-        self.n_ids = int(model.get_input_embeddings().weight.shape[0])
-        check_options(shift, block, mask_token, self.n_ids)
-        if vocab_size is not None and not 1 <= vocab_size <= full:
-            raise OptionError(
-                f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"
-            )
-        self.model, self.mask_token, self.shift, self.block = model, mask_token, shift, block
-        self.vocab_size = full if vocab_size is None else vocab_size
-        self.supports_kv_cache = True
-        self.any_rows = True
-        self._n_layers, self.max_positions = n_layers, max_positions
-        self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
-        self._layout: KVCacheLayout | None = None
+        self.model, self.mask_token, self.shift, self.block = passes.model, mask_token, shift, block
+        self.vocab_size, self.max_positions = vocab_size, max_positions
+        self.cached = passes
+        self._reserved: tuple[int, int] | None = None
         self._predecessors: Predecessors | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache: `reserve` comes first, as always."""
-        return vars(self) | {"_layout": None, "_cache": None, "_predecessors": None}
-
-    @abstractmethod
-    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """The mask of a pass in the form that the model takes.
-
-        Args:
-            reads: `[R, 1, S]` or `[R, C, S]` bool, which of the S cache indices an entry reads.
-            entries: of the pass.
-
-        Returns:
-            `[R, 1, C, S]`.
-        """
+        own = {"cached": copy(self.cached), "_reserved": None, "_predecessors": None}
+        return vars(self) | own
 
     @property
     def device(self) -> torch.device:
@@ -184,9 +151,32 @@ class CachedDenoiser(Denoiser):
         """The model's dtype."""
         return self.model.dtype
 
+    @property
+    def prompt_limit(self) -> int | None:
+        """See `Denoiser`. Blocks are chosen of rows without padding, whatever their batch."""
+        methods = self.cached.methods
+        if methods.attention is not None and methods.attention.budget < 1:
+            return 0
+        return None if methods.kv_cache is None else methods.kv_cache.budget
+
+    def find_layer_obstacle(self, methods: LayerMethods) -> str:
+        """See `mmaccel.contracts.Model.find_layer_obstacle`. Cost: two short passes."""
+        if not self.supports_kv_cache:
+            return super().find_layer_obstacle(methods)
+        if self.block is None:
+            return "its entries attend to later ones, so that no cached entry is final"
+        return self.cached.find_obstacle()
+
+    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
+        """See `mmaccel.contracts.Model.use_methods`."""
+        self.cached.methods = methods
+        self.cached.branches = branches
+        # what they leave of a cache belongs to a row of the prompt
+        self.any_rows = type(self).any_rows and not methods
+
     def moved(self) -> None:
         """Drop the cache: the weights are on another device or in another dtype."""
-        self._layout = self._cache = self._predecessors = None
+        self._reserved = self._predecessors = self.cached.stores = None
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """Start an empty cache; see `Denoiser.reserve`.
@@ -197,17 +187,10 @@ class CachedDenoiser(Denoiser):
         """
         check_capacity(rows, cache_size, None)
         check_mode(self.model)
-        spare = self.spare if self.supports_kv_cache else 0
-        self._layout = KVCacheLayout(rows, cache_size + spare)
-        self._cache_size = cache_size
-        self._cache = None
+        self._reserved = rows, cache_size
+        self.n_evicted = (0, 0)
         if self.supports_kv_cache:
-            if self._n_layers is None:
-                raise UnsupportedModelError(
-                    "model: expected a configuration with num_hidden_layers, received a "
-                    f"{type(self.model).__name__} without; its keys and values cannot be cached"
-                )
-            self._cache = make_cache(self._n_layers, self._layout)
+            self.cached.reserve(rows, cache_size)
         self._predecessors = None
         if self.shift:
             self._predecessors = Predecessors(rows, cache_size, self.block, self.device)
@@ -223,20 +206,21 @@ class CachedDenoiser(Denoiser):
             OptionError: a position beyond `max_positions`.
         """
         self._check(entries)
-        layout = self._layout
-        assert layout is not None
-        if self.max_positions is not None and self._cache_size > self.max_positions:
-            check_capacity(1, int(entries.positions.max()) + 1, self.max_positions)
         if self._predecessors is not None:
             entries = self._predecessors.extend(entries)
+        if self.supports_kv_cache:
+            return self.cached.run(entries)[..., : self.vocab_size]
         reads = entries.reads
-        if self._cache is not None:
-            layout.prepare(entries.cache_indices, layout.max_length)
-            reads = torch.nn.functional.pad(reads, (0, self.spare)) if self.spare else reads
-        elif self.block is not None:
+        if self.block is not None:
             reads = reads & _block_causal(entries.positions, self.block)
-        logits = self._call(entries, reads, self._cache)
-        return logits[..., : self.vocab_size]
+        return self.cached.run_plain(entries, reads)[..., : self.vocab_size]
+
+    def prefill(self, entries: CanvasPass) -> None:
+        """See `Denoiser.prefill`."""
+        self._check(entries)
+        if self._predecessors is not None:
+            self._predecessors.note(entries)
+        self.n_evicted = self.cached.prefill(entries)
 
     @torch.no_grad()
     def own_logits(self, tokens: Tensor) -> Tensor:
@@ -250,37 +234,42 @@ class CachedDenoiser(Denoiser):
         """
         index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         reads = _block_causal(index, self.block or tokens.shape[1])
-        logits = self._call(
-            CanvasPass(
-                tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index
-            ),
-            reads,
-            None,
+        entries = CanvasPass(
+            tokens=tokens, positions=index, cache_indices=index, reads=reads, queries=index
         )
+        logits = self.cached.run_plain(entries, reads)
         return logits.roll(self.shift, 1)[..., : self.vocab_size]
 
-    def _call(self, entries: CanvasPass, reads: Tensor, cache: Any) -> Tensor:
-        return queried_logits(
-            self.model,
-            entries.queries,
-            input_ids=entries.tokens,
-            attention_mask=self.mask(reads, entries),
-            position_ids=entries.positions,
-            use_cache=cache is not None,
-            **{self._cache_argument: cache},
-            **(self.plain_options if cache is None else self.options),
-        )
-
     def _check(self, entries: CanvasPass) -> None:
-        layout = self._layout
         (rows, width), cache_size = entries.tokens.shape, entries.reads.shape[-1]
         is_whole = self.supports_kv_cache or width == cache_size
-        if layout is None or rows > layout.rows or cache_size != self._cache_size or not is_whole:
-            reserved = "nothing" if layout is None else f"{layout.rows} x {self._cache_size}"
+        reserved = self._reserved
+        if reserved is None or rows > reserved[0] or cache_size != reserved[1] or not is_whole:
+            size = "nothing" if reserved is None else f"{reserved[0]} x {reserved[1]}"
             raise ShapeError(
-                f"entries: expected at most rows x indices as reserved ({reserved}), received "
+                f"entries: expected at most rows x indices as reserved ({size}), received "
                 f"{rows} x {cache_size}, {width} computed; call reserve first"
             )
+        if self.max_positions is not None and cache_size > self.max_positions:
+            check_capacity(1, int(entries.positions.max()) + 1, self.max_positions)
+
+
+def count_ids(
+    model: Any, mask_token: int | None, shift: int, block: int | None, vocab_size: int | None
+) -> tuple[int, int]:
+    """Check the options of a denoiser; V, and the ids that its model takes.
+
+    Raises:
+        OptionError: an option outside its domain.
+    """
+    full = int(model.get_output_embeddings().weight.shape[0])
+    n_ids = int(model.get_input_embeddings().weight.shape[0])
+    check_options(shift, block, mask_token, n_ids)
+    if vocab_size is not None and not 1 <= vocab_size <= full:
+        raise OptionError(
+            f"vocab_size: expected 1..{full}, received {vocab_size}; None keeps all {full} ids"
+        )
+    return full if vocab_size is None else vocab_size, n_ids
 
 
 def _block_causal(positions: Tensor, block: int) -> Tensor:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
-from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
-from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, count_ids
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
-from mmaccel.pipelines.layers.store import mask_reads
+
+_OPTIONS = MappingProxyType({"return_dict": True})
 
 
 class MaskedLM(CachedDenoiser):
@@ -30,6 +29,9 @@ class MaskedLM(CachedDenoiser):
         block: positions per block of a block-causal model (SDAR, LLaDA2, Fast-dLLM v2).
         vocab_size: V, if only the first V ids may be drawn.
 
+    Attributes:
+        n_ids: ids of the model.
+
     Raises:
         UnsupportedModelError: no decoder with full attention in every layer, or one that fails its
             self-check.
@@ -39,7 +41,6 @@ class MaskedLM(CachedDenoiser):
     """
 
     is_self_checked = True
-    options = plain_options = MappingProxyType({"return_dict": True})
 
     def __init__(
         self,
@@ -56,13 +57,13 @@ class MaskedLM(CachedDenoiser):
                 f"model: expected attention over everything in every layer, received a "
                 f"{type(model).__name__} with sliding windows; use another model"
             )
-        max_positions = getattr(text_config(model), "max_position_embeddings", None)
+        vocab_size, self.n_ids = count_ids(model, mask_token, shift, block, vocab_size)
         super().__init__(
-            model, mask_token, len(windows), max_positions,
-            shift=shift, block=block, vocab_size=vocab_size,
-        )  # fmt: skip
+            CachedPasses(model, n_layers=len(windows), options=_OPTIONS, plain_options=_OPTIONS),
+            mask_token,
+            vocab_size=vocab_size,
+            max_positions=getattr(text_config(model), "max_position_embeddings", None),
+            shift=shift,
+            block=block,
+        )
         check_denoiser(self)
-
-    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """See `CachedDenoiser.mask`; numbers to add to attention scores."""
-        return mask_reads(reads, entries.tokens.shape[1], self.dtype)

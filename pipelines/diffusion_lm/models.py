@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
-from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser, count_ids
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.options import find_mask_token, find_max_positions
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
 from mmaccel.pipelines.diffusion_lm.uncached import UncachedDenoiser
+from mmaccel.pipelines.layers.methods import LayerMethods
 
 
 class LLaDADenoiser(UncachedDenoiser):
@@ -86,20 +87,26 @@ class SDARDenoiser(CachedDenoiser):
     """
 
     is_self_checked = True
-    spare = 1
-    options = MappingProxyType({"store_kv": True})
-    plain_options = MappingProxyType({"store_kv": False})
 
     def __init__(
         self, model: Any, mask_token: int | None = None, *, block: int | None = None
     ) -> None:
         config = model.config
         block = getattr(config, "block_size", 4) if block is None else block
-        super().__init__(
+        mask_token = find_mask_token(model, mask_token, None)
+        vocab_size, self.n_ids = count_ids(model, mask_token, 0, block, None)
+        passes = CachedPasses(
             model,
-            find_mask_token(model, mask_token, None),
-            getattr(config, "num_hidden_layers", None),
-            find_max_positions(config),
+            form="bool",
+            spare=1,
+            options=MappingProxyType({"store_kv": True}),
+            plain_options=MappingProxyType({"store_kv": False}),
+        )
+        super().__init__(
+            passes,
+            mask_token,
+            vocab_size=vocab_size,
+            max_positions=find_max_positions(config),
             block=block,
         )
         check_mode(model)
@@ -110,13 +117,9 @@ class SDARDenoiser(CachedDenoiser):
             self.supports_kv_cache, self.kv_cache_reason = False, str(error)
             check_denoiser(self)
 
-    def mask(self, reads: Tensor, entries: CanvasPass) -> Tensor:
-        """See `CachedDenoiser.mask`; booleans. An entry that reads nothing reads itself, lest it be
-        NaN.
-        """
-        index = torch.arange(reads.shape[-1], device=reads.device)
-        is_blind = ~reads.any(-1, keepdim=True)
-        return (reads | (is_blind & (index == entries.cache_indices[..., None])))[:, None]
+    def find_layer_obstacle(self, methods: LayerMethods) -> str:
+        """See `mmaccel.contracts.Model.find_layer_obstacle`."""
+        return "its layers attend by the code of its checkpoint"
 
 
 class FastDLLMDenoiser(UncachedDenoiser):

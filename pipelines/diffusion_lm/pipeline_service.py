@@ -18,8 +18,10 @@ from torch import Tensor
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.fallback import find_caller
+from mmaccel.pipelines.attach.layer_methods import check_combination, refuse_layers
 from mmaccel.pipelines.attach.layout_processor import check_size
 from mmaccel.pipelines.attach.patching import Injection, as_function
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.results import Stats
 from mmaccel.samplers.canvas.cache_plan import as_plan
 
@@ -33,13 +35,15 @@ class PolicyService:
         target: the pipeline, model or denoiser.
         policy: already checked to be of a kind that the target takes.
         seed, strict, layout: see `mmaccel.attach`.
+        layer_methods: of the caches and the attention of the target's layers.
 
     Attributes:
         history: statistics of all calls, the last one at the end.
 
     Raises:
         OptionError: a policy or a layout that the target cannot be decoded with.
-        UnsupportedModelError: a model that fails its self-check.
+        UnsupportedModelError: a model that fails its self-check, or whose layers do not carry
+            methods.
     """
 
     adds_methods: ClassVar[bool] = False  # whether the object may lack the methods
@@ -51,11 +55,16 @@ class PolicyService:
         seed: int | Sequence[int] | None,
         strict: bool,
         layout: Layout | None,
+        layer_methods: LayerMethods,
     ) -> None:
+        self.layer_methods = layer_methods
         self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
         self.history: list[Stats] = []
         self._target, self._warned = target, set[str]()
         check_size(layout, self.open())
+        if layer_methods:
+            refuse_layers(layer_methods.slots, type(target).__name__, self.find_layer_obstacle())
+            check_combination(layer_methods, (), policy)
 
     @classmethod
     def serve(
@@ -65,6 +74,7 @@ class PolicyService:
         seed: int | Sequence[int] | None,
         strict: bool,
         layout: Layout | None,
+        layer_methods: LayerMethods,
     ) -> tuple[Self, Injection]:
         """Attach a policy to a target.
 
@@ -75,7 +85,7 @@ class PolicyService:
             OptionError, UnsupportedModelError: see the class.
             AttachError: the target or a part of it has a policy already.
         """
-        service = cls(target, policy, seed, strict, layout)
+        service = cls(target, policy, seed, strict, layout, layer_methods)
         injection = Injection()
         try:
             for part, methods in service.methods():
@@ -93,6 +103,10 @@ class PolicyService:
             Ids of the model, which a layout must have too; None where this is not known.
         """
         raise NotImplementedError
+
+    def find_layer_obstacle(self) -> str:
+        """Why the target's layers do not carry `layer_methods`; empty where they do."""
+        return "every pass computes the whole canvas"
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """Objects, each with the methods that replace its own; these take the object first."""

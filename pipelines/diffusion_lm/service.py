@@ -30,6 +30,7 @@ from mmaccel.pipelines.diffusion_lm.unsupported_arguments import (
     find_left_out,
 )
 from mmaccel.pipelines.generate_call import hand_over
+from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import RunPolicy
@@ -58,6 +59,10 @@ class DenoiserService(PolicyService):
         _check_policy(self.policy, self._denoiser)
         self._model = getattr(self._denoiser, "model", self._denoiser)
         return self._denoiser.vocab_size
+
+    def find_layer_obstacle(self) -> str:
+        """See `PolicyService.find_layer_obstacle`."""
+        return self._denoiser.find_layer_obstacle(self.layer_methods)
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
@@ -146,8 +151,10 @@ class DenoiserService(PolicyService):
         if seed is None and params.temperature:
             seed = draw_seed(None)
         noise = Noise.from_seed(0 if seed is None else seed, prompt.batch, prompt.tokens.device)
-        with alone(self._model):
+        methods = self.layer_methods
+        with alone(self._model), reducing(denoiser, methods, prompt.branches):
             generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
+        methods.record(generation.stats, *denoiser.n_evicted)
         generation.stats.seconds = time.perf_counter() - began
         generation.stats.seed = seed
         if hasattr(denoiser, "to_model"):

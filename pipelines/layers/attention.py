@@ -37,7 +37,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
 
 NAME = "mmaccel_window"
 _window_attention: Callable[..., Tensor] = window_attention
@@ -78,6 +78,8 @@ class WindowPass:
         sparse: chooses the blocks that a layer attends to; None: all.
         watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
         tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
+        reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
+            evicted; the stores know where the entries are written. None: those up to itself.
     """
 
     start: Tensor
@@ -88,6 +90,7 @@ class WindowPass:
     sparse: SparseBlocks | None = None
     watcher: Watcher | None = None
     tree: Tensor | None = None
+    reads: Tensor | None = None
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(
@@ -107,6 +110,8 @@ class WindowPass:
             `[R, Hq, W, D]`.
         """
         layout, window = self.stores[layer].layout, self.windows[layer]
+        if self.reads is not None:
+            return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
         start = layout.to_index(self.start)
         if start.device != query.device:
             start = start.to(query.device)
@@ -127,12 +132,37 @@ class WindowPass:
         mask = self._find_mask(layout, window, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
+    def _attend_to_reads(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
+        scale: float, softcap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """As `attend`, of entries that say what they read."""
+        layout = self.stores[layer].layout
+        assert self.reads is not None and layout.indices is not None
+        blocks = None
+        if self.watcher is not None:
+            self.watcher.keep(layer, query, key, mask=None, scale=scale)
+        elif self.sparse is not None:
+            reads, indices = layout.shift(self.reads).to(key.device), layout.indices.to(key.device)
+            blocks = self.sparse.choose_read(layer, query, key, indices, reads)
+        if blocks is not None:
+            return gathered_attention(
+                query, key, value, indices[:, 0], scale=scale, softcap=softcap, blocks=blocks,
+                reads=reads,
+            )  # fmt: skip
+        mask = self._find_mask(layout, None, query)
+        return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+
     def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
         """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""
         name = id(layout), window
         if name not in self._masks:
             assert layout.indices is not None
-            mask = make_mask(layout.indices, layout.visible_length, window, query.dtype)
+            if self.reads is not None:
+                reads = layout.shift(self.reads)
+                mask = mask_reads(reads, layout.indices, "additive", query.dtype)
+            else:
+                mask = make_mask(layout.indices, layout.visible_length, window, query.dtype)
             if self.tree is not None:
                 mask = _hide_branches(mask, layout.indices, self.tree)
             self._masks[name] = mask.to(query.device)
@@ -311,7 +341,7 @@ def _attend(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    reason = _refuse(query, attention_mask, dropout, scaling, options)
+    reason = _refuse(query, attention_mask, dropout, scaling, options, this.reads)
     if reason is None and (not isinstance(layer, int) or not 0 <= layer < len(this.windows)):
         reason = f"a layer with layer_idx {layer!r}"
     if reason is not None:
@@ -326,18 +356,24 @@ def _attend(
 
 
 def _refuse(
-    query: Tensor, mask: Tensor | None, dropout: float, scaling: Any, options: dict[str, Any]
+    query: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: Any,
+    options: dict[str, Any],
+    reads: Tensor | None,
 ) -> str | None:
     """Which of a layer's arguments the kernel cannot serve; None if it serves all."""
-    if query.dtype == torch.float64:
+    if reads is None and query.dtype == torch.float64:
         return "queries in float64, which the kernel sums in float32"
-    if mask is not None and mask.numel() > mask.shape[0]:
+    # one that says what is read is the same mask, in the model's own form
+    if reads is None and mask is not None and mask.numel() > mask.shape[0]:
         return "a mask of its own"
     if dropout:
         return f"dropout of {dropout}"
     if isinstance(scaling, Tensor):
         return "a scale that is a tensor"
-    if options.get("is_causal") is False:
+    if reads is None and options.get("is_causal") is False:
         return "attention in both directions"
     if options.get("output_attentions"):
         return "output_attentions"

@@ -48,7 +48,8 @@ def evict(
     lengths: Tensor,
     observer: Observer,
     branches: int,
-) -> None:
+    begins: Tensor | None = None,
+) -> tuple[int, int]:
     """Let every layer keep what a method chooses.
 
     Rows of one item under guidance that have equally long prompts keep the same entries, by the
@@ -60,12 +61,18 @@ def evict(
         lengths: `[R]` int64, entries of every row; branch-major.
         observer: what the layers asked with.
         branches: G, guidance branches.
+        begins: `[R]` int64, the cache index that later passes count each row's first entry by; it
+            stands at 0 all the same. None: 0.
+
+    Returns:
+        Entries that the first layer dropped, of those that there were; zeros where none was.
 
     Cost: a host synchronisation a layer.
     """
     layout = layers[0].layout
     if int(lengths.max()) <= method.budget:
-        return
+        return 0, 0
+    first = torch.zeros_like(lengths) if begins is None else begins
     per_item = lengths.view(branches, -1)
     is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]  # [1, B, 1, 1]
     shorter: dict[int, KVCacheLayout] = {}
@@ -81,5 +88,8 @@ def evict(
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
         room = keep.shape[-1]
         if room not in shorter:
-            shorter[room] = layout.shorten(lengths - n_kept)
+            shorter[room] = layout.shorten(first + lengths - n_kept)
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[room])
+    dropped = layers[0].layout.dropped
+    assert dropped is not None
+    return int((dropped - first).sum()), int(lengths.sum())

@@ -25,6 +25,7 @@ def gathered_attention(
     blocks: Blocks,
     softcap: float | None = None,
     window: int | None = None,
+    reads: Tensor | None = None,
 ) -> Tensor:
     """As `window_attention`, for queries of which each sees a key: the window's own are listed.
 
@@ -33,6 +34,8 @@ def gathered_attention(
         k, v: `[R, Hkv, S, D]`, any strides.
         start: `[R]` int64.
         scale, softcap, window, blocks: as there.
+        reads: `[R, 1 or W, S]` bool, which keys a query sees, in the place of those up to itself;
+            one that sees none (padding) gives some number.
 
     Returns:
         `[R, Hq, W, D]` of q's dtype.
@@ -47,21 +50,28 @@ def gathered_attention(
     is_listed = (rank < blocks.count[..., None, None]) & (at < capacity) & (at >= 0)
     at = at.masked_fill(~is_listed, _NOWHERE).flatten(2)  # [R, H, M]
 
+    index = at.clamp(max=capacity - 1).long()
     # a query sees listed keys up to its own position
     ahead = (at - start[:, None, None].int())[:, :, None]  # [R, H, 1, M], positions after the first
     entry = torch.arange(width, device=k.device, dtype=torch.int32)[:, None]  # [W, 1]
     hidden = ahead > entry
     if window is not None:
         hidden = hidden | (ahead <= entry - window)
-
-    index = at.clamp(max=capacity - 1).long()
+    if reads is not None:
+        wide = index[:, :, None].expand(-1, -1, reads.shape[1], -1)  # [R, H, 1 or W, M]
+        hidden = (at == _NOWHERE)[:, :, None] | ~reads[:, None].expand(-1, heads, -1, -1).gather(
+            3, wide
+        )
     keys, values = _gather(k, index), _gather(v, index)  # [R, H, M, D]
     packed = q.unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
-    scores = (packed @ keys.mT).float().mul_(scale)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = (packed @ keys.mT).to(dtype).mul_(scale)
     if softcap is not None:
         scores = softcap * (scores / softcap).tanh()
     groups = q.shape[1] // heads
-    scores = scores.unflatten(2, (groups, width)).masked_fill_(hidden[:, :, None], float("-inf"))
+    scores = scores.unflatten(2, (groups, width)).masked_fill_(
+        hidden[:, :, None], torch.finfo(dtype).min
+    )
     weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
     return (weights @ values).unflatten(2, (groups, width)).flatten(1, 2)
 

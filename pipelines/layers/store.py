@@ -24,6 +24,9 @@ from mmaccel.errors import ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
 
+MASK_FORMS = ("additive", "bool", "zero-one")
+"""Of the masks that models take: added to scores, True where something is seen, or 1 there."""
+
 
 class KVCacheLayout:
     """Which cache indices the current pass writes and reads; all layers of a cache share it.
@@ -72,12 +75,27 @@ class KVCacheLayout:
             return positions
         return positions - self.dropped.view(-1, *[1] * (positions.ndim - 1))
 
+    def shift(self, reads: Tensor) -> Tensor:
+        """What entries read of the layer, `[R, 1 or W, visible length]` bool.
+
+        Args:
+            reads: `[R, 1 or W, P]` bool, cache indices that would be read if nothing had been
+                evicted: all of an evicted row's, up to those that passes write from then on.
+        """
+        if self.dropped is None:
+            return reads
+        index = torch.arange(self.visible_length, device=reads.device) + self.dropped[:, None]
+        is_inside = (index < reads.shape[-1])[:, None]
+        index = index.clamp(max=reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1)
+        return reads.gather(2, index) & is_inside
+
     def shorten(self, dropped: Tensor) -> KVCacheLayout:
         """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
 
         Cost: a host synchronisation.
         """
-        shorter = KVCacheLayout(self.max_rows, self.max_length - int(dropped.min()))
+        length = self.max_length - int(dropped.min())
+        shorter = KVCacheLayout(self.max_rows, length, self._reports_past_only)
         shorter.dropped = dropped
         return shorter
 
@@ -358,18 +376,27 @@ def make_mask(
     return mask.masked_fill_(hidden, float("-inf"))
 
 
-def mask_reads(reads: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """The mask of tokens that attend to chosen cache indices.
+def mask_reads(reads: Tensor, indices: Tensor, form: str, dtype: torch.dtype) -> Tensor:
+    """The mask of entries that attend to chosen cache indices.
 
     Args:
-        reads: `[R, 1, P]` or `[R, C, P]` bool, cache indices that a token attends to.
-        width: C.
+        reads: `[R, 1, P]` or `[R, W, P]` bool, cache indices that an entry attends to. One that
+            reads nothing (padding) reads itself, so that it has no NaN, which would come through
+            others' masks.
+        indices: `[R, W]` int64, where the entries are written.
+        form: one of `MASK_FORMS`.
         dtype: of the model.
 
     Returns:
-        `[R, 1, C, P]`, 0 where an index is read and the lowest finite number elsewhere: a token
-        that reads nothing (padding) then has no NaN, which would come through others' masks.
+        `[R, 1, W, P]`: bools, ones and zeros, or 0 where an index is read and the lowest finite
+        number elsewhere.
     """
-    mask = torch.zeros(reads.shape, dtype=dtype, device=reads.device)
-    mask.masked_fill_(~reads, torch.finfo(dtype).min)
-    return mask[:, None].expand(-1, -1, width, -1)
+    is_blind = ~reads.any(-1, keepdim=True)
+    own = torch.arange(reads.shape[-1], device=reads.device) == indices[..., None]
+    seen = (reads | (is_blind & own))[:, None]  # [R, 1, W, P]
+    if form == "bool":
+        return seen
+    if form == "zero-one":
+        return seen.to(dtype)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmaccel.pipelines.layers.attention import WindowPass
@@ -43,16 +44,19 @@ class LayerStores:
         """The layouts of all layers, each once."""
         return list({id(layer.layout): layer.layout for layer in self.layers}.values())
 
-    def open_pass(self, indices: Tensor, **options: Any) -> WindowPass:
+    def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
         """Prepare the stores for a pass.
 
         Args:
             indices: `[R, W]` int64, cache indices that it writes where nothing was evicted.
-            options: further fields of `WindowPass`.
+            reads: see `WindowPass`.
+            fields: further fields of it.
         """
         for layout in self.layouts:
-            layout.prepare(layout.to_index(indices), layout.max_length)
-        return WindowPass(indices[:, 0], [None] * len(self.layers), self.layers, **options)
+            visible = layout.max_length if reads is None else reads.shape[-1]
+            layout.prepare(layout.to_index(indices), visible)
+        windows = [None] * len(self.layers)
+        return WindowPass(indices[:, 0], windows, self.layers, reads=reads, **fields)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
@@ -61,11 +65,19 @@ class LayerStores:
         method = self._methods.kv_cache
         return None if method is None else Observer.of_last(lengths, method.observed)
 
-    def evict(self, lengths: Tensor, observer: Observer) -> None:
-        """Let every layer drop entries of the prompt that an observer has seen."""
+    def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
+        """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
+        layout = self.layers[0].layout
+        shorter = layout.shorten(begins)
+        index = torch.arange(layout.visible_length, device=lengths.device)
+        keep = torch.where(index < lengths[:, None], index, -1)
+        for layer in self.layers:
+            layer.evict(keep, shorter)
+
+    def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
+        """Let every layer drop entries of the prompt that an observer has seen; see `evict`."""
         method = self._methods.kv_cache
         assert method is not None
-        evict(method, self.layers, lengths, observer, self._branches)
-        dropped = self.layers[0].layout.dropped
-        if dropped is not None:
-            self.n_evicted = int(dropped.sum()), int(lengths.sum())
+        self.n_evicted = evict(
+            method, self.layers, lengths, observer, self._branches, begins=begins
+        )

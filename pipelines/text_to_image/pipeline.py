@@ -307,9 +307,9 @@ class TextToImage(Pipeline):
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
         chosen = pick_policy(policy, self.model)
         methods = read_methods(kv_cache, attention)
-        check_combination(methods, (), chosen)
         if methods:
             check_model(methods.slots, self.model, methods)
+        check_combination(methods, (), chosen)
 
         def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(prompts), step):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class ModelPass:
         arithmetic: number format of the last pass; empty before the first.
         products: what the first pass computed products in, where no cache shows it.
         seconds: spent in the model.
+        n_prefilled: entries of prompts that a pass of their own has processed.
     """
 
     def __init__(
@@ -70,6 +72,23 @@ class ModelPass:
         self._first_unwritten = self.columns.pad.clone()  # [R], columns below are cached for good
         self._refreshed_at = torch.zeros_like(canvas.block_commits)
         self._is_new_block = torch.ones_like(canvas.block_commits, dtype=torch.bool)
+        self.n_prefilled = self._prefill(canvas) if cache.kind == "block" else 0
+
+    def _prefill(self, canvas: Canvas) -> int:
+        """Process the finished blocks of prompts that are longer than the model keeps."""
+        columns, limit = self.columns, self.model.prompt_limit
+        base = columns.to_pass_rows(canvas.base.clamp(max=0)) + columns.first  # [R]
+        lengths = base - columns.pad
+        if limit is None or int(lengths.max()) <= limit:
+            return 0
+        computed = columns.is_real & (columns.index < base[:, None])
+        sets = ColumnSets(computed, written=computed, visible=computed)
+        began = time.perf_counter()
+        entries = columns.as_entries(self.model_tokens(canvas)[None], sets, canvas.start[:, None])
+        self.model.prefill(replace(entries, lengths=lengths))
+        self.seconds += time.perf_counter() - began
+        self._first_unwritten = base
+        return int(lengths.sum())
 
     def extra_cache_indices(self, width: int) -> int:
         """Cache indices before the last one for entries that are no columns."""

@@ -129,6 +129,7 @@ class CanvasRun:
         self.model_pass = self.pass_type(
             model, prompt, self.canvas, width, params, noise, cache, copies, layout
         )
+        self.stats.prefill_passes += self.model_pass.n_prefilled > 0
 
     def track(self, state: RowState) -> None:
         """From now on restart `state` whenever other rows begin in batch slots."""
@@ -287,6 +288,7 @@ class CanvasRun:
         passes = self.bound.report(self.stats, canvas.lengths)
         if self.scheduler is not None:
             tokens, lengths, passes = self._of_all_rows(self.scheduler, tokens, lengths, passes)
+        self.stats.positions += self.model_pass.n_prefilled
         self.stats.use_dtype(self.model_pass.arithmetic)
         self.stats.forward_seconds = self.model_pass.seconds
         self.stats.seconds = time.perf_counter() - self._began

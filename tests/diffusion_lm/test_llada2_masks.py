@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 import mmaccel
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import (
     BLOCK_MASKS,
-    FORMS,
     READINGS,
     BlockMasks,
     find_masks,
-    make_form,
     make_reads,
 )
-from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
+from mmaccel.pipelines.layers.store import MASK_FORMS, mask_reads
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import build_model, build_pipe
 
@@ -37,8 +36,12 @@ def run(pipe: Any) -> torch.Tensor:
     return made
 
 
+def open_passes(model: Any, form: str = "additive") -> CachedPasses:
+    return CachedPasses(model, form=form, reports_past_only=True)
+
+
 def check(model: Any, reading: str, form: str, is_padded: bool, block: int = 8) -> str:
-    calls = CachedModel(model, model, form)
+    calls = open_passes(model, form)
 
     def call(ids: Any, visible: Any, positions: Any) -> torch.Tensor:
         logits: torch.Tensor = model(ids, attention_mask=visible, position_ids=positions).logits
@@ -55,7 +58,7 @@ def test_only_the_right_declaration_passes(model: str, is_padded: bool, dtype: t
     passed = [
         (reading, form)
         for reading in READINGS
-        for form in FORMS
+        for form in MASK_FORMS
         if not check(inner, reading, form, is_padded)
     ]
     assert passed == ([] if model == "full" else [(model, "zero-one")])
@@ -65,8 +68,8 @@ def test_only_the_right_declaration_passes(model: str, is_padded: bool, dtype: t
 def test_only_the_right_form_of_a_block_mask_passes(dtype: torch.dtype) -> None:
     model = build_model("refused", dtype=dtype)
     for block in (1, 2, 8):
-        reasons = {form: check_block_mask(CachedModel(model, model, form), block) for form in FORMS}
-        assert [form for form in FORMS if not reasons[form]] == ["zero-one"]
+        reasons = {form: check_block_mask(open_passes(model, form), block) for form in MASK_FORMS}
+        assert [form for form in MASK_FORMS if not reasons[form]] == ["zero-one"]
         assert f"blocks of {block} of form 'additive'" in reasons["additive"]
 
 
@@ -82,14 +85,14 @@ def test_a_model_that_ignores_its_cache_is_found() -> None:
     forward = model.forward
 
     def forget(*args: Any, past_key_values: Any = None, **inputs: Any) -> Any:
-        if past_key_values is not None and args[0].shape[1] == 16:
+        if past_key_values is not None and inputs["input_ids"].shape[1] == 16:
             inputs["attention_mask"] = inputs["attention_mask"].clone()
             inputs["attention_mask"][..., :8] = 0
         return forward(*args, past_key_values=past_key_values, **inputs)
 
     model.forward = forget
     assert "over cached blocks" in check(model, "blocks", "zero-one", False)
-    assert "over cached blocks" in check_block_mask(CachedModel(model, model, "zero-one"), 8)
+    assert "over cached blocks" in check_block_mask(open_passes(model, "zero-one"), 8)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -149,33 +152,33 @@ class Recorder(nn.Module):
         self.given: list[dict[str, Any]] = []
         self.keys = torch.empty(0)
 
-    def forward(self, ids: Tensor, **options: Any) -> Any:
+    def forward(self, input_ids: Tensor, **options: Any) -> Any:
         self.given.append(options)
-        states = ids[:, None, :, None].float()
+        states = input_ids[:, None, :, None].float()
         self.keys, _ = options["past_key_values"].update(states, states, 0)
-        return SimpleNamespace(logits=ids[..., None].float())
+        return SimpleNamespace(logits=input_ids[..., None].float())
 
 
 def test_entries_are_written_at_their_cache_indices_in_the_first_rows() -> None:
     model = Recorder()
-    calls = CachedModel(model, model)
+    calls = open_passes(model)
     calls.reserve(3, 6)
     ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
     indices = torch.tensor([[0, 4], [1, 0], [2, 3]])
     reads = torch.ones(3, 1, 5, dtype=torch.bool)
-    calls.run(ids, ids, indices, reads)
+    calls.run_all(ids, ids, indices, reads)
     assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 2], [4, 3, 0, 0, 0], [0, 0, 5, 6, 0]]
-    calls.run(ids[:1, :1] + 6, ids[:1, :1], indices[:1, 1:], reads[:1])
+    calls.run_all(ids[:1, :1] + 6, ids[:1, :1], indices[:1, 1:], reads[:1])
     assert model.keys[:, 0, :, 0].tolist() == [[1, 0, 0, 0, 7]]
     assert model.given[1]["past_key_values"].get_seq_length() == 4
 
 
 def test_an_entry_that_reads_nothing_reads_itself() -> None:
     model = Recorder()
-    calls = CachedModel(model, model, "bool")
+    calls = open_passes(model, "bool")
     calls.reserve(1, 4)
     reads = torch.tensor([[[False] * 4, [True, False, False, False]]])
-    calls.run(torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), reads)
+    calls.run_all(torch.tensor([[5, 6]]), torch.tensor([[0, 1]]), torch.tensor([[2, 3]]), reads)
     assert model.given[0]["attention_mask"][0, 0].tolist() == [
         [False, False, True, False],
         [True, False, False, False],
@@ -184,7 +187,10 @@ def test_an_entry_that_reads_nothing_reads_itself() -> None:
 
 def test_forms_of_a_mask() -> None:
     reads = torch.tensor([[[True, False]]])
-    made = {form: make_form(reads, form, torch.float16)[0, 0, 0].tolist() for form in FORMS}
+    at = torch.zeros(1, 1, dtype=torch.int64)
+    made = {
+        form: mask_reads(reads, at, form, torch.float16)[0, 0, 0].tolist() for form in MASK_FORMS
+    }
     assert made["bool"] == [True, False] and made["zero-one"] == [1.0, 0.0]
     assert made["additive"] == [0.0, torch.finfo(torch.float16).min]
 
@@ -199,11 +205,13 @@ def test_reads_of_blocks_and_causal_entries() -> None:
 
 def test_keys_of_another_width_and_models_without_layers_are_refused() -> None:
     model = Recorder()
-    calls = CachedModel(model, lambda ids, **options: model(ids[:, :1], **options))
+    calls = open_passes(model)
     calls.reserve(1, 4)
     ids = torch.tensor([[5, 6]])
+    own = model.forward
+    model.forward = lambda input_ids, **options: own(input_ids[:, :1], **options)
     with pytest.raises(ShapeError, match="expected keys of 1 rows"):
-        calls.run(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
+        calls.run_all(ids, ids, ids - 5, torch.ones(1, 1, 4, dtype=torch.bool))
     model.config = SimpleNamespace()
     with pytest.raises(UnsupportedModelError, match="num_hidden_layers"):
-        CachedModel(model, model)
+        open_passes(model).reserve(1, 4)

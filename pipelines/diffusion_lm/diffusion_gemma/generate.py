@@ -220,6 +220,10 @@ class GemmaService(PolicyService):
         n_ids: int = self._model.get_output_embeddings().weight.shape[0]
         return n_ids
 
+    def find_layer_obstacle(self) -> str:
+        """See `PolicyService.find_layer_obstacle`."""
+        return "its prompt is in the library's own cache, and its canvas is computed whole"
+
     def find_model(self) -> Any:
         """The model of the target."""
         return self._target

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from mmaccel.checks import check_choice
 from mmaccel.errors import NumericsError
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
-from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.results import Exactness, Stats
 from mmaccel.samplers.arithmetic import find_arithmetic
 
@@ -99,7 +99,7 @@ class CachedCalls:
     def __init__(
         self,
         call: Callable[..., Any],
-        model: CachedModel,
+        model: CachedPasses,
         reading: str | None,
         check: Callable[[bool], str],
         run: BlockCall,
@@ -145,7 +145,7 @@ class CachedCalls:
         reads = make_reads(inputs.visible, first, last, self._block, reading)
         columns = torch.arange(first, last, device=inputs.ids.device)
         ids, positions = inputs.ids[:, first:], inputs.positions[:, first:]
-        logits = self._model.run(ids, positions, columns.expand(ids.shape[0], -1), reads)
+        logits = self._model.run_all(ids, positions, columns.expand(ids.shape[0], -1), reads)
         self._cached = _Inputs(inputs.ids.clone(), inputs.visible, inputs.positions)
         return BlockLogits(logits), ids.numel()
 

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice
-from mmaccel.pipelines.layers.store import mask_reads
+from mmaccel.pipelines.layers.store import MASK_FORMS
 
 READINGS = ("blocks", "causal")
-FORMS = ("additive", "bool", "zero-one")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class BlockMasks:
 
     def __post_init__(self) -> None:
         check_choice("reading", self.reading, (*READINGS, None))
-        check_choice("form", self.form, FORMS)
+        check_choice("form", self.form, MASK_FORMS)
 
 
 BLOCK_MASKS = {"LLaDA2MoeModelLM": BlockMasks(None, "additive")}
@@ -78,13 +77,3 @@ def make_reads(visible: Tensor, first: int, last: int, block: int, reading: str)
     if reading == "blocks":
         keys, queries = keys // block, queries // block
     return visible[:, None, :last].bool() & (keys <= queries)
-
-
-def make_form(reads: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """Visible entries `[R, C, S]` bool, as a mask `[R, 1, C, S]` in one of `FORMS`."""
-    mask = reads[:, None]
-    if form == "bool":
-        return mask
-    if form == "zero-one":
-        return mask.to(dtype)
-    return mask_reads(reads, reads.shape[1], dtype)

@@ -12,69 +12,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.contracts import CanvasProgress, Layout, OnCanvasStep, Prompt
 from mmaccel.pipelines.attach.pipeline_call import draw_seed
+from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
-from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
-from mmaccel.pipelines.diffusion_lm.selected_logits import gather_rows
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
-class BlockDenoiser(Denoiser):
+class BlockDenoiser(CachedDenoiser):
     """A model that passed `check_block_mask`, as a `Denoiser`.
 
     Args:
-        model: takes 4-D masks and has a KV cache.
+        passes: of a model that takes 4-D masks and has a KV cache.
         mask_token, block: see `mmaccel.contracts.Denoiser`.
     """
 
-    supports_kv_cache = True
+    any_rows = False
     is_self_checked = True
 
-    def __init__(self, model: CachedModel, mask_token: int, block: int) -> None:
-        self._model, self.mask_token, self.block = model, mask_token, block
-        self.vocab_size: int = model.config.vocab_size
-        self.max_positions = getattr(model.config, "max_position_embeddings", None)
-        self._rows = self._cache_size = 0
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model takes its tokens."""
-        return self._model.device
-
-    def reserve(self, rows: int, cache_size: int) -> None:
-        """See `Denoiser.reserve`."""
-        self._rows, self._cache_size = rows, cache_size
-        self._model.reserve(rows, cache_size)
-
-    def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `Denoiser.forward`.
-
-        Raises:
-            ShapeError: more rows or a larger cache than reserved.
-            OptionError: a position beyond `max_positions`.
-        """
-        rows, cache_size = entries.tokens.shape[0], entries.reads.shape[-1]
-        if rows > self._rows or cache_size > self._cache_size:
-            raise ShapeError(
-                f"pass: expected at most {self._rows} rows of {self._cache_size} cache indices, "
-                f"received {rows} of {cache_size}; call reserve first"
-            )
-        limit = self.max_positions
-        if limit is not None and cache_size > limit and int(entries.positions.max()) >= limit:
-            raise OptionError(
-                f"positions: expected at most {limit} (the model's max_position_embeddings), "
-                "received more; ask for fewer tokens"
-            )
-        logits = self._model.run(
-            entries.tokens, entries.positions, entries.cache_indices, entries.reads
+    def __init__(self, passes: CachedPasses, mask_token: int, block: int) -> None:
+        config = passes.config
+        super().__init__(
+            passes,
+            mask_token,
+            vocab_size=config.vocab_size,
+            max_positions=getattr(config, "max_position_embeddings", None),
+            block=block,
         )
-        return gather_rows(logits, entries.queries)
 
 
 REFERENCE = "one commit a pass over the model's own 4-D block mask"
@@ -85,7 +54,7 @@ def decode(
     pipe: Any,
     policy: Any,
     call: BlockCall,
-    cached: CachedModel,
+    model: BlockDenoiser,
     seed: int | Sequence[int] | None,
     layout: Layout | None,
 ) -> tuple[Any, Stats]:
@@ -95,7 +64,7 @@ def decode(
         pipe: the pipeline, for its tokenizer and its checks.
         policy: a canvas policy.
         call: the pipeline's call.
-        cached: the pipeline's model.
+        model: the pipeline's.
         seed: of the noise; None draws one from the call's `generator`.
         layout: of the slots.
 
@@ -115,14 +84,13 @@ def decode(
         **{name: given[name] for name in (*wanted, "add_generation_prompt")},
         chat_template_kwargs=None,
     )
-    ids, visible = ids.to(cached.device), visible.to(cached.device).bool()
+    ids, visible = ids.to(model.device), visible.to(model.device).bool()
     order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
     stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
     params = read_params(given)
     if seed is None and params.temperature > 0:
         seed = draw_seed(given["generator"])
-    model = BlockDenoiser(cached, call.mask_token, call.block)
     on_step = _make_on_step(pipe, given["callback_on_step_end"], ids, call)
     noise = Noise.from_seed(0 if seed is None else seed, prompt.batch, ids.device)
     generation = policy.sample(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mmaccel.errors import NumericsError
 from mmaccel.kernels.device_errors import is_device_error
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
-from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
 _BLOCKS = 3  # the first is cached, the second reads it, the third must be hidden from the second
@@ -24,7 +24,7 @@ _IDENTICAL = Tolerance(largest=1e-9)
 
 @torch.no_grad()
 def check_call(
-    model: CachedModel,
+    model: CachedPasses,
     reading: str | None,
     block: int,
     is_padded: bool,
@@ -71,7 +71,7 @@ def check_call(
 
 
 @torch.no_grad()
-def check_block_mask(model: CachedModel, block: int) -> str:
+def check_block_mask(model: CachedPasses, block: int) -> str:
     """Compare passes under a 4-D block mask with and without cached blocks.
 
     Args:
@@ -108,7 +108,9 @@ def check_block_mask(model: CachedModel, block: int) -> str:
     return f"{refused} (it attends to no later token of a block)" if block > 1 and is_causal else ""
 
 
-def random_inputs(model: CachedModel, block: int, is_padded: bool) -> tuple[Tensor, Tensor, Tensor]:
+def random_inputs(
+    model: CachedPasses, block: int, is_padded: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, a 2-D mask and positions of a call, each `[2, N]` int64.
 
     With padding, one row has more than a block of it on the left, as prompts do, and the other has
@@ -126,7 +128,7 @@ def random_inputs(model: CachedModel, block: int, is_padded: bool) -> tuple[Tens
 
 
 def _run(
-    model: CachedModel, ids: Tensor, visible: Tensor, block: int, reading: str, bounds: list[int]
+    model: CachedPasses, ids: Tensor, visible: Tensor, block: int, reading: str, bounds: list[int]
 ) -> Tensor | str:
     """Logits `[2, N, V]` of passes over the columns between bounds; or the error, in words."""
     columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -136,7 +138,7 @@ def _run(
         for first, last in zip(bounds, bounds[1:]):
             reads = make_reads(visible, first, last, block, reading)
             at = columns[:, first:last]
-            parts.append(model.run(ids[:, first:last], at, at, reads))
+            parts.append(model.run_all(ids[:, first:last], at, at, reads))
     except Exception as error:  # a mask or a cache that the model does not take
         if is_device_error(error):
             raise

@@ -19,11 +19,11 @@ from torch import Tensor
 from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
+from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks, CachedCalls
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall, check_prompt
-from mmaccel.pipelines.diffusion_lm.llada2.canvas import decode
-from mmaccel.pipelines.diffusion_lm.llada2.kv_cache import CachedModel
+from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
 from mmaccel.pipelines.original_methods import original
@@ -48,6 +48,15 @@ class LLaDA2Service(PolicyService):
         self._reasons: dict[tuple[Any, ...], str] = {}  # of self-checks
         config = getattr(self._model, "config", None)
         return getattr(config, "vocab_size", None)
+
+    def find_layer_obstacle(self) -> str:
+        """See `PolicyService.find_layer_obstacle`."""
+        if isinstance(self.policy, CachedBlocks):
+            return (
+                "CachedBlocks computes a block anew where its tokens change, from all that stood "
+                "before it; take a canvas policy"
+            )
+        return self._undeclared or self._make_cached_model().find_obstacle()
 
     def methods(self) -> list[tuple[Any, Methods]]:
         """See `PolicyService.methods`."""
@@ -109,16 +118,20 @@ class LLaDA2Service(PolicyService):
     def _run_canvas(
         self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
     ) -> tuple[Any, Stats]:
-        model = self._make_cached_model()
+        passes = self._make_cached_model()
         reason = self._refuse(call.obstacle) or self._check_mask(call.block)
         if reason:
-            cached = CachedCalls(self._own, model, None, lambda _: reason, call)
+            cached = CachedCalls(self._own, passes, None, lambda _: reason, call)
             return self._run_pipeline(own, cached, call, args, options)
-        return decode(self._target, self.policy, call, model, self.seed, self.layout)
+        model = BlockDenoiser(passes, call.mask_token, call.block)
+        model.use_methods(self.layer_methods)
+        out, stats = decode(self._target, self.policy, call, model, self.seed, self.layout)
+        self.layer_methods.record(stats, *model.n_evicted)
+        return out, stats
 
-    def _make_cached_model(self) -> CachedModel:
+    def _make_cached_model(self) -> CachedPasses:
         """A new one with its own cache: a self-check may run in the middle of a call."""
-        return CachedModel(self._model, self._own, self._masks.form)
+        return CachedPasses(self._model, form=self._masks.form, reports_past_only=True)
 
     def _check_call(self, block: int, is_padded: bool) -> str:
         """Why nothing can be cached of the pipeline's own call, with its 2-D mask.
