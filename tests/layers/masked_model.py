@@ -15,7 +15,7 @@ from mmaccel.pipelines.transformers_release import CACHE
 
 NAME = "tests_masked"
 Hides = Callable[[int, Tensor, Tensor], Tensor]  # layer, queries, keys -> [R, Hkv, W, S] bool
-_hides: list[Hides] = []
+_hides: list[tuple[Hides, bool]] = []
 
 
 def _attend(
@@ -24,8 +24,9 @@ def _attend(
     """Softmax attention in plain steps; key heads are repeated for their query heads."""
     groups = query.shape[1] // key.shape[1]
     width, length = query.shape[2], key.shape[2]
-    hidden = _hides[-1](module.layer_idx, query, key).repeat_interleave(groups, 1)
-    later = torch.ones(width, length, dtype=torch.bool).triu(length - width + 1)
+    hides, is_causal = _hides[-1]
+    hidden = hides(module.layer_idx, query, key).repeat_interleave(groups, 1)
+    later = torch.ones(width, length, dtype=torch.bool).triu(length - width + 1) & is_causal
     scale = given.get("scaling") or query.shape[-1] ** -0.5
     scores = query @ key.repeat_interleave(groups, 1).mT * scale
     scores = scores.masked_fill(hidden | later, float("-inf"))
@@ -34,14 +35,16 @@ def _attend(
 
 
 @contextmanager
-def masked(model: Any, hides: Hides) -> Iterator[None]:
-    """Inside the block, the model's own layers hide keys; rows have no padding."""
+def masked(model: Any, hides: Hides, is_causal: bool = True) -> Iterator[None]:
+    """Inside the block, the model's own layers hide keys, later ones too where they are causal;
+    rows have no padding.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, lambda *args, **options: None)
     before = model.config._attn_implementation
-    _hides.append(hides)
+    _hides.append((hides, is_causal))
     model.set_attn_implementation(NAME)
     try:
         yield

@@ -12,6 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.layers import sparse as sparse_module
+from mmaccel.pipelines.layers import stores as stores_module
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
@@ -110,9 +111,9 @@ def test_planted_bugs_of_eviction_are_seen(bug: str, monkeypatch: pytest.MonkeyP
             lambda self, at: own(self, at) + (self.dropped is not None),
         )  # fmt: skip
     elif bug == "branches plan alone":
+        own_evict = stores_module.evict
         monkeypatch.setattr(
-            "mmaccel.pipelines.layers.stores.evict",
-            lambda *args: evict_alone(*args),
+            stores_module, "evict", lambda *args, **given: own_evict(*args[:4], 1, **given)
         )
     else:
         select = CacheMethod.select
@@ -122,13 +123,6 @@ def test_planted_bugs_of_eviction_are_seen(bug: str, monkeypatch: pytest.MonkeyP
         )  # fmt: skip
     with pytest.raises(AssertionError):
         check_eviction(3.0, mmaccel.Jacobi(5))
-
-
-def evict_alone(method: Any, layers: Any, lengths: Tensor, observer: Any, branches: int) -> None:
-    """Every row of a guidance pair by itself."""
-    from mmaccel.pipelines.layers.eviction import evict
-
-    evict(method, layers, lengths, observer, 1)
 
 
 QUEST = mmaccel.Quest(budget=0.4, block=3, first_layer=1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import mmaccel
+from tests.fixtures import diffusion_gemma, llada2
+from tests.fixtures.canvas import masked
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
+from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.tiny_lms import build_lm
 from tests.messages.case import Refused
 
@@ -29,6 +33,11 @@ def _draw(family: str, **methods: Any) -> Any:
     return call
 
 
+def _attach_to(build: Callable[[], Any], *args: Any, **methods: Any) -> Any:
+    return lambda: mmaccel.attach(build(), *args, **methods)
+
+
+BLOCKS = mmaccel.Stepwise(cache="block")
 CASES = (
     Refused(
         "a selector of blocks as a cache policy",
@@ -130,6 +139,41 @@ CASES = (
         "sparse attention on a canvas that is computed whole",
         _draw("scenes-masked", attention="quest"),
         says=("attention", "leave attention out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a canvas policy that keeps no blocks",
+        _attach_to(TARGETS["masked-lm"], "stepwise", kv_cache="snapkv"),
+        says=("kv_cache", "finished blocks", "Stepwise", 'cache="block"'),
+    ),
+    Refused(
+        "a denoiser whose entries attend to later ones",
+        _attach_to(masked, BLOCKS, attention="quest"),
+        says=("attention", "attend to later ones", "leave attention out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a denoiser without a cache",
+        _attach_to(TARGETS["llada"], BLOCKS, kv_cache="snapkv"),
+        says=("kv_cache",),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a denoiser whose layers attend by code of their own",
+        _attach_to(TARGETS["sdar"], BLOCKS, kv_cache="snapkv", attention="quest"),
+        says=("kv_cache and attention", "code of its checkpoint"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a pipeline's own decoder over cached blocks",
+        _attach_to(lambda: llada2.build_pipe("blocks"), "cached-blocks", kv_cache="snapkv"),
+        says=("kv_cache", "LLaDA2Pipeline", "CachedBlocks", "canvas policy"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a prompt in the library's own cache",
+        _attach_to(diffusion_gemma.build_model, mmaccel.EntropyBounded(), attention="quest"),
+        says=("attention", "DiffusionGemma", "library's own cache"),
         error=mmaccel.UnsupportedModelError,
     ),
     Refused(
