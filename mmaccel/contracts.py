@@ -353,7 +353,7 @@ class Denoiser(Model):
         """Run one pass over the finished blocks of all rows' prompts, after `reserve`.
 
         Args:
-            entries: with `lengths`; a row's entries are in the order of their positions.
+            entries: with `start` and `lengths`; a row's are in the order of their positions.
         """
         raise NotImplementedError
 

@@ -162,12 +162,13 @@ class CachedPasses:
         Rows begin at the first index of the stores. Later passes count cache indices as before.
 
         Args:
-            entries: with `lengths`; a row's entries are in the order of their positions.
+            entries: with `start` and `lengths`; a row's are in the order of their positions.
 
         Returns:
             How many entries were evicted, of those that there were, over all rows of a layer.
         """
-        assert self.stores is not None and entries.lengths is not None
+        assert self.stores is not None
+        assert entries.lengths is not None and entries.start is not None
         lengths, width = entries.lengths, entries.tokens.shape[1]
         index = torch.arange(width, device=lengths.device).expand_as(entries.tokens)
         at = entries.cache_indices[:, None].expand(-1, entries.reads.shape[1], -1)
@@ -175,11 +176,10 @@ class CachedPasses:
         observer = self.stores.observe(lengths)
         at_front = replace(entries, cache_indices=index, reads=reads)
         self._run(at_front, by_pass=True, watcher=observer)
-        begins = torch.where(lengths > 0, entries.cache_indices[:, 0], 0)
         if observer is not None:
-            self.stores.evict(lengths, observer, begins)
+            self.stores.evict(lengths, observer, entries.start)
         if not self.stores.n_evicted[0]:
-            self.stores.keep_all(lengths, begins)
+            self.stores.keep_all(lengths, entries.start)
         return self.stores.n_evicted
 
     def run_plain(self, entries: CanvasPass, reads: Tensor) -> Tensor:

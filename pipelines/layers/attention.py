@@ -144,7 +144,12 @@ class WindowPass:
             self.watcher.keep(layer, query, key, mask=None, scale=scale)
         elif self.sparse is not None:
             reads, indices = layout.shift(self.reads).to(key.device), layout.indices.to(key.device)
-            blocks = self.sparse.choose_read(layer, query, key, indices, reads)
+            # entries of the last cache index are padding, which asks for no blocks
+            last = layout.to_index(torch.full_like(self.start[:, None], self.reads.shape[-1] - 1))
+            entry = torch.arange(query.shape[2], device=key.device)
+            entry = torch.where(indices == last.to(key.device), 0, entry)
+            asking = query.gather(2, entry[:, None, :, None].expand_as(query))
+            blocks = self.sparse.choose_read(layer, asking, key, indices, reads)
         if blocks is not None:
             return gathered_attention(
                 query, key, value, indices[:, 0], scale=scale, softcap=softcap, blocks=blocks,

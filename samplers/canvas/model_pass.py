@@ -85,7 +85,7 @@ class ModelPass:
         sets = ColumnSets(computed, written=computed, visible=computed)
         began = time.perf_counter()
         entries = columns.as_entries(self.model_tokens(canvas)[None], sets, canvas.start[:, None])
-        self.model.prefill(replace(entries, lengths=lengths))
+        self.model.prefill(replace(entries, start=columns.pad, lengths=lengths))
         self.seconds += time.perf_counter() - began
         self._first_unwritten = base
         return int(lengths.sum())
