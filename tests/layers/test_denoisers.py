@@ -296,6 +296,8 @@ def test_blocks_change_tokens_and_say_so(policy: str) -> None:
     tokens, stats = generate(target, POLICIES[policy], rows, attention=QUEST, kv_cache=SNAPKV)
     assert not torch.equal(tokens, whole) and stats.exactness == "relaxed"
     assert repr(QUEST) in stats.reference and repr(SNAPKV) in stats.reference
+    if policy != "stepwise":  # all drafts of a pass choose together, as many as the batch allows
+        return
     alone = [
         generate(target, POLICIES[policy], [ids], attention=QUEST, kv_cache=SNAPKV)[0][0]
         for ids in rows
