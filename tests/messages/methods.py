@@ -148,14 +148,14 @@ CASES = (
     ),
     Refused(
         "a denoiser whose entries attend to later ones",
-        _attach_to(masked, BLOCKS, attention="quest"),
+        _attach_to(masked, "stepwise", attention="quest"),
         says=("attention", "attend to later ones", "leave attention out"),
         error=mmaccel.UnsupportedModelError,
     ),
     Refused(
         "a denoiser without a cache",
-        _attach_to(TARGETS["llada"], BLOCKS, kv_cache="snapkv"),
-        says=("kv_cache",),
+        _attach_to(TARGETS["llada"], "stepwise", kv_cache="snapkv"),
+        says=("kv_cache", "computes everything anew", "leave kv_cache out"),
         error=mmaccel.UnsupportedModelError,
     ),
     Refused(
