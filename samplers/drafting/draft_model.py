@@ -111,10 +111,12 @@ class ModelDrafter(Drafter):
         """`[B]` int64, tokens before the last one that the model has not read.
 
         They are one after a window that was accepted as a whole, and more where the loop repeated a
-        pass with drafts of its own.
+        pass with drafts of its own, or had passes of one slot, which need no draft.
         """
-        last, next_slot = run.buffer.n_generated - 1, self.next_slot.value
-        return torch.zeros_like(last) if next_slot is None else (last - next_slot).clamp(min=0)
+        n_generated, next_slot = run.buffer.n_generated, self.next_slot.value
+        if next_slot is None:  # it has read the prompt alone
+            return n_generated.clone()
+        return (n_generated - 1 - next_slot).clamp(min=0)
 
     def _logits(self, run: OpenRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
         """Logits `[R, 1, V]` for draft k of the window.
