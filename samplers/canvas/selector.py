@@ -33,7 +33,7 @@ class SelectorState:
 
     Attributes:
         run: the run of B rows.
-        n_slots: `[B]` int64, slots that were open at the start.
+        n_slots: `[B]` int64, slots that were open when the row began.
         block_start: `[B]` int64, where each row's active block began at the last pass.
         block_passes: `[B]` int64, passes before this one over the row's active block.
         n_block: `[B]` int64, slots that were open when the active block began.
@@ -60,9 +60,12 @@ class SelectorState:
 
     def restart(self, batch_slots: Tensor) -> None:
         """New rows begin in `batch_slots`, `[n]` int64: their blocks count as new at the next
-        pass, so that `saved` is forgotten too. All rows have as many slots.
+        pass, so that `saved` is forgotten too.
         """
         self.block_start = self.block_start.index_fill(0, batch_slots, -1)
+        # a batch slot that waited for its first row had no open slot at the start
+        n_open = self.run.canvas.is_open.sum(1)
+        self.n_slots = self.n_slots.index_copy(0, batch_slots, n_open[batch_slots])
 
     @property
     def n_committed(self) -> Tensor:
