@@ -1,0 +1,174 @@
+"""One table: how the tests make a method of the catalog, and what makes it change nothing.
+
+A method whose fields all have defaults needs no row, if it changes no token: it is found by its
+name. One that needs something else (a model, a folder, ids of the target) says here how it is made
+for a `Target`, and a relaxed one says which of its settings decode as the reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mmaccel.catalog import METHODS, POLICIES, load, make_policy, read_method
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.sources import SOURCES
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an example is made for.
+
+    Attributes:
+        model: that decodes; window models have a coarse model.
+        drafter: a small model with its vocabulary; None for a denoiser.
+    """
+
+    model: Any
+    drafter: TokenModel | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """How the tests make a method.
+
+    Attributes:
+        make: from the target and the cell's fields.
+        identities: fields with which a relaxed method decodes as the reference does; each is a
+            case of its own.
+        forms: fields that make another method of it; cells try each of them, too.
+    """
+
+    make: Callable[..., Any]
+    identities: tuple[dict[str, Any], ...] = ()
+    forms: tuple[dict[str, Any], ...] = ()
+
+
+def _policy(name: str, **own: Any) -> Callable[..., Any]:
+    return lambda target, **given: make_policy(name, **own | given)
+
+
+def _method(slot: str, name: str, **own: Any) -> Callable[..., Any]:
+    return lambda target, **given: read_method(slot, {"name": name, **own, **given})
+
+
+EXAMPLES: dict[tuple[str, str], Example] = {
+    ("policies", "stepwise"): Example(
+        _policy("stepwise"), forms=({"order": "random"}, {"order": "halton"}, {"order": "entropy"})
+    ),
+    ("policies", "lossless-unmask"): Example(
+        _policy("lossless-unmask", drafts=4), forms=({"order": "halton"}, {"order": "random"})
+    ),
+    ("policies", "speculative"): Example(
+        lambda target, **given: make_policy("speculative", draft_model=target.drafter, **given)
+    ),
+    ("policies", "gsd"): Example(_policy("gsd", group=1, max_gap=0.5), ({"group": 0},)),
+    ("policies", "entropy-bounded"): Example(
+        _policy("entropy-bounded", gamma=1.5),
+        ({"gamma": 0.0}, {"gamma": None, "budget_nats": 0.0}),
+        ({"gamma": None, "budget_nats": 6.0},),
+    ),
+    ("policies", "confident-parallel"): Example(
+        _policy("confident-parallel", threshold=0.2),
+        ({"threshold": 1.0}, {"rule": "frechet", "factor": 0.0}),
+        ({"rule": "frechet", "factor": 3.0}, {"threshold": 0.6, "settled": 2.5}),
+    ),
+    ("policies", "kl-stable"): Example(
+        _policy("kl-stable", kl=0.3, threshold=0.1, steps=1), ({"threshold": 1.0}, {"kl": 0.0})
+    ),
+    ("policies", "local-leap"): Example(
+        _policy("local-leap", anchor=0.3, radius=2, relaxed=0.15), ({"anchor": 1.0},)
+    ),
+    ("policies", "adaptive-block"): Example(
+        _policy("adaptive-block", delimiters=(1,), tau=0.02, threshold=0.2),
+        ({"threshold": 1.0, "block": 2},),
+    ),
+    ("policies", "revised-parallel"): Example(
+        _policy("revised-parallel", threshold=0.1, revise="edit", least=0.3, budget=2),
+        ({"threshold": 1.0, "revise": "edit", "budget": 0},),
+        ({"revise": "shadow"}, {"revise": "redo"}),
+    ),
+    ("policies", "masked-parallel"): Example(
+        _policy("masked-parallel", steps=3),
+        (
+            {"steps": None, "choose": "first"},
+            {"steps": None, "order": "halton"},
+            {"steps": 99, "order": "random", "schedule": "linear"},
+        ),
+        ({"choose": "first"}, {"order": "halton"}, {"order": "random"}),
+    ),
+    ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
+    ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),
+    ("kv_cache", "snapkv"): Example(
+        _method("kv_cache", "snapkv", budget=9, window=3), ({"budget": 64},)
+    ),
+    ("attention", "quest"): Example(
+        _method("attention", "quest", budget=0.34, block=4, first_layer=0), ({"budget": 1},)
+    ),
+}
+
+
+def names(slot: str, kind: str = "") -> list[str]:
+    """Short names of a slot; of policies of a kind, where one is given."""
+    if slot == "policies":
+        return [name for name, entry in POLICIES.items() if kind in ("", entry.kind)]
+    if slot == "drafts":  # `DraftModel` has no short name: it carries a model
+        return [
+            *SOURCES,
+            *(name for where, name in EXAMPLES if where == slot and name not in SOURCES),
+        ]
+    return list(METHODS[slot])
+
+
+def make(slot: str, name: str, target: Target, **given: Any) -> Any:
+    """An example of a method.
+
+    Raises:
+        AssertionError: a method that needs a row of `EXAMPLES` and has none.
+    """
+    own = EXAMPLES.get((slot, name))
+    if own is not None:
+        return own.make(target, **given)
+    try:
+        if slot == "drafts":
+            return SOURCES[name]()
+        if slot == "policies":
+            return make_policy(name, **given)
+        return read_method(slot, {"name": name, **given})
+    except (OptionError, TypeError) as error:
+        raise AssertionError(missing(slot, name, "how an example is made")) from error
+
+
+def identities(slot: str, name: str) -> tuple[dict[str, Any], ...]:
+    """Fields with which a relaxed method decodes as the reference does.
+
+    Raises:
+        AssertionError: none are declared.
+    """
+    own = EXAMPLES.get((slot, name))
+    assert own is not None and own.identities, missing(slot, name, "with which it changes nothing")
+    return own.identities
+
+
+def forms(slot: str, name: str) -> tuple[dict[str, Any], ...]:
+    """Fields of every form of a method that cells try."""
+    own = EXAMPLES.get((slot, name))
+    return ({},) if own is None else ({}, *own.forms)
+
+
+def missing(slot: str, name: str, what: str) -> str:
+    """What to do about a method that the tests cannot make."""
+    return (
+        f"{slot}: {name!r} is in the catalog, and the tests do not know {what}; add its row to "
+        "EXAMPLES in tests/matrix/examples.py"
+    )
+
+
+def has_field(name: str, field: str) -> bool:
+    """Whether a policy has a field, which its short name does not fix."""
+    entry = POLICIES[name]
+    own = {each.name for each in fields(load(entry.target))}
+    return field in own and field not in entry.preset

@@ -1,0 +1,99 @@
+"""Every window policy that declares the plain loop's distribution, against an enumerated language.
+
+Relaxed ones too, with the settings that relax nothing. Each policy meets every setting, and each of
+its draft sources at least once.
+
+Power: 50 000 rows in one batch, rejected at p < 1e-4. Whatever its direction, a deviation of 0.03
+in total variation (over the pooled cells) is rejected with probability 0.99 or more; `measure`
+asserts that for the degrees of freedom at hand. Seeds are fixed, so nothing flakes.
+`tests/exactness/test_the_test.py` plants the bugs that must be rejected.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel.catalog import POLICIES, load
+from mmaccel.errors import OptionError
+from mmaccel.kernels import coarse_sweep_numpy
+from mmaccel.kernels.coarse_sweep import coarse_sweep
+from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.sources import SOURCES
+from tests.fixtures.coarse import strong_coarse
+from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact
+from tests.matrix.examples import Target, has_field, identities, make, names
+
+WINDOWS = (3, 2, 4, 8)
+EXACT = [name for name in names("policies", "window") if name == "autoregressive" or
+         load(POLICIES[name].target).exactness == "distribution"]  # fmt: skip
+RELAXED = [name for name in names("policies", "window")
+           if load(POLICIES[name].target).exactness == "relaxed"]  # fmt: skip
+
+
+def fits(drafts: str, setting: Setting) -> bool:
+    """Whether a source may draft for a policy that is not bitwise, in the setting's layout."""
+    source = SOURCES.get(drafts, DraftModel)
+    if source.only_bitwise or source is DraftModel:
+        return not source.only_bitwise
+    try:
+        source().check_layout(setting.grid)
+    except OptionError:
+        return False
+    return True
+
+
+def cells() -> Iterator[tuple[str, str, str, int]]:
+    """Policy, setting, draft source and window; sources that were used least come first."""
+    for number, policy in enumerate(EXACT):
+        used: Counter[str] = Counter()
+        for turn, (name, setting) in enumerate(SETTINGS.items()):
+            sources = [each for each in names("drafts") if fits(each, setting)]
+            sources = sources[number % 3 :] + sources[: number % 3]
+            drafts = min(sources, key=lambda each: used[each])
+            used[drafts] += 1
+            has_drafts = has_field(policy, "drafts")
+            yield policy, name, drafts if has_drafts else "", WINDOWS[(turn + number) % 4]
+
+
+@pytest.fixture(autouse=True)
+def _sweep_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of coarse drafts by their specification; `tests/kernels` compares the others."""
+    monkeypatch.setattr(coarse_sweep_numpy, "coarse_sweep", coarse_sweep)
+
+
+def check(policy: str, setting: Setting, drafts: str, folder: Path, **given: Any) -> None:
+    """A policy with a source, in a setting."""
+    model: Any = setting.language()
+    target = Target(model, setting.language(seed=2))
+    if drafts:
+        given["drafts"] = make("drafts", drafts, target)
+        strong_coarse(torch.eye(setting.vocab_size), folder, neighbours=((0, 0, -1), (0, 0, -2)))
+        model.coarse = folder
+    assert_exact(make("policies", policy, target, **given), setting, model=model)
+
+
+@pytest.mark.parametrize(("policy", "name", "drafts", "window"), [*cells()])
+def test_the_distribution(policy: str, name: str, drafts: str, window: int, tmp_path: Path) -> None:
+    given = {"window": window} if has_field(policy, "window") else {}
+    check(policy, SETTINGS[name], drafts, tmp_path, **given)
+
+
+@pytest.mark.parametrize("policy", RELAXED)
+def test_without_relaxation_it_is_the_plain_loops(policy: str, tmp_path: Path) -> None:
+    drafts = ("neighbour", "token-recycling", "coarse")
+    for given in identities("policies", policy):
+        for source, name in zip(drafts, ("plain", "guided", "hot, top-k"), strict=True):
+            check(policy, SETTINGS[name], source, tmp_path, window=3, **given)
+
+
+def test_every_source_of_every_policy_is_tried() -> None:
+    found = {(policy, drafts) for policy, _, drafts, _ in cells()}
+    wanted = [each for each in names("drafts") if fits(each, SETTINGS["rows"])]
+    assert all((policy, each) in found for policy in EXACT if has_field(policy, "drafts")
+               for each in wanted)  # fmt: skip

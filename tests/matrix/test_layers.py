@@ -1,0 +1,83 @@
+"""Every method of the catalog for caches and attention, under every window policy.
+
+`tests/layers` compares each with a reference of its own; here is what all of them keep: a full
+budget changes nothing, and says so; a row does not depend on its batch; seeds give the same again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.catalog import METHODS
+from tests.fixtures.tiny_lms import build_lm
+from tests.layers.test_eviction import draw_rows, generate
+from tests.matrix.examples import Target, identities, make, names
+
+SLOTS = ("kv_cache", "attention")
+EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
+PLAIN = mmaccel.Autoregressive()
+LENGTHS = (40, 23, 31)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return Target(build_lm("llama"), build_lm("llama", num_hidden_layers=1))
+
+
+def policy_of(name: str, target: Target) -> Any:
+    """A policy of the catalog, which draws as the plain loop does."""
+    given = {} if name == "autoregressive" else {"window": 5}
+    return make("policies", name, target, **given)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("slot", "name"), EVERY)
+def test_a_full_budget_changes_nothing(slot: str, name: str, fused: bool, target: Target) -> None:
+    model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
+    for policy, sampled in ((PLAIN, False), (mmaccel.Jacobi(window=5), True)):
+        whole, _ = generate(model, PLAIN, rows, fused=fused, do_sample=sampled)
+        for fields in identities(slot, name):
+            method = make(slot, name, target, **fields)
+            given: dict[str, Any] = {slot: method, "fused": fused, "do_sample": sampled}
+            made, stats = generate(model, policy, rows, **given)
+            assert torch.equal(made, whole)
+            assert stats.exactness == "bitwise" and stats.reference == ""
+
+
+@pytest.mark.parametrize("guidance", [1.0, 1.6])
+@pytest.mark.parametrize(("slot", "name"), EVERY)
+def test_what_every_method_keeps(slot: str, name: str, guidance: float, target: Target) -> None:
+    """Greedy, so that policies that are exact in distribution alone have one answer, too."""
+    model, rows = target.model, draw_rows(*LENGTHS)
+    method = make(slot, name, target)
+    guided: dict[str, Any] = {}
+    if guidance > 1:
+        guided["guidance_scale"] = guidance
+        guided["negative_prompt_ids"] = torch.tensor(draw_rows(14, 14, 14))
+    plain, own = generate(model, PLAIN, rows, **{slot: method}, **guided)
+    assert not torch.equal(plain, generate(model, PLAIN, rows, **guided)[0])
+    assert own.exactness == "relaxed" and type(method).__name__ in own.reference
+    if guidance == 1:
+        for row, ids in enumerate(rows):
+            assert torch.equal(generate(model, PLAIN, [ids], **{slot: method})[0][0], plain[row])
+    for policy in names("policies", "window"):
+        options = guided | {slot: method}
+        made, stats = generate(model, policy_of(policy, target), rows, **options)
+        assert stats.exactness == "relaxed" and stats.fallbacks == []
+        assert stats.passes <= own.passes
+        if slot == "kv_cache" and policy != "gsd":  # blocks are chosen for a whole window
+            assert torch.equal(made, plain) and stats.reference == own.reference
+
+
+@pytest.mark.parametrize(("slot", "name"), EVERY)
+def test_a_seed_gives_the_same_again(slot: str, name: str, target: Target) -> None:
+    rows, method = draw_rows(*LENGTHS), make(slot, name, target)
+    for policy in names("policies", "window"):
+        own = policy_of(policy, target)
+        made = [generate(target.model, own, rows, do_sample=True, **{slot: method})[0]
+                for _ in range(2)]  # fmt: skip
+        assert torch.equal(*made)
