@@ -13,6 +13,7 @@ from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.samplers.canvas.state import Canvas
+from tests.canvas.test_leak_check import Blocks
 from tests.canvas.test_state import Given
 from tests.fixtures.canvas import MASK, decode, masked, run
 from tests.fixtures.kv_reference import KVReference
@@ -114,6 +115,12 @@ CASES = (
       for cache in ("none", "dual", "block")),
     Refused("a layout that forces the mask token", _forced_mask,
             says=("mask token 9 in a forced slot",)),
+    Refused(
+        "blocks that depend on later ones",
+        lambda: decode(Stepwise(cache="block"), Blocks("reads"), 12),
+        says=("depend on no later block", "a Blocks whose first block"),
+        error=UnsupportedModelError,
+    ),
     _masked_lm("sliding windows", "sliding windows", UnsupportedModelError, model="mistral"),
     _masked_lm("recurrent layers", "layers of other kinds", UnsupportedModelError, model="lfm2"),
     _masked_lm("no weights", "no weights", UnsupportedModelError,

@@ -1,0 +1,96 @@
+"""Folders that are no coarse models of the model that opens them: one line before a pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmaccel import Jacobi
+from mmaccel.errors import OptionError, UnsupportedModelError
+from tests.exactness.bitwise_runs import run
+from tests.fixtures.coarse import StateLanguage, strong_coarse
+from tests.messages.case import Refused
+
+WEIGHTS, CONFIG = "coarse.safetensors", "coarse.json"
+
+
+def edit_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        change(weights)
+        save_file(weights, folder / WEIGHTS)
+
+    return edit
+
+
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / CONFIG).read_text())
+        content["config"] |= changes
+        (folder / CONFIG).write_text(json.dumps(content))
+
+    return edit
+
+
+def of_another_model(folder: Path) -> None:
+    strong_coarse(torch.eye(5) * 2, folder)
+
+
+def cut(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:200])
+
+
+BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]] = {
+    "NaN": (
+        edit_weights(lambda w: w["mix.weight"].fill_(float("nan"))),
+        UnsupportedModelError, ("received NaN or infinity in mix.weight",)
+    ),
+    "too large for float32": (
+        edit_weights(lambda w: w.update({"mix.bias": w["mix.bias"].double() + 1e300})),
+        UnsupportedModelError, ("received NaN or infinity in mix.bias",)
+    ),
+    "a tensor lacks": (
+        edit_weights(lambda w: w.pop("gates.weight")), UnsupportedModelError, ("received none",)
+    ),
+    "other sizes": (edit_config(width=17), UnsupportedModelError, ("[5, 17]", "received [5, 16]",)),
+    "cut": (cut, UnsupportedModelError, ("safetensors cannot read",)),
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), OptionError, (f"received no {WEIGHTS}",)),
+    "no config": (lambda f: (f / CONFIG).unlink(), OptionError, (f"received no {CONFIG}",)),
+    "no JSON": (lambda f: (f / CONFIG).write_text("{"), UnsupportedModelError, ("a JSON object",)),
+    "sizes lack": (
+        lambda f: (f / CONFIG).write_text("{}"), UnsupportedModelError, ("under 'config'",)
+    ),
+    "no neighbours": (edit_config(neighbours=[]), UnsupportedModelError, ("1 to 256 neighbours",)),
+    "huge": (edit_config(width=10**9), UnsupportedModelError, ("width as whole numbers",)),
+    "another vocabulary": (edit_config(vocab_size=6), OptionError, ("5 tokens and states of 5",)),
+    "other states": (edit_config(hidden_size=9), OptionError, ("received one for 5 and 9",)),
+    "another model": (of_another_model, OptionError, ("received one of another model",)),
+}  # fmt: skip
+
+
+def _open(spoil: Callable[[Path], object]) -> Any:
+    """A run with a coarse model whose folder was spoiled."""
+
+    def call() -> Any:
+        model = StateLanguage(5, depth=6)
+        with TemporaryDirectory() as folder:
+            source = strong_coarse(torch.eye(5), Path(folder))
+            spoil(Path(folder))
+            try:
+                return run(Jacobi(6, source), {}, model=model)
+            finally:
+                assert model.passes == 0
+
+    return call
+
+
+CASES = tuple(
+    Refused(name, _open(spoil), says=says, error=error)
+    for name, (spoil, error, says) in BAD.items()
+)
