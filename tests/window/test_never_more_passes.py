@@ -38,7 +38,7 @@ def _case(seed: int) -> tuple[Any, str, int, dict[str, Any]]:
     return model, name, pick.choice([1, 2, 5, 16, 40]), call
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_no_row_and_no_batch_takes_more_passes_than_tokens(seed: int) -> None:
     model, name, window, call = _case(seed)
     seeds = [seed * 10 + row for row in range(len(call["input_ids"]))]

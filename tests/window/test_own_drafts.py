@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, OptionError, SpeculativeJacobi
-from mmaccel.errors import ShapeError
+from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.samplers.drafting.contract import (
     Drafter,
@@ -47,17 +46,6 @@ class Last(DraftSource):
         return Drafts(None, scores[:, None])
 
 
-@dataclass(frozen=True)
-class Wrong(DraftSource):
-    """Returns what a test gives it."""
-
-    returned: ClassVar[Any] = None
-
-    def propose(self, frontier: Frontier) -> Any:
-        rows, drafts = frontier.slots.shape
-        return self.returned(rows, drafts, frontier.vocab_size)
-
-
 def generate(policy: Any, **options: Any) -> tuple[torch.Tensor, Any]:
     model, prompt = build_lm("llama"), torch.tensor([[5, 6, 7], [9, 8, 3]])
     given = {"do_sample": True, "max_new_tokens": N, "min_new_tokens": N} | options
@@ -89,36 +77,6 @@ def test_scores_are_those_of_neighbour_drafts() -> None:
         made, stats = generate(policy(window=6, drafts=Last()))
         wanted, other = generate(policy(window=6, drafts="neighbour"))
         assert torch.equal(made, wanted) and stats.accepted == other.accepted
-
-
-TOKENS = torch.zeros((), dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("returned", "said"),
-    [
-        (lambda b, k, v: Drafts(None, None), r"Drafts\(tokens=…\) or Drafts\(scores=…\)"),
-        (lambda b, k, v: TOKENS.expand(b, k), r"Drafts\(tokens=…\) or Drafts\(scores=…\)"),
-        (lambda b, k, v: Drafts([[0] * k] * b, None), r"Drafts\(tokens=…\) or Drafts"),
-        (lambda b, k, v: Drafts(TOKENS.expand(b, 1), None), r"tokens \[2, 4\] of torch.int64, "
-         r"received \[2, 1\] of torch.int64"),
-        (lambda b, k, v: Drafts(TOKENS.int().expand(b, k), None), r"received \[2, 4\] .*int32"),
-        (lambda b, k, v: Drafts(TOKENS.expand(b, k) - 1, None), r"tokens in 0..\d+, received -1"),
-        (lambda b, k, v: Drafts(TOKENS.expand(b, k) + v, None), r"tokens in 0..(\d+), received"),
-        (lambda b, k, v: Drafts(None, torch.zeros(b, k, v - 1)), r"scores \[2, 1, \d+\] or "
-         r"\[2, 4, \d+\] of floating point, received \[2, 4, \d+\] of torch.float32"),
-        (lambda b, k, v: Drafts(None, TOKENS.expand(b, 1, v)), "received .* of torch.int64"),
-    ],
-)  # fmt: skip
-def test_a_wrong_proposal_is_named(returned: Any, said: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Wrong, "returned", staticmethod(returned))
-    with pytest.raises(ShapeError, match=rf"^drafts: expected Wrong\(\) to propose .*{said}"):
-        generate(Jacobi(window=5, drafts=Wrong()))
-
-
-def test_a_class_is_no_source() -> None:
-    with pytest.raises(OptionError, match="drafts: expected one of auto"):
-        Jacobi(drafts=Last)  # type: ignore[arg-type]
 
 
 def test_only_a_source_that_says_so_is_captured() -> None:

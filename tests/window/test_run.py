@@ -1,11 +1,8 @@
-"""The window loop: the model's inputs, where rows stop, counters, invalid scores, refused calls."""
+"""The window loop: the model's inputs, where rows stop, counters, invalid scores, draft models."""
 
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -20,17 +17,13 @@ from mmaccel import (
     Jacobi,
     Noise,
     NumericsError,
-    OptionError,
     Prompt,
     SamplingParams,
-    ShapeError,
     Speculative,
     SpeculativeJacobi,
-    UnsupportedModelError,
 )  # fmt: skip
 from mmaccel.contracts import Policy
-from mmaccel.results import Exactness, Progress
-from mmaccel.samplers.window.policy import WindowPolicy
+from mmaccel.results import Progress
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.graph_recorder import Recorder
 from tests.fixtures.tiny_lms import build_lm
@@ -153,47 +146,12 @@ def test_counting() -> None:
     assert 0 <= stats.forward_seconds <= stats.seconds
 
 
-def test_what_a_run_refuses() -> None:
-    model = Recorder([0.0] * 10)
-    with pytest.raises(OptionError, match="length: expected .*, received 0; "):
-        begin(model, make_prompt(ROWS), length=0)
-    with pytest.raises(ShapeError, match="noise: expected 2 rows, received 3; "):
-        begin(model, make_prompt(ROWS), n_noise=3)
-    with pytest.raises(OptionError, match="drafts"):
-        begin(model, make_prompt(ROWS), policy=Jacobi(3, "above"))
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_counts_add_up(policy: Policy) -> None:
-    rows = [[1, 2, 0], [0], [2, 2], [1], [0, 0, 1]]
-    model = ToyLanguage(3, depth=7)
-    made = policy.sample(
-        model,
-        make_prompt(rows, stop_tokens=torch.tensor([2])),
-        30,
-        params=SamplingParams(),
-        noise=Noise.from_seed(4, 5),
-    )
-    stats = made.stats
-    assert stats.tokens == int(made.lengths.sum())
-    assert stats.tokens == sum((k + 1) * n for k, n in enumerate(stats.accepted))
-    assert stats.row_passes == sum(stats.accepted) == int(made.passes.sum())
-    assert int(made.passes.max()) == stats.passes and bool((made.passes <= made.lengths).all())
-    assert stats.passes == model.passes - 1 and stats.prefill_passes == 1
-    assert stats.passes <= stats.row_passes <= 5 * stats.passes
-    assert stats.exactness == type(policy).exactness
-    assert len(set(made.lengths.tolist())) > 1
-    for row, n in zip(made.tokens.tolist(), made.lengths.tolist()):
-        assert 2 not in row[: n - 1] and (row[n - 1] == 2 or n == 30)
-        assert row[n:] == [0] * (30 - n)
-
-
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, math.inf], ids=str)
 def test_scores_that_are_invalid_logits(policy: Policy, temperature: float, bad: float) -> None:
     model = Recorder([bad] * 4 if bad < 0 else [0.0, bad, 0.0, 0.0])
-    with pytest.raises(NumericsError, match="scores: expected .*, received NaN.*; "):
+    with pytest.raises(NumericsError):
         policy.sample(
             model,
             make_prompt([[4]]),
@@ -234,19 +192,6 @@ def test_a_row_ended_before_its_first_token(drafter: ToyLanguage | None) -> None
     assert made.stats.tokens == 18
 
 
-def test_draft_models_have_to_suit() -> None:
-    with pytest.raises(OptionError, match="draft_model: expected .*, received 'gpt2'; "):
-        Speculative(3, "gpt2")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="vocabulary of 3, received 4; "):
-        Speculative(3, ToyLanguage(4)).sample(
-            ToyLanguage(3),
-            make_prompt([[1]]),
-            4,
-            params=SamplingParams(),
-            noise=Noise.from_seed(0, 1),
-        )
-
-
 def test_passes_of_a_draft_model_are_counted() -> None:
     target, drafter = ToyLanguage(3), ToyLanguage(3)
     made = Speculative(4, drafter).sample(
@@ -259,28 +204,6 @@ def test_passes_of_a_draft_model_are_counted() -> None:
     assert target.widths == [1, 4, 4]
 
 
-@pytest.mark.parametrize(
-    ("exactness", "fields", "message"),
-    [
-        ("bitwise", {"window": 0}, "window: expected an integer in 1..4096"),
-        ("bitwise", {"drafts": "up"}, "drafts: expected one of"),
-        ("relaxed", {"window": "adaptive"}, "window: expected an integer in 1..4096"),
-    ],
-)
-def test_the_base_class_checks_window_and_drafts(
-    exactness: Exactness, fields: dict[str, Any], message: str
-) -> None:
-    @dataclass(frozen=True)
-    class Own(WindowPolicy):
-        window: int | str = 8
-        drafts: str = "left"
-
-    Own.exactness = exactness
-    assert Own() == Own(window=8)
-    with pytest.raises(OptionError, match=re.escape(message)):
-        Own(**fields)
-
-
 def test_a_draft_model_of_transformers_is_taken_as_it_is() -> None:
     small, model = build_lm("llama", num_hidden_layers=1), build_lm("llama")
     wrapped = Speculative(4, CausalLMWindow(small))
@@ -291,7 +214,3 @@ def test_a_draft_model_of_transformers_is_taken_as_it_is() -> None:
             made.append(model.generate(torch.tensor([[5, 6]]), max_new_tokens=12, do_sample=True))
         assert run.stats is not None and run.stats.draft_passes > 0
     assert torch.equal(*made)
-    with pytest.raises(OptionError, match=r"draft_model: .* AutoModelForCausalLM\.from_pretrained"):
-        Speculative(4, draft_model=[1])  # type: ignore[arg-type]
-    with pytest.raises(UnsupportedModelError, match="AutoModelForCausalLM"):
-        Speculative(4, small.model)

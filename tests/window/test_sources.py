@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
-from mmaccel import Grid, OptionError
+from mmaccel import Grid
 from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Drafts, Frontier
-from mmaccel.samplers.drafting.sources import NAMES, check_drafts, find_source
+from mmaccel.samplers.drafting.sources import find_source
 from mmaccel.samplers.sampling_params import SamplingParams
 
 VOCAB = 4
@@ -228,29 +227,6 @@ def test_mask_that_differs_by_slot() -> None:
     assert scores is not None and scores.shape == (4, WIDTH, VOCAB)
     assert scores[0, 0].softmax(-1).tolist() == [0, 0.5, 0, 0.5]  # slot 5
     assert scores[0, 1].softmax(-1).tolist() == [0.5, 0, 0.5, 0]
-
-
-def test_unknown_sources() -> None:
-    for name in NAMES:
-        check_drafts(name, "bitwise")
-        source = find_source(name)
-        assert source is not None
-        source.check_layout(GRID)
-    with pytest.raises(OptionError, match="drafts: expected one of auto, .*, received 'up'; "):
-        check_drafts("up", "bitwise")
-
-
-@pytest.mark.parametrize("name", ["above", "previous-frame"])
-def test_a_layout_without_rows_is_refused(name: str) -> None:
-    class Bare:
-        columns = frame = 0
-
-    source = find_source(name)
-    assert source is not None
-    bare: Any = Bare()
-    for layout in (None, bare):
-        with pytest.raises(OptionError, match="expected .*, received .*; use drafts='left'"):
-            source.check_layout(layout)
 
 
 def test_nothing_is_drafted_that_no_slot_can_have() -> None:

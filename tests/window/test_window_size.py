@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from mmaccel import Jacobi, OptionError, SpeculativeJacobi
 from mmaccel.samplers.window.window_size import (
     CANDIDATES,
     AdaptiveWidth,
@@ -260,16 +259,3 @@ def test_never_wider_than_what_is_wanted(remaining: int, width: int) -> None:
     chooser = AdaptiveWidth()
     drive(chooser, lambda w: 1.0, lambda w: w**0.5, 200)
     assert chooser.choose(remaining) == min(64, remaining)
-
-
-@pytest.mark.parametrize("window", [0, -1, 2.0, True, "wide", None], ids=repr)
-def test_bad_windows(window: object) -> None:
-    for policy in (Jacobi, SpeculativeJacobi):
-        with pytest.raises(OptionError, match="window: expected .*, received .*; "):
-            policy(window)  # type: ignore[arg-type]
-
-
-def test_adaptive_is_for_jacobi_alone() -> None:
-    assert Jacobi("adaptive").window == "adaptive"
-    with pytest.raises(OptionError, match="window"):
-        SpeculativeJacobi("adaptive")  # type: ignore[arg-type]
