@@ -12,13 +12,10 @@ from mmaccel.contracts import CanvasPass
 from mmaccel.evaluation.exactness.reference_models import families
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan
-from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
-from mmaccel.samplers.noise import Noise
 from tests.canvas.test_state import Given
 from tests.fixtures import canvas as fixtures
-from tests.fixtures.canvas import row_of
 from tests.fixtures.kv_reference import KVReference
 
 LENGTH, ROWS = 6, 4  # after a prompt of 1
@@ -70,22 +67,6 @@ def test_entries_of_every_pass_by_hand(
     assert model.widths == widths and made.stats.positions == sum(widths)
 
 
-def test_each_row_is_refreshed_after_its_own_commits() -> None:
-    """Rows that commit at different paces: what is computed for them together is what is computed
-    for each alone.
-    """
-    policy = ConfidentParallel(0.7, cache=CachePlan("dual", refresh=2))
-    noise, joint = Noise.from_seed(5, ROWS), JOINTS["templates"]
-    whole = decode(policy, KVReference(joint), ROWS, noise=noise)
-    positions = 0
-    for row in range(ROWS):
-        alone = decode(policy, KVReference(joint), noise=row_of(noise, row))
-        assert torch.equal(alone.tokens[0], whole.tokens[row])
-        assert alone.passes[0] == whole.passes[row]
-        positions += alone.stats.positions
-    assert whole.stats.positions >= positions and len(whole.passes.unique()) > 1
-
-
 @pytest.mark.parametrize("refresh", [2, 3, 4])
 def test_drafts_refresh_when_stepwise_does(refresh: int) -> None:
     """And not more often: passes between two refreshes compute several canvases."""
@@ -123,23 +104,6 @@ def test_how_many_slots_a_pass_attends_to_after_its_block(
 
 
 LAST = Given([-1] * (LENGTH - 1) + [2])  # a token far away
-
-
-@pytest.mark.parametrize("order", ["confidence", "left", "random"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("far", [0, 1, 2])
-def test_drafts_attend_no_farther_than_stepwise(far: int, temperature: float, order: str) -> None:
-    """Without a cache, where canvases of a pass are rows or entries."""
-    plan = CachePlan("none", far=far)
-    for name in ("markov", "copy pairs"):
-        given = {"rows": 2, "temperature": temperature, "layout": LAST}
-        plain = decode(Stepwise(order, 2, plan), KVReference(JOINTS[name]), **given)
-        for drafts, layout in ((2, "rows"), (3, "rows"), (3, "entries")):
-            policy = LosslessUnmask(drafts, order, 2, plan, layout)
-            made = decode(policy, KVReference(JOINTS[name]), **given)
-            assert torch.equal(made.tokens, plain.tokens)
-            assert made.stats.passes <= plain.stats.passes
-            assert policy.exactness == "relaxed"
 
 
 def test_the_far_field_matters() -> None:

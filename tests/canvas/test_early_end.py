@@ -11,7 +11,6 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.contracts import CanvasPass
-from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.results import Generation
@@ -147,39 +146,6 @@ def test_a_converged_run_takes_two_passes_and_is_charged() -> None:
     assert fast.stats.nats > 0 == slow.stats.nats
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual", CachePlan("vicinity", margin=1)])
-@pytest.mark.parametrize(
-    "policy",
-    [
-        mmaccel.EntropyBounded(0.5, block=6, end_threshold=0.05, drop_suffix=True, settled=3.4),
-        mmaccel.RevisedParallel(
-            0.2, "shadow", block=6, end_threshold=0.05, drop_suffix=True, settled=3.4
-        ),
-        mmaccel.AdaptiveBlock((1,), end_threshold=0.05, drop_suffix=True),
-        mmaccel.MaskedParallel(4, block=6, end_threshold=0.05, drop_suffix=True),
-    ],
-    ids=lambda p: type(p).__name__,
-)
-def test_rows_end_alone_as_they_end_together(policy: Any, cache: Any) -> None:
-    policy = replace(policy, cache=cache)
-    stops = torch.arange(0, 40, 6)
-
-    def made(rows: slice) -> Generation:
-        noise = Noise.from_seed(3, len(PROMPTS))
-        noise = Noise(noise.seeds[rows], noise.items[rows])
-        prompt = replace(prompt_of(PROMPTS[rows]), stop_tokens=stops)
-        run: Generation = policy.sample(masked(), prompt, 12, params=SamplingParams(), noise=noise)
-        return run
-
-    whole = made(slice(None))
-    assert int(whole.lengths.min()) < 12
-    for k in range(len(PROMPTS)):
-        alone = made(slice(k, k + 1))
-        n = int(alone.lengths[0])
-        assert whole.lengths[k] == n and whole.passes[k] == alone.passes[0]
-        assert torch.equal(whole.tokens[k, :n], alone.tokens[0, :n])
-
-
 def test_a_block_causal_cache_goes_with_it() -> None:
     prompt = replace(prompt_of(PROMPTS), stop_tokens=torch.arange(0, 40, 6))
     found = []
@@ -219,14 +185,6 @@ def test_a_budget_that_buys_nothing_is_noted() -> None:
     both = add_stats([broke.stats, rich.stats])  # which did spend something
     assert both.notes == [f"{broke.stats.notes[0]} (in 1 of 2 batches)"] and both.nats > 0
     assert add_stats([broke.stats, broke.stats]).notes == broke.stats.notes
-
-
-@pytest.mark.parametrize("ends", [None, [98, 99]])
-def test_early_ends_need_a_stop_token_of_the_model(ends: list[int] | None) -> None:
-    for early in ({"end_threshold": 0.9}, {"drop_suffix": True}):
-        with pytest.raises(OptionError, match="drop_suffix: expected a prompt with stop tokens"):
-            policy = mmaccel.EntropyBounded(**early)  # type: ignore[arg-type]
-            fixtures.decode(policy, ReferenceDenoiser(ending_at(3)), 6, stop=ends)
 
 
 def test_early_ends_are_relaxed() -> None:

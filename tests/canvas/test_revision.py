@@ -11,19 +11,15 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.revision import ShadowPass, ShadowReviser
-from mmaccel.samplers.canvas.stepwise import Stepwise
-from mmaccel.samplers.noise import Noise
 from tests.fixtures.canvas import (
     canvases,
     decode,
     independent,
     open_run,
     predictions_of,
-    row_of,
 )
 from tests.fixtures.kv_reference import KVReference
 
@@ -105,22 +101,6 @@ def test_every_run_ends_in_the_passes_its_docstring_gives(policy: RevisedParalle
             assert run.stats.passes <= bound[policy.revise], name
             assert (run.tokens < 3).all() and (run.tokens >= 0).all()
             assert run.lengths.tolist() == [LENGTH] * ROWS
-
-
-@pytest.mark.parametrize("policy", REVISED, ids=repr)
-@pytest.mark.parametrize("stop", [None, [2]])
-def test_rows_are_independent_and_stop_tokens_stay(
-    policy: RevisedParallel, stop: list[int] | None
-) -> None:
-    joint, noise = JOINTS["copy pairs"], Noise.from_seed(8, ROWS)
-    whole = decode(policy, KVReference(joint), LENGTH, noise=noise, stop=stop)
-    for row in range(ROWS):
-        own = row_of(noise, row)
-        alone = decode(policy, KVReference(joint), LENGTH, noise=own, stop=stop)
-        assert torch.equal(alone.tokens[0], whole.tokens[row])
-        assert alone.passes[0] == whole.passes[row] and alone.lengths[0] == whole.lengths[row]
-        n = int(whole.lengths[row])
-        assert n == LENGTH or whole.tokens[row, n - 1] == 2
 
 
 def test_two_commits_and_one_taken_back_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,19 +209,3 @@ def test_a_draft_that_is_redone_agrees_where_the_joint_distribution_does() -> No
         tokens = decode(policy, KVReference(JOINTS["copy pairs"]), LENGTH, ROWS, noise=3).tokens
         agree.append(float((tokens[:, :half] == tokens[:, half:]).float().mean()))
     assert agree[1] > agree[0]
-
-
-def test_a_reviser_that_finds_nothing_leaves_stepwise_decoding() -> None:
-    for joint in JOINTS.values():
-        plain = decode(Stepwise("confidence"), KVReference(joint), LENGTH, ROWS).tokens
-        for policy in (RevisedParallel(1.0, least=0.0), RevisedParallel(1.0, "redo", least=0.0)):
-            assert torch.equal(decode(policy, KVReference(joint), LENGTH, ROWS).tokens, plain)
-
-
-def test_shadows_need_a_cache_and_a_mask_token() -> None:
-    with pytest.raises(UnsupportedModelError, match="can be kept"):
-        decode(RevisedParallel(), ReferenceDenoiser(JOINTS["markov"]), LENGTH)
-    uniform = KVReference(JOINTS["markov"])
-    uniform.mask_token = None  # type: ignore[assignment]
-    with pytest.raises(OptionError, match="expected a model with a mask token"):
-        decode(RevisedParallel(), uniform, LENGTH)

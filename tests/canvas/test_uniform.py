@@ -1,4 +1,4 @@
-"""Models of uniform corruption, whose open slots hold random tokens: drafts, caches and batches."""
+"""Models of uniform corruption, whose open slots hold random tokens: caches, and which tokens."""
 
 from __future__ import annotations
 
@@ -7,47 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-import mmaccel
-from mmaccel.errors import OptionError
-from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
-from tests.fixtures.canvas import MASK, PROMPTS, Recorded, masked, run
+from tests.fixtures.canvas import MASK, Recorded, masked, run
 from tests.fixtures.tiny_lms import VOCAB
 
 LENGTH = 8
-PLANS: list[dict[str, Any]] = [
-    {},
-    {"block": 4},
-    {"block": 2, "cache": CachePlan("none", far=2)},
-    {"block": 4, "cache": "dual"},
-    {"cache": CachePlan("prefix", refresh=3)},
-    {"block": 4, "cache": CachePlan("vicinity", margin=2, refresh=2, far=2)},
-]
 
 
 def uniform(**options: Any) -> Recorded:
     return masked(mask_token=None, **options)
-
-
-@pytest.mark.parametrize("order", ["confidence", "random"])
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_drafts_make_the_tokens_of_stepwise_decoding(plan: dict[str, Any], order: str) -> None:
-    """Tokens in open slots are a function of what is committed, so that drafts can predict them."""
-    model = uniform()
-    expected = run(Stepwise(order, **plan), model, LENGTH)
-    for drafts in (2, 5):
-        made = run(LosslessUnmask(drafts, order, **plan), model, LENGTH)
-        assert torch.equal(made.tokens, expected.tokens), drafts
-        assert made.stats.passes <= expected.stats.passes
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_a_row_does_not_depend_on_its_batch(plan: dict[str, Any]) -> None:
-    whole = run(LosslessUnmask(3, **plan), uniform(), LENGTH)
-    for row in range(len(PROMPTS)):
-        alone = run(LosslessUnmask(3, **plan), uniform(), LENGTH, row=row)
-        assert torch.equal(alone.tokens[0], whole.tokens[row])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -81,11 +50,3 @@ def test_every_token_may_be_drawn_and_may_be_in_open_slots() -> None:
         assert torch.equal(canvas[:, :done], made.tokens[:, :done])
     changed = [(a != b)[:, 1:] for a, b in zip(shown, shown[1:], strict=False)]
     assert all(float(part[:, k:].float().mean()) > 0.9 for k, part in enumerate(changed[:-1]))
-
-
-def test_shadows_need_a_mask_token() -> None:
-    with pytest.raises(OptionError, match="expected a model with a mask token for 'shadow'"):
-        run(mmaccel.RevisedParallel(0.5), uniform(), LENGTH)
-    for revise in ("edit", "redo"):
-        made = run(mmaccel.RevisedParallel(0.5, revise, budget=2), uniform(), LENGTH)
-        assert made.lengths.tolist() == [LENGTH] * len(PROMPTS)
