@@ -288,3 +288,14 @@ def test_the_default_order_suits_what_the_slots_are() -> None:
     assert torch.equal(found.ranks, make_order("halton", 12, noise, grid).ranks)
     assert make_order("auto", 12, noise, None).name == "confidence"
     assert mmaccel.LosslessUnmask().order == mmaccel.Stepwise().order == "auto"
+
+
+@pytest.mark.parametrize("name, slot", [("confidence", 1), ("margin", 2), ("entropy", 0)])
+def test_the_next_slot_of_an_order(name: str, slot: int) -> None:
+    """The most probable one, the one ahead of its second token by most, the most certain one."""
+    seen = predictions_of([[0.9] * 3])
+    seen.peak.copy_(torch.tensor([[0.5, 0.6, 0.4]]))
+    seen.gap.copy_(torch.tensor([[0.1, 0.2, 0.3]]))
+    seen.entropy.copy_(torch.tensor([[0.3, 0.9, 0.5]]))
+    found = make_order(name, 3, Noise.from_seed(0, 1), None).first(seen)
+    assert found.nonzero()[:, 1].tolist() == [slot]
