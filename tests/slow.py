@@ -33,8 +33,8 @@ SLOW = (
 
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
 # every n-th after it. Choose n without a common factor with the number of policies or settings, so
-# that both vary. The exactness tests of each policy (test_bitwise, test_canvas_bitwise and
-# test_distribution) run in full.
+# that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
+# policies in test_canvas.py) and all planted bugs run in full.
 SWEEPS = {
     "tests/attach/test_distribution.py": 4,
     "tests/attach/test_layout.py": 4,
@@ -46,17 +46,14 @@ SWEEPS = {
     "tests/compatibility/test_matrix.py::test_a_pipeline_that_was_used_can_be_pickled": 5,
     "tests/compatibility/test_matrix.py::test_without_a_seed_torchs_generator_draws_one": 3,
     "tests/diffusion_lm/test_llada2.py": 5,
-    "tests/exactness/test_canvas_batching.py": 5,
-    "tests/exactness/test_coarse_batching.py::test_an_admitted_row_is_the_row_alone": 3,
-    "tests/exactness/test_coarse_bitwise.py::test_any_coarse_model_any_window": 4,
-    "tests/exactness/test_coarse_distribution.py::test_settings": 4,
-    "tests/exactness/test_continuous_batching.py": 5,
-    "tests/exactness/test_frames.py": 4,
     "tests/exactness/test_graph_reuse.py": 3,
     "tests/exactness/test_the_test.py::test_without_a_bug_nothing_is_rejected": 3,
     "tests/loading/test_hostile_folders.py": 3,
     "tests/loading/test_pickles.py": 5,
     "tests/logits/test_repetition.py": 3,
+    "tests/matrix/test_batching.py::test_a_row_is_the_row_alone": 3,
+    "tests/matrix/test_canvas.py::test_a_row_is_the_row_alone": 3,
+    "tests/matrix/test_distribution.py::test_the_distribution": 5,
     "tests/models/test_coarse_folders.py": 3,
     "tests/runner/test_graph_families.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,

@@ -9,11 +9,8 @@ from torch import Tensor
 from mmaccel.contracts import Prompt
 from mmaccel.evaluation.exactness.canvas_enumeration import PolicyPaths, enumerate_paths
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser, families
-from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
-from mmaccel.samplers.canvas.kl_stable import KLStable
-from mmaccel.samplers.canvas.local_leap import LocalLeap
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -109,27 +106,6 @@ def test_no_sequence_diverges_by_more_than_its_budget(name: str, nats: float) ->
         assert variation(found.joint, JOINTS[name]) < 1e-9
     if nats == 3:
         assert found.mean_passes < LENGTH
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        ConfidentParallel(1.0),
-        ConfidentParallel(rule="frechet", factor=0.0),
-        KLStable(threshold=1.0),
-        KLStable(kl=0.0),
-        LocalLeap(anchor=1.0),
-        AdaptiveBlock((2,), threshold=1.0, block=2),
-        MaskedParallel(None, choose="first"),
-        MaskedParallel(None, order="halton"),
-        MaskedParallel(LENGTH, order="random", schedule="linear"),
-    ],
-    ids=repr,
-)
-def test_policy_is_stepwise_where_its_page_says_so(policy: object) -> None:
-    for joint in JOINTS.values():
-        found = enumerated(policy, joint)
-        assert not found.sees_draws and variation(found.joint, joint) < 1e-6
 
 
 def test_a_choice_after_the_draw_is_detected_and_not_exact() -> None:

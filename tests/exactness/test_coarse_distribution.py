@@ -1,56 +1,40 @@
 """Coarse drafts under policies that are exact in distribution: what they record is right.
 
-As in `test_distribution`: 50 000 rows of a language that can be enumerated, rejection at p < 1e-4.
-The coarse model is random and moves scores by about two nats, so that every bug of
-`planted_coarse_bugs.OF_LAWS` shows. Sweeps run by their specification in torch, which takes all
-rows at once; `tests/kernels` compares the others with it.
+`tests/matrix/test_distribution.py` has them under every policy; here are bad coarse models and the
+bugs of `planted_coarse_bugs.OF_LAWS`, each of which shows, since the coarse model is random and
+moves scores by about two nats. Sweeps run by their specification in torch, which takes all rows at
+once; `tests/kernels` compares the others with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from mmaccel import Coarse, GroupedSpeculative, SpeculativeJacobi
+from mmaccel import Coarse, SpeculativeJacobi
 from mmaccel.evaluation.exactness.reference_models import sample_distribution
 from mmaccel.kernels import coarse_sweep_numpy
 from mmaccel.kernels.coarse_sweep import coarse_sweep
 from mmaccel.samplers.acceptance import COUPLINGS
 from tests.exactness import planted_coarse_bugs as bugs
-from tests.exactness.test_distribution import FILTERED, GUIDED, PLAIN, STRUCTURED
 from tests.fixtures.coarse import StateLanguage, bad_coarse, strong_coarse
 from tests.fixtures.toy_distribution import (
     LEVEL,
     SAMPLES,
+    SETTINGS,
     Setting,
     assert_exact,
     assert_rejected,
     sample_tokens,
 )
 
-
-@dataclass(frozen=True, eq=False)
-class States(Setting):
-    """A setting whose language hands out its hidden states."""
-
-    kind: type[StateLanguage] = StateLanguage
-
-    def language(self, seed: int = 1) -> StateLanguage:
-        return self.kind(self.vocab_size, seed, self.spread)
-
-
-def with_states(setting: Setting) -> States:
-    return States(**{name: getattr(setting, name) for name in Setting.__dataclass_fields__})
-
-
-FREE, ROWS = with_states(PLAIN), with_states(STRUCTURED)
-BRANCHES = with_states(GUIDED)
-FOUR = States(vocab_size=4, length=4)
+FREE = SETTINGS["plain"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,33 +51,10 @@ def source_of(setting: Setting, folder: Path, **options: Any) -> Any:
 def test_couplings_are_three(tmp_path: Path) -> None:
     """Drafts whose neighbours stayed are the coupling's: with the same noise the samples differ."""
     small, source = replace(FREE, samples=2000), source_of(FREE, tmp_path)
-    made = [sample_tokens(SpeculativeJacobi(5, name, source), small) for name in COUPLINGS]
-    assert not made[0].equal(made[1])
-    assert not made[0].equal(made[2])
-    assert not made[1].equal(made[2])
-
-
-@pytest.mark.parametrize("coupling", COUPLINGS)
-@pytest.mark.parametrize("window", [2, 5])
-def test_speculative_jacobi(window: int, coupling: str, tmp_path: Path) -> None:
-    assert_exact(SpeculativeJacobi(window, coupling, source_of(FREE, tmp_path)), FREE)
-
-
-@pytest.mark.parametrize("setting", [BRANCHES, *map(with_states, FILTERED.values()), ROWS],
-    ids=["guided", *FILTERED, "structural tokens"])  # fmt: skip
-def test_settings(setting: Setting, tmp_path: Path) -> None:
-    layout, grid = setting.grid, {}
-    if layout is not None:
-        grid = {"columns": layout.columns, "frame": layout.frame}
-    neighbours = ((0, 0, -1), (0, 1, 0)) if grid else ((0, 0, -1), (0, 0, -2))
-    source = source_of(setting, tmp_path, candidates=2, neighbours=neighbours, **grid)
-    assert_exact(SpeculativeJacobi(4, "maximal", source), setting)
-
-
-@pytest.mark.parametrize("coupling", COUPLINGS)
-def test_grouped_speculative_with_groups_of_one(coupling: str, tmp_path: Path) -> None:
-    source = source_of(FOUR, tmp_path, candidates=1)
-    assert_exact(GroupedSpeculative(4, group=0, coupling=coupling, drafts=source), FOUR)
+    for drafts in (source, "neighbour"):
+        made = [sample_tokens(SpeculativeJacobi(5, name, drafts), small) for name in COUPLINGS]
+        for one, other in combinations(made, 2):
+            assert not one.equal(other)
 
 
 class Peaked(StateLanguage):
@@ -106,7 +67,7 @@ class Peaked(StateLanguage):
 
 def test_probabilities_that_are_zero_in_float32(tmp_path: Path) -> None:
     """C raises tokens whose probability was zero; their distribution is that of their scores."""
-    setting = States(vocab_size=4, length=4, kind=Peaked)
+    setting = Setting(vocab_size=4, length=4, kind=Peaked)
     source = source_of(setting, tmp_path, strength=400.0)
     assert_exact(SpeculativeJacobi(4, "maximal", source), setting)
 

@@ -1,4 +1,4 @@
-"""Captured passes with coarse drafts: tokens and passes of eager runs; what a graph holds of C."""
+"""Captured passes with coarse drafts: what a graph holds of C, and when it is captured anew."""
 
 from __future__ import annotations
 
@@ -83,13 +83,6 @@ def source(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Coarse:
     return make_coarse(model, tmp_path_factory.mktemp("coarse"))
 
 
-GUIDED = {"guidance_scale": 2.0, "temperature": 1.3, "top_k": 12}
-RUNS: list[tuple[int, dict[str, Any], bool]] = [  # policy, parameters, whether there is a layout
-    (0, {}, False), (0, {"temperature": 0.0}, True), (0, GUIDED, True), (1, GUIDED, True),
-    (1, {"temperature": 0.0}, False), (2, {}, False), (3, {}, True),
-]  # fmt: skip
-
-
 def policies(source: Coarse) -> list[Policy]:
     return [
         Jacobi(6, source),
@@ -97,27 +90,6 @@ def policies(source: Coarse) -> list[Policy]:
         SpeculativeJacobi(5, "gumbel", source),
         GroupedSpeculative(5, 3, drafts=source),
     ]
-
-
-@pytest.mark.parametrize(("index", "options", "has_layout"), RUNS)
-def test_calls_with_one_key_share_graphs(
-    index: int, options: dict[str, Any], has_layout: bool, model: Any, source: Coarse, fused: bool
-) -> None:
-    """Replays make the tokens of eager runs, in as many passes."""
-    policy, calls, cache, captures = policies(source)[index], Calls(model, fused), GraphCache(), []
-    for call in CALLS:
-        call = replace(call, params=options, layout=call.layout if has_layout else None)
-        captures.append(calls.check(policy, call, cache))
-    assert captures == [1, 0, 0] and len(cache) == 1
-    assert calls.window.route == ("fused" if fused else "model")
-
-
-@pytest.mark.parametrize("sync_every", [2, 5])
-def test_several_passes_between_two_synchronisations(
-    sync_every: int, model: Any, source: Coarse
-) -> None:
-    cache, calls = GraphCache(), Calls(model)
-    assert [calls.check(Jacobi(6, source), c, cache, sync_every) for c in CALLS] == [1, 0, 0]
 
 
 def test_the_adaptive_window(model: Any, source: Coarse) -> None:

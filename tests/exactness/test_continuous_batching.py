@@ -1,7 +1,7 @@
-"""Continuous batching: a row that is admitted later generates what it generates alone.
+"""Continuous batching: which rows a pass has, when they are given, errors, and cached graphs.
 
-The reference is a run of each row alone in float64: tokens, passes, accepted tokens and total
-variation. Rows end at stop tokens, after 2 to 30 tokens, so that batch slots become free in another
+That an admitted row is the row alone is proved in `tests/matrix/test_batching.py`. Rows end at
+stop tokens, after 2 to 30 tokens, so that batch slots become free in another
 order than that of the prompt's rows.
 """
 
@@ -19,11 +19,9 @@ from mmaccel import (
     Autoregressive,
     CausalLMWindow,
     ContinuousBatching,
-    GroupedSpeculative,
     Jacobi,
     Noise,
     NumericsError,
-    OptionError,
     SamplingParams,
     Speculative,
     SpeculativeJacobi,
@@ -34,57 +32,37 @@ from mmaccel.results import Generation, Progress
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-
-ROWS = [[5, 9, 11, 2], [7], [8, 8], [4, 4, 4, 4, 4, 4], [12], [9, 2, 30], [31, 7]]
-OTHERS = [[4], [6, 6, 6], [4], [9, 9], [8], [1], [2, 2]]
-ALL, LENGTH, STOPS = list(range(len(ROWS))), 30, [17, 3]
-
-
-@cache
-def tiny(name: str) -> Any:
-    return build_lm(name).double()
+from tests.matrix.test_batching import ALL, LENGTH, prompt, tiny
 
 
 def policies() -> dict[str, Policy]:
     return {
         "plain": Autoregressive(),
         "jacobi": Jacobi(6),
-        "jacobi ngram": Jacobi(6, "ngram"),
         "jacobi recycling": Jacobi(6, "token-recycling"),
-        "jacobi adaptive": Jacobi("adaptive"),
         "sjd maximal": SpeculativeJacobi(5),
-        "sjd recycling": SpeculativeJacobi(5, drafts="token-recycling"),
-        "sjd gumbel": SpeculativeJacobi(5, coupling="gumbel"),
-        "sjd left": SpeculativeJacobi(5, coupling="independent", drafts="left"),
-        "grouped": GroupedSpeculative(window=5, group=3),
-        "lookup": Speculative(4),
-        "draft model": Speculative(4, CausalLMWindow(tiny("qwen2"))),
     }
 
 
 def decode(
     policy: Policy, rows: list[int], scale: float, batching: ContinuousBatching | None = None, *,
-    window: Any = None, on_step: Any = None, fused: bool = False,
+    window: Any = None, on_step: Any = None,
 ) -> Generation:  # fmt: skip
-    guided = scale != 1
-    tokens = [ROWS[row] for row in rows] + [OTHERS[row] for row in rows] * guided
-    prompt = make_prompt(tokens, 1 + guided, stop_tokens=torch.tensor(STOPS))
-    window = CausalLMWindow(tiny("llama"), fused=fused) if window is None else window
+    window = CausalLMWindow(tiny("llama")) if window is None else window
     made = policy.sample(
         window,
-        replace(prompt, batching=batching),
+        replace(prompt(rows, scale), batching=batching),
         LENGTH,
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
         on_step=on_step,
     )
-    assert made.stats.route == ("fused" if window.fused else "model")
     return made
 
 
 @cache
-def alone(name: str, scale: float, fused: bool = False) -> list[Generation]:
-    return [decode(policies()[name], [row], scale, fused=fused) for row in ALL]
+def alone(name: str, scale: float) -> list[Generation]:
+    return [decode(policies()[name], [row], scale) for row in ALL]
 
 
 def assert_alone(
@@ -110,47 +88,6 @@ def assert_alone(
     assert stats.accepted == [
         sum(count[k] for count in counts if k < len(count)) for k in range(widest)
     ]
-
-
-@pytest.mark.parametrize("scale", [1.0, 2.0], ids=["free", "guided"])
-@pytest.mark.parametrize("name", [name for name in policies() if name != "jacobi adaptive"])
-def test_an_admitted_row_is_the_row_alone(name: str, scale: float, fused: bool) -> None:
-    wanted = alone(name, scale, fused)
-    assert len({int(own.lengths[0]) for own in wanted}) > 3
-    for n_slots in (1, 3, 9):
-        given: list[FinishedRow] = []
-        batching = ContinuousBatching(n_slots, given.append)
-        made = decode(policies()[name], ALL, scale, batching, fused=fused)
-        assert_alone(made, wanted, given)
-        total = sum(own.stats.passes for own in wanted)
-        longest = max(own.stats.passes for own in wanted)
-        if n_slots == 1:
-            assert made.stats.passes == total
-        elif n_slots == 9:
-            assert made.stats.passes == longest
-        else:
-            assert -(-total // n_slots) <= made.stats.passes < total
-
-
-def test_the_adaptive_window_makes_the_same_tokens() -> None:
-    made = decode(policies()["jacobi adaptive"], ALL, 2.0, ContinuousBatching(3))
-    wanted = torch.cat([own.tokens for own in alone("plain", 2.0)])
-    assert made.tokens.equal(wanted)
-
-
-@pytest.mark.parametrize(
-    "name", ["plain", "jacobi", "jacobi ngram", "jacobi recycling", "sjd maximal", "grouped"]
-)
-@pytest.mark.parametrize("sync_every", [1, 3])
-def test_captured_steps_with_admitted_rows(name: str, sync_every: int, fused: bool) -> None:
-    """Admitted rows are written into the static tensors; no batch slot is dropped."""
-    given: list[FinishedRow] = []
-    window = CausalLMWindow(tiny("llama"), fused=fused)
-    window.runner = Replay(sync_every)
-    made = decode(policies()[name], ALL, 2.0, ContinuousBatching(3, given.append), window=window)
-    assert_alone(made, alone(name, 2.0, fused), given)
-    assert len(window.runner.recorded) == 1 and window.runner.replayed > 9
-    assert made.stats.runner == "cuda graphs"
 
 
 def test_cached_graphs_serve_runs_with_batching_alone() -> None:
@@ -296,9 +233,3 @@ def test_an_error_names_its_rows(batching: int | None) -> None:
         decode(Autoregressive(), ALL, 1.0, chosen, window=window)
     assert caught.value.rows == (2,)
     assert 2 not in given and (batching != 1 or given == [0, 1])
-
-
-@pytest.mark.parametrize("rows", [0, -1, True, 2.0, None])
-def test_max_num_seqs_is_at_least_one(rows: Any) -> None:
-    with pytest.raises(OptionError, match="expected an integer >= 1"):
-        ContinuousBatching(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -48,8 +49,7 @@ def generate(
     return made[:, -LENGTH:], stats
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "settings"), zip(MODELS, cycle(SETTINGS)))
 def test_windows_drafts_and_batches_change_no_token(name: str, settings: str, fused: bool) -> None:
     model, options, seeds = build_decoder(name), SETTINGS[settings], [3, 11, 5]
     plain, stats = generate(model, mmaccel.Autoregressive(), ROWS, fused, seeds, **options)
@@ -112,14 +112,13 @@ DECODERS = {
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "name"),
     [
-        mmaccel.Jacobi(3, "random"), mmaccel.SpeculativeJacobi(3, "maximal"),
-        mmaccel.SpeculativeJacobi(2, "gumbel", "left"), mmaccel.Speculative(3),
+        (mmaccel.Jacobi(3, "random"), "free"), (mmaccel.SpeculativeJacobi(3, "maximal"), "guided"),
+        (mmaccel.Speculative(3), "free"),
     ],
-    ids=repr,
+    ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("name", DECODERS)
 def test_samples_have_the_distribution_of_the_models_own_logits(
     name: str, policy: Any, fused: bool
 ) -> None:

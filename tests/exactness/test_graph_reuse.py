@@ -1,4 +1,6 @@
-"""Captured runs, and runs that replay an earlier run's graphs, generate what eager runs generate.
+"""Which passes of a run are captured or replayed, and where graphs of an earlier run serve.
+
+That captured runs generate what eager ones do is proved in `tests/matrix/test_batching.py`.
 
 `Replay` records a step's operations in place of a GPU and refuses host synchronisations.
 """
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -215,8 +218,7 @@ def test_on_step_is_called_after_every_pass(model: Any) -> None:
     assert passes == list(range(1, made.stats.passes + 1)) and runner.replayed > 3
 
 
-@pytest.mark.parametrize("options", PARAMS.values(), ids=PARAMS)
-@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize(("policy", "options"), zip(POLICIES, cycle(PARAMS.values())), ids=str)
 def test_a_third_run_captures_its_prompt_and_its_first_pass(
     policy: Policy, options: dict[str, Any]
 ) -> None:

@@ -161,7 +161,6 @@ POLICIES: list[Policy] = [
     Autoregressive(),
     Jacobi(3, "random"),
     SpeculativeJacobi(3, "maximal"),
-    SpeculativeJacobi(2, "gumbel", "left"),
     Speculative(3),
 ]
 

@@ -1,30 +1,24 @@
 """Does the G-test see bugs? Published ones are planted in the real samplers; each must be rejected.
 
-Same number of samples and same level as in `test_distribution`. Every policy and setting
-used here passes without the bug.
+Same number of samples and same level as in `tests/matrix/test_distribution.py`. Every policy and
+setting used here passes without the bug.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from mmaccel import Jacobi, Speculative, SpeculativeJacobi
+from mmaccel import Autoregressive, Frames, Jacobi, Speculative, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from tests.exactness import planted_bugs as bugs
-from tests.fixtures.toy_distribution import Setting, assert_exact, assert_rejected
+from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
 
-PLAIN = Setting()
-COLD = Setting(options={"temperature": 0.6}, vocab_size=4, length=4)
-NUCLEUS = Setting(options={"temperature": 1.5, "top_p": 0.8}, vocab_size=4, length=4)
-GUIDED = Setting(
-    cases=(((1, 2), (0,)), ((0, 1, 1, 2, 0), (2, 1)), ((2,), (1, 0, 1))),
-    length=4,
-    options={"guidance_scale": 1.7, "temperature": 0.8},
-    spread=0.8,
-)
+PLAIN, GUIDED = SETTINGS["plain"], SETTINGS["guided"]
+COLD, NUCLEUS = SETTINGS["cold"], SETTINGS["hot, top-p"]
 DRAFTER = PLAIN.language(seed=2)
 
 MAXIMAL = SpeculativeJacobi(4, "maximal")
@@ -81,3 +75,8 @@ def test_advancing_together_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     """`surplus verified twice` is wrong because of the distribution recorded, not the advance."""
     bugs.advance_together(monkeypatch)
     assert_exact(INDEPENDENT, PLAIN)
+
+
+def test_frames_that_begin_a_slot_late_are_seen() -> None:
+    late = Frames(((2, 4), (0, 2)), vocab_size=5, ends=(4,))
+    assert_rejected(Autoregressive(), replace(SETTINGS["frames"], grid=late))

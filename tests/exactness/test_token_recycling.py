@@ -1,8 +1,7 @@
-"""Token recycling: the plain loop's tokens, in fewer passes where the text repeats itself.
+"""Token recycling: fewer passes where the text repeats itself, and what the table holds.
 
-Batches whose rows come and go, captured passes and the distribution under `SpeculativeJacobi` are
-proved beside the other sources: `test_continuous_batching.py`, `test_arrivals.py`,
-`test_graph_reuse.py`, `test_distribution.py`.
+Tokens, batches whose rows come and go, captured passes and the distribution are proved for every
+draft source in `tests/matrix`.
 """
 
 from __future__ import annotations
@@ -10,36 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 
 import mmaccel
-from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams, Speculative, TokenRecycling
+from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams, Speculative
 from mmaccel.contracts import Pass, Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.token_recycling import RecyclingDrafter
 from mmaccel.samplers.window.run import WindowRun
-from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
+from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.graph_recorder import Recorder
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 LENGTH = 120
-
-
-@pytest.mark.parametrize("window", [1, 2, 5, 16, "adaptive"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_tokens_are_those_of_the_plain_loop(window: int | str, options: dict[str, Any]) -> None:
-    plain = run(Autoregressive(), options, grid=None)
-    assert_same(run(Jacobi(window, TokenRecycling()), options, grid=None), plain)
-
-
-@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
-def test_the_passes_of_a_row_are_its_own_in_any_batch(rows: list[int]) -> None:
-    policy = Jacobi(7, "token-recycling")
-    whole = run(policy, OPTIONS["guided"], grid=None)
-    made = run(policy, OPTIONS["guided"], rows, grid=None)
-    assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
 
 
 def repeat(policy: Policy, **options: Any) -> Generation:
