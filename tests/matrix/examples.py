@@ -105,6 +105,12 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "snapkv"): Example(
         _method("kv_cache", "snapkv", budget=9, window=3), ({"budget": 64},)
     ),
+    ("kv_cache", "streaming-llm"): Example(
+        _method("kv_cache", "streaming-llm", budget=9, sinks=3), ({"budget": 64},)
+    ),
+    ("attention", "dhsa"): Example(
+        _method("attention", "dhsa", budget=0.34, block=4, first_layer=0), ({"budget": 1},)
+    ),
     ("attention", "quest"): Example(
         _method("attention", "quest", budget=0.34, block=4, first_layer=0), ({"budget": 1},)
     ),
@@ -114,7 +120,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
 def names(slot: str, kind: str = "") -> list[str]:
     """Short names of a slot; of policies of a kind, where one is given."""
     if slot == "policies":
-        return [name for name, entry in POLICIES.items() if kind in ("", entry.kind)]
+        return [name for name, entry in POLICIES.items() if kind in ("", entry.slot)]
     if slot == "drafts":  # `DraftModel` has no short name: it carries a model
         return [
             *SOURCES,

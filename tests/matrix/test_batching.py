@@ -96,10 +96,15 @@ def check_rows(given: list[FinishedRow], alone: list[Generation], rel: float = 1
         assert row.total_variation == pytest.approx(own.stats.total_variation, rel=rel, abs=1e-9)
 
 
+def chains() -> list[Variant]:
+    """Policies with their sources, without trees and what rows share; "auto" is "coarse"."""
+    own = [each for each in variants() if each.drafts != "auto" and not each.tree]
+    return [each for each in own if not each.shares]
+
+
 def turns() -> Iterator[Any]:
     """A policy with its source, and its way to go."""
-    own = [each for each in variants() if each.drafts not in ("auto", "online") and not each.tree]
-    for number, variant in enumerate(own):
+    for number, variant in enumerate(chains()):
         way = WAYS[number % len(WAYS)]
         yield pytest.param(variant, *way, id=f"{' '.join(filter(None, variant))} {way[2]}")
 
@@ -139,8 +144,7 @@ def test_a_row_is_the_row_alone(
 
 def captured() -> Iterator[Any]:
     """Policies whose steps may be captured, each with one of the sets of parameters."""
-    kept = [each for each in variants() if each.drafts not in ("auto", "online") and not each.tree]
-    for number, variant in enumerate(kept):
+    for number, variant in enumerate(chains()):
         source = SOURCES.get(variant.drafts)
         if not variant.drafts or source is None or not source.is_capturable:
             continue

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from mmaccel.catalog import METHODS, POLICIES, Entry, ReducerEntry
+from mmaccel.catalog import METHODS, POLICIES, Entry
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource
 from mmaccel.samplers.drafting.sources import SOURCES
 from mmaccel.samplers.window.jacobi import Jacobi
@@ -132,14 +132,14 @@ def test_an_entry_that_needs_a_row_says_so(target: Target, monkeypatch: pytest.M
         make("policies", name, target)
     with pytest.raises(AssertionError, match="with which it changes nothing.* EXAMPLES"):
         identities("policies", name)
-    method = ReducerEntry("mmaccel.reduction.kv_cache.snapkv:SnapKV", "a test's")
+    method = Entry("mmaccel.reduction.kv_cache.snapkv:SnapKV", "a test's", slot="kv_cache")
     monkeypatch.setitem(METHODS["kv_cache"], "new", method)
     with pytest.raises(AssertionError, match="'new' is in the catalog"):
         identities("kv_cache", "new")
 
 
 def test_every_method_of_the_catalog_has_an_example(target: Target) -> None:
-    for slot in ("policies", "drafts", *METHODS):
+    for slot in ("policies", "drafts", "tree", "kv_cache", "attention"):
         for name in names(slot):
             made = make(slot, name, target)
             if slot in ("kv_cache", "attention") or getattr(made, "exactness", "") == "relaxed":
