@@ -49,7 +49,7 @@ def generate(
     return made[:, -LENGTH:], stats
 
 
-@pytest.mark.parametrize(("name", "settings"), zip(MODELS, cycle(SETTINGS)))
+@pytest.mark.parametrize(("name", "settings"), [*zip(MODELS, cycle(SETTINGS))])
 def test_windows_drafts_and_batches_change_no_token(name: str, settings: str, fused: bool) -> None:
     model, options, seeds = build_decoder(name), SETTINGS[settings], [3, 11, 5]
     plain, stats = generate(model, mmaccel.Autoregressive(), ROWS, fused, seeds, **options)

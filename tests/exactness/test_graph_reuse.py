@@ -218,7 +218,7 @@ def test_on_step_is_called_after_every_pass(model: Any) -> None:
     assert passes == list(range(1, made.stats.passes + 1)) and runner.replayed > 3
 
 
-@pytest.mark.parametrize(("policy", "options"), zip(POLICIES, cycle(PARAMS.values())), ids=str)
+@pytest.mark.parametrize(("policy", "options"), [*zip(POLICIES, cycle(PARAMS.values()))], ids=str)
 def test_a_third_run_captures_its_prompt_and_its_first_pass(
     policy: Policy, options: dict[str, Any]
 ) -> None:

@@ -102,6 +102,8 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
     ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),
+    ("tree", "dyspec"): Example(_method("tree", "dyspec", nodes=5, depth=2)),
+    ("tree", "sequoia"): Example(_method("tree", "sequoia", nodes=5, depth=2)),
     ("kv_cache", "snapkv"): Example(
         _method("kv_cache", "snapkv", budget=9, window=3), ({"budget": 64},)
     ),

@@ -61,7 +61,7 @@ def assert_like(made: Generation, wanted: Generation) -> None:
     assert made.stats.total_variation == pytest.approx(variation, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize(("name", "options"), zip(POLICIES, cycle(OPTIONS.values())), ids=str)
+@pytest.mark.parametrize(("name", "options"), [*zip(POLICIES, cycle(OPTIONS.values()))], ids=str)
 @pytest.mark.parametrize("has_grid", [False, True], ids=["text", "grid"])
 def test_a_run_is_the_same(
     name: str, options: dict[str, Any], has_grid: bool, source_of: Any, monkeypatch: Patch
