@@ -20,7 +20,7 @@ from benchmarks.report import fill_tables
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import KERNELS
 from tests.architecture.source import ROOT
-from tests.kernels.case import FLOATS, Case
+from tests.kernels.case import FLOATS, Case, Lane
 from tests.kernels.gpu_cases import run_cases
 
 CPU = torch.device("cpu")
@@ -169,9 +169,9 @@ def test_cases_run_on_a_cpu_and_failures_are_named() -> None:
     seen: list[tuple[str, torch.dtype]] = []
 
     def check(name: str) -> Case:
-        def run(device: torch.device, dtype: torch.dtype) -> None:
-            seen.append((name, dtype))
-            assert name != "bad" or dtype == torch.float32, "they part"
+        def run(lane: Lane) -> None:
+            seen.append((name, lane.dtype))
+            assert name != "bad" or lane.dtype == torch.float32, "they part"
 
         return Case(name, run, large=name == "large")
 
@@ -193,7 +193,7 @@ def test_what_failed_in_cases_is_in_the_report(bench: Bench) -> None:
 
 
 def test_a_lost_device_ends_the_cases() -> None:
-    def lose(device: torch.device, dtype: torch.dtype) -> None:
+    def lose(lane: Lane) -> None:
         raise RuntimeError("CUDA error: launch failure")
 
     with pytest.raises(RuntimeError, match="launch failure") as caught:

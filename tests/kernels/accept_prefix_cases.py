@@ -1,4 +1,4 @@
-"""The end of a pass in Triton: every tensor of the rows as the specification leaves it."""
+"""The end of a pass: every tensor of the rows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mmaccel.kernels import accept_prefix as specification
-from mmaccel.kernels import accept_prefix_triton as triton_version
-from mmaccel.kernels.accept_prefix import RowState
-from tests.kernels.case import Case, poison
+from mmaccel.kernels.accept_prefix import RowState, accept_prefix
+from tests.kernels.case import ONCE, Case, Lane, poison
 
 _ORIGIN, _LIMIT, _CAPACITY = 3, 20, 6
 
@@ -31,13 +29,12 @@ def _make_state(batch: int, width: int, generator: torch.Generator) -> RowState:
     )  # fmt: skip
 
 
-def _compare(
-    batch: int, width: int, n_stops: int | None, varies: bool, counts: bool,
-    device: torch.device, dtype: torch.dtype,
-) -> None:  # fmt: skip
+def _rows(
+    batch: int, width: int, n_stops: int | None, varies: bool, counts: bool, lane: Lane
+) -> None:
     """Rows that stop, that reach their length, that had ended, and scores that are no numbers."""
     generator = torch.Generator().manual_seed(batch + width)
-    start = _make_state(batch, width, generator)
+    state = _make_state(batch, width, generator)
     new = torch.randint(0, 12, (batch, width), generator=generator)
     kept = torch.rand(batch, width - 1, generator=generator) < 0.8
     kept[-1:] = True  # the whole window
@@ -46,41 +43,16 @@ def _compare(
     peak[batch // 2, width // 2] = -float("inf")
     variation = torch.rand(batch, width - 1, generator=generator) if varies else None
     stops = None if n_stops is None else torch.arange(n_stops)
-    limit = torch.tensor(_LIMIT)
-    states = []
-    for version in (triton_version, specification):
-        state = RowState(*(value.clone().to(device) for value in start))
-        given = [
-            None if value is None else value.to(device) for value in (new, kept, peak, variation)
-        ]
-        ends = [None if value is None else value.to(device) for value in (limit, stops)]
-        options = {"origin": _ORIGIN, "counts": counts}
-        assert triton_version.refuse_accept_prefix(*given, state, *ends, **options) is None
-        version.accept_prefix(*given, state, *ends, **options)
-        states.append(state)
-    for name, received, wanted in zip(RowState._fields, *states):
-        if name == "spent":
-            torch.testing.assert_close(received, wanted, rtol=0, atol=1e-6)
-        else:
-            assert torch.equal(received, wanted), name
-    assert (states[1].summary[0] != start.summary[0].to(device)) == counts
+    given = (new, kept, peak, variation, state, torch.tensor(_LIMIT), stops)
+    options = {"origin": _ORIGIN, "counts": counts, "tolerance": {"state.spent": 1e-6}}
+    lane.compare(accept_prefix, *lane.put(given), **options)
 
 
-def _refusal(device: torch.device, dtype: torch.dtype) -> None:
-    state = _make_state(2, 3, torch.Generator().manual_seed(0))
-    new, kept = torch.zeros(3, 2, dtype=torch.int64).t(), torch.ones(2, 2, dtype=torch.bool)
-    refused = triton_version.refuse_accept_prefix(
-        new, kept, new.float(), None, state, torch.tensor(9), None, origin=1, counts=True
-    )
-    assert "apart" in (refused or "")
-
-
-_ONCE = (torch.float32,)
 CASES = [
     Case(
         f"{b} rows, {w} slots, {s or 0} stops{', variation' * v}{', counted' * c}",
-        partial(_compare, b, w, s, v, c),
-        _ONCE,
+        partial(_rows, b, w, s, v, c),
+        ONCE,
     )
     for b, w, s, v, c in (
         (1, 1, None, False, True), (1, 32, None, False, True), (5, 1, 2, False, True),
@@ -88,4 +60,3 @@ CASES = [
         (70, 40, 1, True, True), (2, 1024, None, False, True), (3, 1100, None, False, True),
     )
 ]  # fmt: skip
-CASES += [Case("refusals", _refusal, _ONCE)]

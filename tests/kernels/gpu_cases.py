@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.parts import CheckError, Part
 from mmaccel.kernels.device_errors import is_device_error
-from tests.kernels.case import Case, cases_of
+from tests.kernels.case import Case, Lane, cases_of, lanes_of
 
 
 def cases_part(kernel: str) -> Part:
@@ -25,12 +25,10 @@ def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
     """
     passed, failed = 0, {}
     for case in cases:
-        for dtype in case.dtypes:
-            if device.type != "cuda" and (case.large or dtype == torch.bfloat16):
-                continue
-            fault = find_fault(case, device, dtype)  # the others still run
+        for lane in lanes_of(case, "triton", device):
+            fault = find_fault(case, lane)  # the others still run
             if fault:
-                failed[f"{case.name}, {str(dtype).removeprefix('torch.')}"] = fault
+                failed[f"{case.name}, {str(lane.dtype).removeprefix('torch.')}"] = fault
             else:
                 passed += 1
     if failed:
@@ -41,19 +39,19 @@ def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
     return {"passed": passed}
 
 
-def find_fault(case: Case, device: torch.device, dtype: torch.dtype) -> str:
-    """What a case complains of, and where; empty where Triton version and specification agree.
+def find_fault(case: Case, lane: Lane) -> str:
+    """What a case complains of, and where; empty where the version and specification agree.
 
     Raises:
         RuntimeError: the device failed.
     """
     try:
-        case.run(device, dtype)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        case.run(lane)
+        if lane.device.type == "cuda":
+            torch.cuda.synchronize(lane.device)
     except Exception as error:
         if is_device_error(error):
-            error.add_note(f"in {case.name}, {str(dtype).removeprefix('torch.')}")
+            error.add_note(f"in {case.name}, {str(lane.dtype).removeprefix('torch.')}")
             raise
         return f"{type(error).__name__}: {error}{_where(error)}"
     return ""

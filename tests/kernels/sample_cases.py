@@ -1,4 +1,4 @@
-"""Sampling with frozen noise in Triton: the specification's tokens, peaks and normalisers.
+"""Sampling with frozen noise: the specification's tokens, peaks and normalisers.
 
 Logits are nearly flat as a rule, so that a token too many or too few shows in the logsumexp.
 """
@@ -9,10 +9,10 @@ from functools import partial
 
 import torch
 
-from mmaccel.kernels import sample, sample_triton
+from mmaccel.kernels import sample
 from mmaccel.kernels.sample import Settings
 from tests.kernels import sample_path_cases
-from tests.kernels.case import Case
+from tests.kernels.case import ONCE, Case, Lane
 from tests.kernels.sample_check import check, random_logits
 
 NEVER = float("-inf")
@@ -20,120 +20,121 @@ PLAIN = Settings()
 EVERYTHING = Settings(2.5, 1.5, 0.8, 40, 0.9, 0.02)
 
 
-def _size(n_values: int, settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+def _size(n_values: int, settings: Settings, lane: Lane) -> None:
     branches = 1 if settings.scale == 1 else 2
-    check(random_logits(branches, 2, n_values).to(device, dtype), settings, branches)
+    check(
+        lane, random_logits(branches, 2, n_values).to(lane.device, lane.dtype), settings, branches
+    )
 
 
-def _same_tokens(device: torch.device, dtype: torch.dtype) -> None:
+def _same_tokens(lane: Lane) -> None:
     """Token identity, without any allowance, on a vocabulary of 1000."""
-    if device.type != "cpu":
+    if lane.device.type != "cpu":
         return  # torch's own logarithms differ between devices
-    logits = random_logits(4, 3, 1000).to(dtype)
+    logits = random_logits(4, 3, 1000).to(lane.dtype)
     slots = torch.arange(6).view(2, 3)
     args = (torch.arange(2), torch.arange(2), slots, torch.tensor(0))
     settings = Settings(scale=1.5, temperature=0.9, top_k=700)
     expected = sample.sample_frozen(logits, 2, settings, None, *args)
-    made = sample_triton.sample_frozen(logits, 2, settings, None, *args)
-    assert torch.equal(made.tokens, expected.tokens)
+    made = lane.call(sample.sample_frozen, logits, 2, settings, None, *args)
+    lane.expect("tokens", made.tokens, expected.tokens)
     assert made.tokens.unique().numel() > 3
 
 
-def _three_branches(device: torch.device, dtype: torch.dtype) -> None:
-    check(random_logits(6, 2, 100).to(device, dtype), Settings(3.0, 1.5, 1.3), 3)
+def _three_branches(lane: Lane) -> None:
+    check(lane, random_logits(6, 2, 100).to(lane.device, lane.dtype), Settings(3.0, 1.5, 1.3), 3)
 
 
-def _strides(device: torch.device, dtype: torch.dtype) -> None:
-    """A slice of a wider head, windows and rows swapped; and a stride that is refused."""
-    wide = random_logits(3, 4, 200).to(device, dtype).transpose(0, 1)[:, 1:, 37:137]
-    settings = Settings(scale=2.0, top_k=20)
-    check(wide, settings, 2)
-    across = random_logits(4, 100, 3).to(device, dtype).transpose(1, 2)
-    none = torch.zeros(4, dtype=torch.int64, device=device)
-    args = (across, 2, settings, None, none, none, across[..., 0], none[0])
-    assert "stride" in str(sample_triton.refuse_sample_frozen(*args))
+def _strides(lane: Lane) -> None:
+    """A slice of a wider head, windows and rows swapped."""
+    wide = random_logits(3, 4, 200).to(lane.device, lane.dtype).transpose(0, 1)[:, 1:, 37:137]
+    check(lane, wide, Settings(scale=2.0, top_k=20), 2)
 
 
-def _ties(settings: Settings, n_values: int, device: torch.device, dtype: torch.dtype) -> None:
+def _ties(settings: Settings, n_values: int, lane: Lane) -> None:
     """A few values alone, some of them zeros of both signs: boundaries fall among equals."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randint(-1, 2, (1, 2, n_values), generator=generator) * 0.5
     signs = torch.randint(0, 2, logits.shape, generator=generator) * 2.0 - 1.0
     logits = torch.where(logits == 0, 0.0 * signs, logits)
-    check(logits.to(device, dtype), settings)
+    check(lane, logits.to(lane.device, lane.dtype), settings)
 
 
-def _neighbours(device: torch.device, dtype: torch.dtype) -> None:
+def _neighbours(lane: Lane) -> None:
     """Scores a unit in the last place apart, so that the last bits of a threshold count."""
     steps = torch.randperm(100, generator=torch.Generator().manual_seed(5)).view(1, 1, 100)
-    check((1.0 + steps * 2.0**-23).to(device), Settings(top_k=37))
-    check((-1.0 - steps * 2.0**-24).to(device), Settings(top_p=0.3721))
+    check(lane, (1.0 + steps * 2.0**-23).to(lane.device), Settings(top_k=37))
+    check(lane, (-1.0 - steps * 2.0**-24).to(lane.device), Settings(top_p=0.3721))
 
 
-def _all_equal(device: torch.device, dtype: torch.dtype) -> None:
-    flat = torch.zeros(1, 2, 600, device=device, dtype=dtype)
-    made = check(flat, Settings(temperature=0.0))
+def _all_equal(lane: Lane) -> None:
+    flat = torch.zeros(1, 1, 600, device=lane.device, dtype=lane.dtype)
+    made = check(lane, flat, Settings(temperature=0.0))
     assert (made.tokens == 0).all()
-    made = check(flat, Settings(top_p=0.5001))  # 301 of them
+    made = check(lane, flat, Settings(top_p=0.5001))  # 301 of them
     assert (made.lse - torch.tensor(301.0).log()).abs().max() < 1e-5
     assert made.tokens.max() < 301
-    check(flat, Settings(top_k=3, min_p=1.0))
+    check(lane, flat, Settings(top_k=3, min_p=1.0))
 
 
-def _masks(device: torch.device, dtype: torch.dtype) -> None:
+def _masks(lane: Lane) -> None:
     """Masks of every broadcast shape, with a row that nothing may stand in."""
-    logits = random_logits(2, 3, 130).to(device, dtype)
-    allowed = (random_logits(2, 3, 130, 1) > 0).to(device)
+    logits = random_logits(2, 2, 130).to(lane.device, lane.dtype)
+    allowed = (random_logits(2, 2, 130, 1) > 0).to(lane.device)
     allowed[1, 1] = False
-    allowed[0, 2] = torch.arange(130, device=device) == 129
+    allowed[0, 1] = torch.arange(130, device=lane.device) == 129
     settings = Settings(temperature=1.2, top_k=30, top_p=0.8, min_p=0.01)
-    for mask in (allowed, allowed[1:], allowed[:, :1], allowed.transpose(0, 1).clone()[:1, :1]):
-        check(logits, PLAIN, mask=mask)
-    made = check(logits, settings, mask=allowed)
-    assert made.peak[1, 1] == NEVER and made.lse[1, 1] == NEVER and made.tokens[0, 2] == 129
-    greedy = check(logits, Settings(temperature=0.0), mask=allowed)
+    for mask in (allowed[1:], allowed[:, :1], allowed.transpose(0, 1).clone()[:1, :1]):
+        check(lane, logits, PLAIN, mask=mask)
+    made = check(lane, logits[:, 1:], settings, mask=allowed[:, 1:])
+    assert made.peak[1, 0] == NEVER and made.lse[1, 0] == NEVER and made.tokens[0, 0] == 129
+    greedy = check(lane, logits, Settings(temperature=0.0), mask=allowed)
     assert greedy.peak[1, 1].isnan() and (greedy.peak[0] == 0).all()
-    check(logits, PLAIN, mask=allowed[..., :1].expand(-1, -1, 130))
+    check(lane, logits, PLAIN, mask=allowed[..., :1].expand(-1, -1, 130))
 
 
-def _invalid_logits(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+def _invalid_logits(settings: Settings, lane: Lane) -> None:
     """NaN and infinity in single slots show in those slots' peaks alone."""
-    logits = random_logits(1, 5, 600).to(device, dtype)
-    logits[0, 0, 599] = float("nan")
+    logits = random_logits(1, 5, 520).to(lane.device, lane.dtype)
+    logits[0, 0, 519] = float("nan")
     logits[0, 1, 3] = -torch.tensor(float("nan"))
     logits[0, 2, 5] = float("inf")
     logits[0, 3] = NEVER
-    made = check(logits, settings)
+    made = check(lane, logits, settings)
     assert made.peak.isfinite().tolist() == [[False] * 4 + [True]]
 
 
-def _forced(device: torch.device, dtype: torch.dtype) -> None:
-    logits = random_logits(2, 2, 70).to(device, dtype)
+def _forced(lane: Lane) -> None:
+    logits = random_logits(2, 2, 70).to(lane.device, lane.dtype)
     logits[1] = float("nan")
-    forced = torch.tensor([[-1, 69], [0, -1]], device=device)
+    forced = torch.tensor([[-1, 69], [0, -1]], device=lane.device)
     for settings in (Settings(top_k=5), Settings(temperature=0.0)):
-        made = check(logits, settings, forced=forced)
+        made = check(lane, logits, settings, forced=forced)
         assert made.tokens[0, 1] == 69 and made.tokens[1, 0] == 0
         assert made.peak[0, 1] == 0 and made.peak[1, 1].isnan()
 
 
-def _splits(settings: Settings, n_values: int, device: torch.device, dtype: torch.dtype) -> None:
+def _splits(settings: Settings, n_values: int, lane: Lane) -> None:
     """Rows of several programs, the same maximum in each or all mass in the last."""
-    logits = random_logits(1, 1, n_values).to(device, dtype)
+    logits = random_logits(1, 1, n_values).to(lane.device, lane.dtype)
     logits[..., ::1500] = 5.0
     if settings.top_k is None:
         logits[..., 4096:] += 30.0  # the first program's scores weigh nothing
-    check(logits, settings)
+    check(lane, logits, settings)
 
 
-def _long(settings: Settings, device: torch.device, dtype: torch.dtype) -> None:
+def _long(settings: Settings, lane: Lane) -> None:
     branches = 2 if settings.scale != 1 else 1
-    check(random_logits(4 * branches, 8, 262_145).to(device, dtype) * 2, settings, branches)
+    check(
+        lane,
+        random_logits(4 * branches, 8, 262_145).to(lane.device, lane.dtype) * 2,
+        settings,
+        branches,
+    )
 
 
-_ONCE = (torch.float32,)
 _TWO = (torch.float32, torch.bfloat16)  # bfloat16 on GPUs alone
-_SIZES = (1, 2, 63, 100, 127, 128, 129, 511, 512, 513, 1023)
+_BITS = ("triton",)  # of whom thresholds between equal scores, and NaN, are asked
 _LIMITS = {
     "top-k 1": Settings(top_k=1),
     "top-k above all": Settings(top_k=101),
@@ -150,26 +151,39 @@ _TIED = {
     "top-p": Settings(top_p=0.2153),
     "both": Settings(top_k=400, top_p=0.8731),
 }
-CASES = [Case(f"{n} tokens", partial(_size, n, PLAIN)) for n in _SIZES]
+_SPLITS = {
+    "4095 tokens": (PLAIN, 4095),
+    "4096 tokens": (PLAIN, 4096),
+    "4097 tokens": (PLAIN, 4097),
+    "splits, greedy": (Settings(temperature=0.0), 9000),
+    "splits, top-k": (Settings(top_k=4), 4097),
+    "splits, top-p": (Settings(top_p=0.3), 4500),
+}
+_INVALID = {
+    "plain": PLAIN,
+    "top-k": Settings(top_k=9),
+    "greedy": Settings(temperature=0.0),
+}
+CASES = [Case(f"{n} tokens", partial(_size, n, PLAIN)) for n in (1, 2, 63, 511, 512, 513, 1023)]
 CASES += [Case(f"{n} tokens, all filters", partial(_size, n, EVERYTHING), _TWO) for n in (1, 513)]
-CASES += [Case(name, partial(_size, 100, settings), _ONCE) for name, settings in _LIMITS.items()]
-CASES += [Case("same tokens", _same_tokens, _ONCE), Case("three branches", _three_branches)]
-CASES += [Case("strides", _strides, _TWO), Case("all equal", _all_equal, _ONCE)]
-CASES += [Case("masks", _masks, _ONCE)]
-CASES += [Case(f"ties, {k}", partial(_ties, s, 521), _ONCE) for k, s in _TIED.items()]
-CASES += [Case("neighbours", _neighbours, _ONCE)]
-CASES += [Case("forced", _forced, _TWO)]
+CASES += [Case(name, partial(_size, 100, settings), ONCE) for name, settings in _LIMITS.items()]
 CASES += [
-    Case(f"invalid logits, {s}", partial(_invalid_logits, s), _ONCE)
-    for s in (PLAIN, Settings(top_k=9))
+    Case("same tokens", _same_tokens, ONCE, versions=_BITS),
+    Case("three branches", _three_branches),
+    Case("strides", _strides, _TWO),
+    Case("all equal", _all_equal, ONCE),
+    Case("masks", _masks, ONCE),
+    Case("neighbours", _neighbours, ONCE, versions=_BITS),
+    Case("forced", _forced, _TWO, versions=_BITS),
 ]
 CASES += [
-    Case("invalid logits, greedy", partial(_invalid_logits, Settings(temperature=0.0)), _ONCE)
+    Case(f"ties, {k}", partial(_ties, s, 521), ONCE, versions=_BITS) for k, s in _TIED.items()
 ]
-CASES += [Case(f"{n} tokens", partial(_splits, PLAIN, n), _ONCE) for n in (4095, 4096, 4097)]
-CASES += [Case("splits, greedy", partial(_splits, Settings(temperature=0.0), 9000), _ONCE)]
-CASES += [Case("splits, top-k", partial(_splits, Settings(top_k=4), 4097), _ONCE)]
-CASES += [Case("splits, top-p", partial(_splits, Settings(top_p=0.3), 4500), _ONCE)]
+CASES += [
+    Case(f"invalid logits, {name}", partial(_invalid_logits, settings), ONCE, versions=_BITS)
+    for name, settings in _INVALID.items()
+]
+CASES += [Case(name, partial(_splits, *given), ONCE) for name, given in _SPLITS.items()]
 CASES += sample_path_cases.CASES
 CASES += [
     Case(f"long rows {number}", partial(_long, settings), large=True)

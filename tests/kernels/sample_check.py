@@ -1,4 +1,4 @@
-"""Both versions of `sample` on the same arguments."""
+"""A version of `sample_frozen` and its specification on the same arguments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.kernels import sample, sample_triton
+from mmaccel.kernels import sample
 from mmaccel.kernels.noise import to_gumbel, uniforms
 from mmaccel.kernels.sample import Settings
-from tests.kernels.case import poison
+from tests.kernels.case import Lane, poison
 
 
 def random_logits(rows: int, width: int, n_values: int, seed: int = 0) -> Tensor:
@@ -18,6 +18,7 @@ def random_logits(rows: int, width: int, n_values: int, seed: int = 0) -> Tensor
 
 
 def check(
+    lane: Lane,
     logits: Tensor,
     settings: Settings,
     branches: int = 1,
@@ -36,13 +37,12 @@ def check(
     slots = torch.arange(2 * batch * width, device=device).view(batch, -1)[:, ::2]
     purpose = torch.tensor(0, device=device)
     args = (logits, branches, settings, mask, seeds, items, slots, purpose, forced)
-    assert sample_triton.refuse_sample_frozen(*args) is None
-    expected, made = sample.sample_frozen(*args), sample_triton.sample_frozen(*args)
+    expected, made = sample.sample_frozen(*args), lane.call(sample.sample_frozen, *args)
     if not settings.cuts:
-        again = _check_last_scores(args)
+        again = _check_last_scores(lane, args)
         assert all(map(torch.equal, again, made)) or not made.peak.isfinite().all()
-    torch.testing.assert_close(made.peak, expected.peak, rtol=1e-6, atol=1e-6, equal_nan=True)
-    torch.testing.assert_close(made.lse, expected.lse, rtol=1e-5, atol=1e-5, equal_nan=True)
+    lane.expect("peak", made.peak, expected.peak, rtol=1e-6, atol=1e-6)
+    lane.expect("lse", made.lse, expected.lse, rtol=1e-5, atol=1e-5)
     assert made.tokens.shape == (batch, width) and made.tokens.dtype == torch.int64
     assert ((made.tokens >= 0) & (made.tokens < logits.shape[-1])).all()
     value = sample.score(logits, branches, settings, mask, forced)
@@ -50,19 +50,19 @@ def check(
         value = value + to_gumbel(uniforms(seeds, items, slots, logits.shape[-1], purpose))
     short = value.amax(-1) - value.gather(-1, made.tokens[..., None])[..., 0]
     allowed = 1e-5 if settings.temperature else 0.0
-    assert ((short <= allowed) | ~expected.peak.isfinite()).all(), short
+    is_valid = expected.peak.isfinite()
+    assert ((short <= allowed) | ~is_valid).all(), f"{lane.version} version: other tokens: {short}"
     if not settings.temperature:
-        lawful = expected.peak.isfinite()
-        assert torch.equal(made.tokens[lawful], expected.tokens[lawful])
+        lane.expect("tokens", made.tokens[is_valid], expected.tokens[is_valid])
     return made
 
 
-def _check_last_scores(args: tuple[Any, ...]) -> sample.Sampled:
+def _check_last_scores(lane: Lane, args: tuple[Any, ...]) -> sample.Sampled:
     """Run both versions with room for the last slot's scores, which are equal up to rounding."""
     logits, branches = args[:2]
     shape = (logits.shape[0] // branches, logits.shape[-1])
     rooms = [poison(shape, torch.float32, logits.device) for _ in range(2)]
     sample.sample_frozen(*args, rooms[0])
-    made = sample_triton.sample_frozen(*args, rooms[1])
-    torch.testing.assert_close(rooms[1], rooms[0], rtol=1e-6, atol=1e-6, equal_nan=True)
+    made: sample.Sampled = lane.call(sample.sample_frozen, *args, rooms[1])
+    lane.expect("last", rooms[1], rooms[0], rtol=1e-6, atol=1e-6)
     return made

@@ -32,32 +32,31 @@ pytestmark = pytest.mark.skipif(
     reason="needs TRITON_INTERPRET=1 from the start; scripts/test.sh runs it in its own process",
 )
 
-SIZE = 1000
+SIZE = 600  # more than a block of `sample`
 FUSED = ("add_norm", "rope_write", "gated_act")
 EVERY_PASS = ("window_inputs", "accept_prefix")
-GRID = Grid(rows=1, width=4, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
+GRID = Grid(rows=1, width=3, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
 RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
     (Autoregressive(), {}, None),
-    (Jacobi(window=4), {}, None),
-    (Jacobi(window=4), {"temperature": 0.0}, None),
-    (Jacobi(window=4), {"guidance_scale": 2.0, "top_k": 40, "temperature": 1.2}, GRID),
-    (Jacobi(window=4, drafts="above"), {"top_p": 0.9, "min_p": 0.01}, GRID),
-    (SpeculativeJacobi(window=4), {}, None),
-    (SpeculativeJacobi(window=4), {"guidance_scale": 1.5, "top_k": 50}, GRID),
+    (Jacobi(window=3), {"temperature": 0.0}, None),
+    (Jacobi(window=3), {"guidance_scale": 2.0, "top_k": 40, "temperature": 1.2}, GRID),
+    (Jacobi(window=3, drafts="above"), {"top_p": 0.9, "min_p": 0.01}, GRID),
+    (SpeculativeJacobi(window=3), {}, None),
+    (SpeculativeJacobi(window=3), {"guidance_scale": 1.5, "top_k": 50}, GRID),
 ]
+ATTENDS = 1  # the run in which attention is interpreted too
 
 
 def decode(
     policy: Policy, options: dict[str, Any], grid: Grid | None, model: Any = None
 ) -> Generation:
-    # attention is interpreted in one run; in all of them it would take the lane's time
-    attention: Any = "auto" if (policy, options) == RUNS[2][:2] else "model"
+    attention: Any = "auto" if (policy, options) == RUNS[ATTENDS][:2] else "model"
     model = build_lm("llama", vocab_size=SIZE) if model is None else model
     window = CausalLMWindow(model, attention=attention)
-    rows = [[5, 900, 11], [7], [8, 1], [44]] if "guidance_scale" in options else [[5, 900, 11], [7]]
+    rows = [[5, 590, 11], [7], [8, 1], [44]][: 4 if "guidance_scale" in options else 2]
     branches = len(rows) // 2
     prompt = make_prompt(rows, branches, layout=grid)
-    length = 8 if grid is None else grid.frame
+    length = 5 if grid is None else grid.frame
     noise = Noise.from_seed([3, -4], 2)
     return policy.sample(window, prompt, length, params=SamplingParams(**options), noise=noise)
 
@@ -88,21 +87,21 @@ def test_same_seed_same_tokens(
     made = decode(policy, options, grid)
     assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
     attends = made.stats.attention == "window_attention"
-    assert attends == ((policy, options) == RUNS[2][:2])
+    assert attends == ((policy, options) == RUNS[ATTENDS][:2])
     wanted = {"couple" if isinstance(policy, SpeculativeJacobi) else "sample_frozen", *EVERY_PASS}
     wanted |= {"window_attention"} if attends else set()
     assert set(launched) == wanted
     assert min(map(launched.count, wanted)) >= made.stats.passes
 
 
-@pytest.mark.parametrize(("index", "options"), [(0, {}), (0, {"temperature": 0.0}), (1, {})])
+@pytest.mark.parametrize(("index", "options"), [(0, {}), (1, {})])
 def test_coarse_drafts(
     index: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launch a sweep: the tokens and the passes of the sweep in numpy."""
     model = build_lm("llama", vocab_size=SIZE)
     source = make_coarse(model, tmp_path)
-    policy = (Jacobi(6, source), SpeculativeJacobi(6, "gumbel", source))[index]
+    policy = (Jacobi(4, source), SpeculativeJacobi(4, "gumbel", source))[index]
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
     expected = decode(policy, options, None, model)
     launched = watch(monkeypatch)
@@ -113,9 +112,9 @@ def test_coarse_drafts(
     assert made.stats.passes >= launched.count("coarse_sweep") >= made.stats.passes - narrow > 1
 
 
-LAUNCHED = {"llama": (5, 2), "gemma3": (5, 2), "cohere": (3, 2), "gpt2": (5, 0), "qwen3": (5, 2),
-            "olmo2": (5, 2), "cohere with norms of heads": (3, 2), "gpt_neox": (5, 0),
-            "opt": (5, 0)}  # add_norm, gated_act  # fmt: skip
+# add_norm and gated_act in a pass, of every form that rope_write and they have
+LAUNCHED = {"llama": (5, 2), "gemma3": (5, 2), "olmo2": (5, 2), "gpt_neox": (5, 0), "opt": (5, 0),
+            "cohere with norms of heads": (3, 2)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
@@ -125,7 +124,7 @@ def test_the_fused_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     window = CausalLMWindow(model, attention="model", fused=True)
     window.choose_route()  # its self-check runs the kernels too
     launched = watch(monkeypatch)
-    tokens, start = torch.tensor([[5, 9, 11], [7, 8, 2]]), torch.tensor([0, 0])
+    tokens, start = torch.tensor([[5, 9], [7, 8]]), torch.tensor([0, 0])
     logits = []
     for fused in (False, True):
         window.fused = fused

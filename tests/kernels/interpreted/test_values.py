@@ -17,19 +17,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.kernels.case import all_cases
-    from tests.kernels.gpu_cases import find_fault
+    from tests.kernels.case import all_runs
 
-    RUNS = [
-        pytest.param(case, dtype, id=f"{kernel}: {case.name}, {str(dtype).removeprefix('torch.')}")
-        for kernel, case in all_cases()
-        for dtype in case.dtypes
-        if dtype != torch.bfloat16 and not case.large
-    ]
+    RUNS = [pytest.param(*run[1:], id=run[0]) for run in all_runs("triton", torch.device("cpu"))]
 else:
     RUNS = []
 
 
-@pytest.mark.parametrize(("case", "dtype"), RUNS)
-def test_triton_equals_specification(case, dtype) -> None:  # type: ignore[no-untyped-def]
-    assert find_fault(case, torch.device("cpu"), dtype) == ""
+@pytest.mark.parametrize(("case", "lane"), RUNS)
+def test_triton_equals_specification(case, lane) -> None:  # type: ignore[no-untyped-def]
+    case.run(lane)
