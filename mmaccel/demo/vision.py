@@ -41,7 +41,7 @@ def load_demo(
     source = WEIGHTS / name if folder is None else Path(folder)
     if not (source / "model.safetensors").is_file():
         raise OptionError(
-            f"folder: expected config.json and model.safetensors in {source}, found none; "
+            f"folder: expected config.json and model.safetensors in {source}, received none; "
             "`python -m scripts.training vqa` trains them, `vqa-export` writes them there"
         )
     import torch

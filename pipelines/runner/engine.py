@@ -157,14 +157,14 @@ class Engine:
 
 
 def _check_compile(device: str) -> None:
-    obstacle = (
-        f"received one on {device}; move it"
-        if device.split(":")[0] != "cpu"
-        else compiled_passes.find_obstacle()
-    )
-    if obstacle:
+    received = ""
+    if device.split(":")[0] != "cpu":
+        received = f"one on {device}; move it"
+    elif obstacle := compiled_passes.find_obstacle():
+        received = f"a machine on which {obstacle}"
+    if received:
         raise MissingBackendError(
-            f"compile=True: expected a model on a CPU and a C++ compiler, {obstacle}, "
+            f"compile=True: expected a model on a CPU and a C++ compiler, received {received}, "
             'or set compile="auto"'
         )
 
