@@ -18,17 +18,8 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 from mmaccel.catalog import POLICIES, load
-from tests.fuzz import hostile
-from tests.fuzz.world import (
-    FACTS,
-    NODES,
-    PROMPTS,
-    RECORD,
-    ROW,
-    add_nodes,
-    build_models,
-    build_world,
-)
+from tests.fuzz import hostile, world
+from tests.fuzz.world import FACTS, NODES, PROMPTS, RECORD, ROW
 
 MODELS = "../models"  # from the folder in which a case runs
 COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick
@@ -46,16 +37,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick
     "evaluate exactness": ("--count", "2", "--samples", "0", "--prompts", "p.txt"),
     "evaluate speed": ("--batch-sizes", "1", "--prompts", "p.txt", "--no-plots"),
     "evaluate words": ("ref.txt", "heard.txt"),
-    "evaluate export": (
-        "plain",
-        "--suite",
-        "partiprompts",
-        "--prompts",
-        "suites/partiprompts",
-        "--out",
-        "exported",
-        "--per-prompt",
-        "1",
+    "evaluate export": tuple(
+        "plain --suite partiprompts --prompts suites/partiprompts --out exported "
+        "--per-prompt 1".split()
     ),
 }
 SLOW = ("doctor", "bench canvas")  # commands that take a large part of a second
@@ -80,26 +64,13 @@ class Case:
 def build_case(seed: int, folder: Path) -> Case:
     """Write the files of a case into a folder that holds a world, and return its command line."""
     rng = random.Random(seed)
-    add_nodes(folder)
-    kinds: list[tuple[Callable[[random.Random, Path], Case], int]] = [
-        (_options, 8),
-        (_fields, 3),
-        (_salad, 1),
-        (_prompt_file, 5),
-        (_stdin, 1),
-        (_gallery, 3),
-        (_pictures, 3),
-        (_export, 3),
-        (_words, 2),
-        (_text_file, 1),
-        (_comfy, 1),
-        (_card, 1),
-        (_checkpoint, 2),
-        (_names, 2),
-        (_callables, 1),
-        (_odd, 2),
-    ]
-    (make,) = rng.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])
+    world.add_nodes(folder)
+    kinds: dict[Callable[[random.Random, Path], Case], int] = {  # and how often
+        _options: 8, _prompt_file: 5, _fields: 3, _gallery: 3, _pictures: 3, _export: 3, _words: 2,
+        _checkpoint: 2, _names: 2, _odd: 2, _salad: 1, _stdin: 1, _text_file: 1, _comfy: 1,
+        _card: 1, _callables: 1,
+    }  # fmt: skip
+    (make,) = rng.choices(list(kinds), list(kinds.values()))
     return make(rng, folder)
 
 
@@ -180,25 +151,18 @@ def _fields(rng: random.Random, folder: Path) -> Case:
     policy = rng.choice(list(POLICIES))
     cls, preset = load(POLICIES[policy].target), POLICIES[policy].preset
     own = [f.name for f in fields(cls) if f.name not in preset]
-    name = rng.choice(
-        [*own, rng.choice(("", "self", "name", "__class__", "w\u00efndow", "\x1b[2J", "x y"))]
-    )
-    text = (
-        f"{name}={rng.choice(hostile.LITERALS)}"
-        if rng.random() < 0.97
-        else rng.choice(hostile.TEXTS)
-    )
-    command = rng.choice(
-        ("generate", "generate file", "speak", "evaluate exactness", "evaluate speed")
-    )
+    own += [rng.choice(("", "self", "name", "__class__", "w\u00efndow", "\x1b[2J", "x y"))]
+    text = f"{rng.choice(own)}={rng.choice(hostile.LITERALS)}"
+    if rng.random() >= 0.97:
+        text = rng.choice(hostile.TEXTS)
+    commands = ("generate", "generate file", "speak", "evaluate exactness", "evaluate speed")
+    command = rng.choice(commands)
     words, arguments = command_line(command, rng)
-    model = (
-        []
-        if POLICIES[policy].slot == "window" or command == "speak"
-        else ["--model", "scenes-masked"]
-    )
-    if command.startswith("evaluate"):
-        model = model[1:]
+    model: list[str] = []
+    if POLICIES[policy].slot != "window" and command != "speak":
+        model = (
+            ["scenes-masked"] if command.startswith("evaluate") else ["--model", "scenes-masked"]
+        )
     return Case([*words, *arguments, "--policy", policy, "--set", text, *model])
 
 
@@ -243,18 +207,8 @@ def _prompt_file(rng: random.Random, folder: Path) -> Case:
         file.write_bytes(hostile.mutate((folder / f"p.{suffix}").read_bytes(), rng))
     else:
         file.write_bytes(hostile.some_bytes(rng))
-    more = rng.choice(
-        (
-            [],
-            ["--dry-run"],
-            ["--resume"],
-            ["--json"],
-            ["--json-stream"],
-            ["--shard", "2/3"],
-            ["--seed", "-1"],
-            ["--policy", "gsd"],
-        )
-    )
+    options = " --dry-run --resume --json --json-stream --shard=2/3 --seed=-1 --policy=gsd"
+    more = [option for option in [rng.choice(options.split(" "))] if option]
     model = rng.choice(("scenes", "scenes-masked", f"{MODELS}/image"))
     return Case(["generate", "--prompts", file.name, "--model", model, *more], ANY | {3})
 
@@ -323,16 +277,10 @@ def _pictures(rng: random.Random, folder: Path) -> Case:
     name = rng.choice(("plain", "pictures"))
     _spoil_pictures(folder / name, rng)
     more = rng.choice(
-        (
-            [],
-            [],
-            ["--against", "plain"],
-            ["--against", "scenes", "--count", "4"],
-            ["--clip", "tests.fuzz.callables:embed"],
-            ["--items", "i.jsonl"],
-        )
-    )
-    return Case(["evaluate", "pictures", name, *more], ANY | {1, 3})
+        ("", "", "--against plain", "--against scenes --count 4", "--items i.jsonl",
+         "--clip tests.fuzz.callables:embed")
+    )  # fmt: skip
+    return Case(["evaluate", "pictures", name, *more.split()], ANY | {1, 3})
 
 
 def _export(rng: random.Random, folder: Path) -> Case:
@@ -348,24 +296,9 @@ def _export(rng: random.Random, folder: Path) -> Case:
         target.write_bytes(hostile.mutate(target.read_bytes(), rng))
     if rng.random() < 0.2:
         _spoil_pictures(folder / "plain", rng)
-    more = rng.choice(([], ["--partial"]))
-    return Case(
-        [
-            "evaluate",
-            "export",
-            "plain",
-            "--suite",
-            suite,
-            "--prompts",
-            f"suites/{suite}",
-            "--out",
-            "exported",
-            "--per-prompt",
-            "1",
-            *more,
-        ],
-        ANY | {1},
-    )
+    more = rng.choice(("", "--partial"))
+    line = f"evaluate export plain --suite {suite} --prompts suites/{suite} --out exported"
+    return Case([*line.split(), "--per-prompt", "1", *more.split()], ANY | {1})
 
 
 def _words(rng: random.Random, folder: Path) -> Case:
@@ -402,21 +335,8 @@ def _card(rng: random.Random, folder: Path) -> Case:
     name = rng.choice(("card.json", "card.json", "words.json"))
     (own / name).unlink(missing_ok=True)
     (own / name).write_bytes(hostile.some_bytes(rng))
-    return Case(
-        [
-            "bench",
-            "a red circle",
-            "--count",
-            "1",
-            "--model",
-            "own",
-            "--policies",
-            "jacobi",
-            "--windows",
-            "8",
-        ],
-        ANY | {1, 130},
-    )
+    options = "--count 1 --model own --policies jacobi --windows 8"
+    return Case(["bench", "a red circle", *options.split()], ANY | {1, 130})
 
 
 def _checkpoint(rng: random.Random, folder: Path) -> Case:
@@ -456,25 +376,9 @@ def _names(rng: random.Random, folder: Path) -> Case:
 
 def _callables(rng: random.Random, folder: Path) -> Case:
     """`--features` and `--clip` that are none, raise, or return something else."""
-    names = [
-        f"tests.fuzz.callables:{name}"
-        for name in (
-            "raises",
-            "leaves",
-            "nothing",
-            "text",
-            "narrow",
-            "wide",
-            "wrong_rows",
-            "not_finite",
-            "complex_numbers",
-            "recursive",
-            "unprintable",
-            "number",
-            "absent",
-            "embed",
-        )
-    ]
+    own = "raises leaves nothing text narrow wide wrong_rows not_finite complex_numbers recursive "
+    own += "unprintable number absent embed"
+    names = [f"tests.fuzz.callables:{name}" for name in own.split()]
     names += ["tests.fuzz.raising:f", "tests.fuzz.leaving:f", "os:sep", "math:pi", "nothing_here:f"]
     value = rng.choice([*names, *names, *hostile.TEXTS])
     option = (
@@ -486,43 +390,36 @@ def _callables(rng: random.Random, folder: Path) -> Case:
 def _odd(rng: random.Random, folder: Path) -> Case:
     """Something that is no regular file where a command reads one."""
     name = rng.choice(NODES)
-    places = (
-        ["generate", "--prompts", name],
-        ["evaluate", "words", name, "heard.txt"],
-        ["evaluate", "exactness", "--prompts", name],
-        ["evaluate", "speed", "--prompts", name],
-        ["evaluate", "pictures", name],
-        ["gallery", name],
-        ["gallery", "pictures", "--against", name],
-        [
-            "evaluate",
-            "export",
-            "plain",
-            "--suite",
-            rng.choice(("geneval", "hpsv2", "vbench", "dpg")),
-            "--prompts",
-            name,
-            "--out",
-            "e",
-        ],
-        ["animate", name, "--model", f"{MODELS}/video"],
-        ["generate", "a red circle", "--model", name],
-        ["generate", "a red circle", "--decoder", name],
-        ["comfy", name],
-        ["evaluate", "words", "ref.txt", "heard.txt", "--json", name],
-        ["evaluate", "words", "ref.txt", "heard.txt", "--items", name],
-        ["gallery", "pictures", "--out", name],
-        ["bench", "--count", "1", "--json", name],
-        ["generate", "a red circle", "--count", "1", "--out", name],
-        ["doctor", "--model", name],
+    suite = rng.choice(("geneval", "hpsv2", "vbench", "dpg"))
+    lines = (
+        "generate --prompts NAME",
+        "generate _ --model NAME",
+        "generate _ --decoder NAME",
+        "generate _ --count 1 --out NAME",
+        "animate NAME --model MODELS/video",
+        "evaluate words NAME heard.txt",
+        "evaluate words ref.txt heard.txt --json NAME",
+        "evaluate words ref.txt heard.txt --items NAME",
+        "evaluate exactness --prompts NAME",
+        "evaluate speed --prompts NAME",
+        "evaluate pictures NAME",
+        f"evaluate export plain --suite {suite} --prompts NAME --out e",
+        "gallery NAME",
+        "gallery pictures --against NAME",
+        "gallery pictures --out NAME",
+        "bench --count 1 --json NAME",
+        "comfy NAME",
+        "doctor --model NAME",
     )
-    return Case(list(rng.choice(places)), ANY | {1, 130})
+    named = {"NAME": name, "_": "a red circle", "MODELS/video": f"{MODELS}/video"}
+    words = [named.get(word, word) for word in rng.choice(lines).split()]
+    return Case(words, ANY | {1, 130})
 
 
 def main(seed: int, folder: Path) -> int:
     """Build a case, print its command line, and run it."""
-    build_world(folder / "case")
-    build_models(folder / "models")
+    world.build_world(folder / "case")
+    world.build_models(folder / "models")
     case = build_case(seed, folder / "case")
     program = [sys.executable, "-m", "mmaccel.cli"]
     print(

@@ -16,7 +16,18 @@ import pytest
 from mmaccel.cli import main
 from mmaccel.errors import MMAccelError
 from tests.architecture.source import ROOT
-from tests.fixtures.hostile import CASES, DEEP, SECONDS, SPARE, Case, merge, try_doors, write
+from tests.fixtures.hostile import (
+    CASES,
+    DEEP,
+    LARGE,
+    SECONDS,
+    SMALL,
+    SPARE,
+    Case,
+    merge,
+    try_doors,
+    write,
+)  # fmt: skip
 from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import build_tiny, masked_beside_plain
@@ -79,10 +90,6 @@ def check(case: Case, found: dict[str, Any]) -> None:
         assert code in (case.doctor if command == "doctor" else (1, 2)), (command, code, said)
         assert "Traceback" not in said, (command, said)
         assert command == "doctor" or said.count("\n") == 1, said
-
-
-SMALL = [case for case in CASES if not case.is_large]
-LARGE = [case for case in CASES if case.is_large]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=[case.name for case in SMALL])
