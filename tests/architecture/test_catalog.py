@@ -6,7 +6,6 @@ import pytest
 
 import mmaccel
 from mmaccel.catalog import MODELS, POLICIES, REDUCERS, make, make_policy, policy_names
-from mmaccel.errors import OptionError
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
 
@@ -41,41 +40,11 @@ def test_options_reach_the_policy() -> None:
 )
 def test_a_short_name_presets_the_coupling(name: str, coupling: str) -> None:
     assert make_policy(name, window=5) == SpeculativeJacobi(window=5, coupling=coupling)
-    with pytest.raises(OptionError, match="expected options out of window, drafts, received 'co"):
-        make_policy(name, coupling="maximal")
-
-
-def test_unknown_option_lists_the_policys_own() -> None:
-    with pytest.raises(
-        OptionError, match="policy jacobi: .*window, drafts, tree, received 'group'"
-    ):
-        make_policy("jacobi", group=3)
-    with pytest.raises(OptionError, match=r"autoregressive: expected options out of \(none\)"):
-        make_policy("autoregressive", window=3)
-
-
-def test_unknown_names_list_what_there_is() -> None:
-    with pytest.raises(OptionError, match="expected one of autoregressive, jacobi.*'jacoby'"):
-        make_policy("jacoby")
-
-
-def test_bad_values_are_refused_by_the_policy() -> None:
-    for window in (0, -1, 1.5, True):
-        with pytest.raises(OptionError, match="window: expected an integer in 1..4096"):
-            make_policy("mc-sjd", window=window)
 
 
 def test_every_method_for_visual_tokens_has_a_name() -> None:
     built = {type(make("visual_tokens", name, keep=0.5)).__name__ for name in REDUCERS}
-    public = {
-        name for name in mmaccel.__all__
-        if name in mmaccel._PUBLIC and ".reduction.visual_tokens." in mmaccel._PUBLIC[name]
-    }  # fmt: skip
+    modules = {name: getattr(mmaccel, name).__module__ for name in mmaccel.__all__[1:]}
+    public = {name for name, own in modules.items() if ".reduction.visual_tokens." in own}
     assert built == public and len(built) == len(REDUCERS)
     assert make("visual_tokens", "dart", n_keep=7, layer=3) == mmaccel.DART(n_keep=7, layer=3)
-    with pytest.raises(
-        OptionError, match="expected one of downsample, downsample-pixels, random.*'dart2'"
-    ):
-        make("visual_tokens", "dart2")
-    with pytest.raises(OptionError, match="dart: expected options out of keep, n_keep.*'depth'"):
-        make("visual_tokens", "dart", keep=0.5, depth=2)

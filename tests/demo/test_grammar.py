@@ -4,29 +4,13 @@ from collections import Counter
 
 import pytest
 
+from mmaccel.demo.grammar import tasks
 from mmaccel.demo.grammar.evaluate import is_right, share_right, total_variation
-from mmaccel.demo.grammar.tasks import (
-    ASK,
-    BOS,
-    CANVAS,
-    END,
-    MASK,
-    TASKS,
-    TRAIN_SEED,
-    VALIDATION_SEED,
-    WORDS,
-    decode_answer,
-    encode_answer,
-    encode_prompt,
-    make_example,
-    make_examples,
-    right_answers,
-)
-from mmaccel.errors import OptionError
+from mmaccel.demo.grammar.tasks import CANVAS, END, MASK, TRAIN_SEED, encode_answer, make_examples
 
 
 def answers(text: str) -> list[str]:
-    return [" ".join(answer) for answer in right_answers(tuple(text.split()))]
+    return [" ".join(answer) for answer in tasks.right_answers(tuple(text.split()))]
 
 
 def test_right_answers_by_hand() -> None:
@@ -42,31 +26,29 @@ def test_right_answers_by_hand() -> None:
     assert "bob has one red fox . his fox is red ." in told
     assert "bob likes his fox . the fox is green ." in told
     assert "the black fox likes bob ." in told
-    with pytest.raises(OptionError, match="name a task"):
-        right_answers(("paint", "a"))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", tasks.TASKS)
 def test_examples_fit_the_line_and_are_right(task: str) -> None:
     for example in make_examples(TRAIN_SEED, range(200), task):
         assert example.prompt[0] == task
-        front, canvas = encode_prompt(example.prompt), encode_answer(example.answer)
-        assert front[0] == BOS and front[-1] == ASK and len(front) <= 19
+        front, canvas = tasks.encode_prompt(example.prompt), encode_answer(example.answer)
+        assert front[0] == tasks.BOS and front[-1] == tasks.ASK and len(front) <= 19
         assert len(canvas) == CANVAS and canvas[-1] == END and max(canvas) < MASK
         assert is_right(example.prompt, canvas)
-        found = right_answers(example.prompt)
+        found = tasks.right_answers(example.prompt)
         assert len(found) == len(set(found))
 
 
 def test_an_example_depends_on_seed_and_index_alone() -> None:
     whole = make_examples(TRAIN_SEED, range(50))
     assert make_examples(TRAIN_SEED, [7, 3]) == [whole[7], whole[3]]
-    assert make_examples(VALIDATION_SEED, range(50)) != whole
-    assert {e.prompt[0] for e in whole} == set(TASKS)
+    assert make_examples(tasks.VALIDATION_SEED, range(50)) != whole
+    assert {e.prompt[0] for e in whole} == set(tasks.TASKS)
 
 
 def test_answers_are_drawn_uniformly() -> None:
-    rows = (make_example(TRAIN_SEED, k, "tell") for k in range(6000))
+    rows = (tasks.make_example(TRAIN_SEED, k, "tell") for k in range(6000))
     drawn = Counter(e.answer for e in rows if e.prompt == ("tell", "ann", "cat"))
     count = sum(drawn.values())
     assert len(drawn) == 12 and count > 400
@@ -86,15 +68,9 @@ def test_the_checker_refuses_what_is_almost_right() -> None:
 
 
 def test_ids_and_back() -> None:
-    assert len(set(WORDS)) == len(WORDS) == MASK < 64
-    assert decode_answer(encode_answer(("a", "z"))) == ("a", "z")
-    assert decode_answer(encode_answer(())) == ()
-    with pytest.raises(OptionError, match="'q'"):
-        encode_prompt(("copy", "q"))
-    with pytest.raises(OptionError, match="words of the grammar"):
-        encode_answer(("<end>",))
-    with pytest.raises(OptionError, match="at most 23 words"):
-        encode_answer(("a",) * 24)
+    assert len(set(tasks.WORDS)) == len(tasks.WORDS) == MASK < 64
+    assert tasks.decode_answer(encode_answer(("a", "z"))) == ("a", "z")
+    assert tasks.decode_answer(encode_answer(())) == ()
 
 
 def test_total_variation_by_hand() -> None:

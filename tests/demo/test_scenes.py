@@ -8,7 +8,6 @@ from mmaccel.demo.scenes.caption import read_caption
 from mmaccel.demo.scenes.data import CaptionWords, make_captions, make_scenes
 from mmaccel.demo.scenes.layout import CANVAS, SHAPES, draw_scene, generator
 from mmaccel.demo.scenes.render import shape_depth
-from mmaccel.errors import OptionError
 
 WORDS = CaptionWords(n_image_tokens=10, words=("a", "red", "circle"), max_words=4)
 SCENES = [draw_scene(generator(7, k)) for k in range(400)]
@@ -80,14 +79,6 @@ def test_captions_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "caption", ["on grass", "a circle", "a red circle a blue square", "a red circle above", "a dog"]
-)
-def test_what_is_no_sentence_is_refused(caption: str) -> None:
-    with pytest.raises(OptionError, match="caption: expected"):
-        read_caption(caption)
-
-
-@pytest.mark.parametrize(
     ("shape", "area"),
     [
         ("circle", np.pi),
@@ -124,15 +115,6 @@ def test_capitals_and_punctuation_do_not_matter() -> None:
 
 def test_decode_skips_what_is_no_word() -> None:
     assert WORDS.decode([10, 13, 14, 15, 11, 3, 9, 12]) == "a red circle"
-
-
-def test_bad_captions_are_named() -> None:
-    with pytest.raises(OptionError, match=r"received .*'blue'.*; it knows: a red circle"):
-        WORDS.encode("a blue dog")
-    with pytest.raises(OptionError, match="at most 4 words, received 5"):
-        WORDS.encode("a a a a a")
-    with pytest.raises(OptionError, match="at least one word, received none"):
-        WORDS.encode(" , ")
 
 
 def test_the_list_has_every_word_once() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.hub import HubOptions, choose_files
-from mmaccel.pipelines.loading.lookalikes import refuse_lookalike
 from mmaccel.pipelines.text_to_image.registry import find_image_family
 from tests.architecture.source import ROOT
 from tests.fixtures.fake_hub import serve_hub
@@ -129,61 +128,12 @@ def test_files_that_are_read(names: list[str], variant: str | None, kept: list[s
     assert choose_files(names, variant) == kept
 
 
-@pytest.mark.parametrize(
-    ("config", "index", "said"),
-    [
-        ({"model_type": "multi_modality"}, {}, "deepseek-community/Janus-Pro-1B"),
-        ({"model_type": "Emu3", "vocab_size": 184622}, {}, "BAAI/Emu3-Gen-hf"),
-        ({"model_type": "Emu3", "vocab_size": 282926}, {}, "Emu3.5"),
-        ({"model_type": "hunyuan_image_3_moe"}, {}, "flow matching"),
-        ({"model_type": "chameleon"}, {}, "Lumina-mGPT 2.0"),
-        ({}, {"_class_name": "FluxPipeline"}, "a FluxPipeline of diffusers"),
-    ],
-)
-def test_lookalikes_are_named_with_what_helps(
-    config: dict, index: dict, said: str, tmp_path: Path
-) -> None:
-    name = "own/Lumina-mGPT-2.0" if config.get("model_type") == "chameleon" else "own/x"
-    with pytest.raises(UnsupportedModelError, match=said):
-        refuse_lookalike(name, {"config.json": config, "model_index.json": index})
-    if config.get("model_type") == "chameleon":
-        return
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(UnsupportedModelError, match=said):
-        find_image_family(tmp_path, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [
-        ({"adapter_config.json": "{}"}, "an adapter of peft; load its base model"),
-        ({"config.json": '{"model_type": "llama"}'}, r"if llama generates text.*mmaccel\.attach"),
-        ({"model.gguf": "x"}, "a GGUF file is read by transformers"),
-        ({}, "give the folder with its config.json"),
-    ],
-)
-def test_what_draws_no_images_is_told_where_to_go(
-    files: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    source = tmp_path / "model.gguf" if "model.gguf" in files else tmp_path
-    with pytest.raises(UnsupportedModelError, match=said):
-        find_image_family(source, source)
-
-
 def test_the_layout_of_transformers_passes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "emu3", "vocab_size": 184622}')
     assert find_image_family(tmp_path, "own/Emu3") == "emu3"
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UnsupportedModelError, match="expected words.json, config.json of janus"):
-        find_image_family(tmp_path, "own/x")  # unknown, but not taken for a look-alike
 
 
-def test_bad_options_are_refused_without_showing_a_token() -> None:
-    with pytest.raises(OptionError, match="revision: expected a text or None, received 7"):
-        HubOptions(revision=7)  # type: ignore[arg-type]
+def test_a_bad_token_is_not_shown() -> None:
     with pytest.raises(OptionError) as caught:
         HubOptions(token=123456)  # type: ignore[arg-type]
     assert "123456" not in str(caught.value)

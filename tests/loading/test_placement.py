@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import OptionError
-from mmaccel.pipelines.loading.placement import choose_device, choose_dtype, choose_placement
+from mmaccel.pipelines.loading.placement import choose_device, choose_dtype
 
 
 @pytest.mark.parametrize(
@@ -27,12 +26,6 @@ from mmaccel.pipelines.loading.placement import choose_device, choose_dtype, cho
 )
 def test_names_of_dtypes(name: Any, dtype: torch.dtype) -> None:
     assert choose_dtype(name, "cpu") == dtype
-
-
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", torch.int64, 16, None, "", "autos"])
-def test_other_dtypes_are_refused(dtype: Any) -> None:
-    with pytest.raises(OptionError, match="dtype: expected auto, float32, bfloat16"):
-        choose_dtype(dtype)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +49,6 @@ def test_auto_is_bfloat16_where_a_gpu_computes_it(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_dtype("auto", "cuda") == dtype
     assert choose_dtype("fp32", "cuda") == torch.float32
-
-
-def test_a_missing_device_is_refused_with_what_auto_takes() -> None:
-    with pytest.raises(OptionError, match="received 'cuda:99' .*; auto takes "):
-        choose_placement("cuda:99")
 
 
 def test_a_pipeline_takes_names() -> None:

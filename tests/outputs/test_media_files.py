@@ -140,8 +140,6 @@ def test_broken_files_are_read_or_refused(tmp_path: Path, name: str) -> None:
 
 def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_format(None) == "mp4" and pick_format("webp") == "webp"
-    with pytest.raises(OptionError, match="--format: expected one of mp4, webp, received 'gif'"):
-        pick_format("gif")
     import av
 
     with monkeypatch.context() as patched:

@@ -132,12 +132,6 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
     assert sorted(tmp_path.rglob("*")) == there
 
 
-@pytest.mark.parametrize("name", [".", "/", "-", ".."])
-def test_a_name_that_no_file_can_have(name: str) -> None:
-    with pytest.raises(OptionError, match="file: expected a file name, received"):
-        write_whole(Path(name), lambda path: pytest.fail("it was written"))
-
-
 def test_a_link_within_its_folder_is_replaced(target: Path) -> None:
     link = target.with_name("link.png")
     link.symlink_to(target.name)

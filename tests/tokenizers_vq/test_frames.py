@@ -15,7 +15,6 @@ from mmaccel import (
     Frames,
     Jacobi,
     Noise,
-    OptionError,
     SamplingParams,
     SpeculativeJacobi,
 )
@@ -73,29 +72,6 @@ def test_frames_are_values() -> None:
     for same in (Frames(*lists), copy.deepcopy(frames), pickle.loads(pickle.dumps(frames))):
         assert same == frames and hash(same) == hash(frames)
     assert repr(frames) == "Frames(ranges=((1, 3), (2, 5)), vocab_size=7, ends=(6,))"
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ranges": ()},
-        {"ranges": (1, 3)},
-        {"ranges": ((1, 3, 4),)},
-        {"ranges": ((1.0, 3),)},
-        {"ranges": ((3, 3),)},
-        {"ranges": ((1, 3), (-1, 2))},
-        {"ranges": ((1, 8),)},
-        {"ends": (7,)},
-        {"ends": (-1,)},
-        {"ends": 6},
-        {"ends": (2,)},
-        {"vocab_size": None},
-    ],
-    ids=str,
-)
-def test_bad_frames(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="frames: expected .*, received .*; "):
-        Frames(**{"ranges": ((1, 3),), "vocab_size": 7, **options})
 
 
 @pytest.mark.parametrize("source", ["above", "previous-frame"])

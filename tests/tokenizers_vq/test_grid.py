@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from mmaccel import Grid, OptionError
+from mmaccel import Grid
 
 
 def test_rows_with_ends_and_an_image_end() -> None:
@@ -38,21 +37,3 @@ def test_bare_grid_knows_nothing() -> None:
     assert (grid.columns, grid.frame) == (5, 20)
     assert grid.forced(torch.arange(3)[None]) is None
     assert grid.allowed(torch.arange(3)[None]) is None
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"rows": 0},
-        {"width": 0},
-        {"tokens": (3, 3)},
-        {"tokens": (-1, 3)},
-        {"tokens": (0, 9)},
-        {"row_end": 8},
-        {"image_end": -1},
-    ],
-    ids=str,
-)
-def test_bad_grids(options: dict) -> None:
-    with pytest.raises(OptionError, match=r"Grid\.\w+: expected .*, received .*; "):
-        Grid(**{"rows": 2, "width": 2, "vocab_size": 8, **options})

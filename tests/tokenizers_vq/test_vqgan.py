@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig, rename_taming
 
@@ -80,20 +79,11 @@ def test_a_feature_takes_the_nearest_code(is_normalised: bool) -> None:
             assert int(tokenizer.encode(images)[b, at]) == nearest
 
 
-def test_files_with_other_tensors_are_refused_by_name() -> None:
+def test_a_published_file_has_a_tensor_that_nothing_reads() -> None:
     state = small().state_dict() | {"quantize.codebook_used": torch.zeros(65536)}
     again = load_tokenizer(state, (4, 6), SMALL)
     tokens = torch.randint(20, (1, 24))
     assert torch.equal(again.decode(tokens), small().decode(tokens))
-    for change, said in (
-        ({"conv": torch.zeros(1)}, 'Unexpected key.*: "conv"'),
-        ({"quant_conv.bias": torch.zeros(9)}, "size mismatch for quant_conv.bias"),
-    ):
-        with pytest.raises(UnsupportedModelError, match=said):
-            load_tokenizer(state | change, (4, 6), SMALL)
-    del state["decoder.mid.1.k.weight"]
-    with pytest.raises(UnsupportedModelError, match='Missing key.*: "decoder.mid.1.k.weight"'):
-        load_tokenizer(state, (4, 6), SMALL)
 
 
 TAMING = {  # Chameleon's vqgan.ckpt: names of every kind, and ours
