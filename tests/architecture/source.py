@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,12 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def parse(source: str) -> ast.Module:
+    """The syntax tree of a source, which many tests walk over."""
+    return ast.parse(source)
+
+
 def imports(source: str) -> list[Import]:
     """All imports of a module, those in functions and for type checkers included."""
     found: list[Import] = []
@@ -49,7 +56,7 @@ def imports(source: str) -> list[Import]:
                 runs = False
             walk(child, at_import and runs)
 
-    walk(ast.parse(source), True)
+    walk(parse(source), True)
     return found
 
 
@@ -62,7 +69,7 @@ def resolved_imports(source: str, known: Collection[str]) -> set[str]:
     `from a import b` is module `a.b` where there is one, and else module `a`.
     """
     found: set[str | None] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
             found |= {_module_of(alias.name, known) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -70,13 +77,14 @@ def resolved_imports(source: str, known: Collection[str]) -> set[str]:
     return {name for name in found if name is not None}
 
 
-def named_in_strings(source: str, known: Collection[str]) -> set[str]:
+@cache
+def named_in_strings(source: str, known: frozenset[str]) -> frozenset[str]:
     """What strings of a source name: modules out of `known`, and folders with some of them.
 
     A string may go on with a dot, with a name in the module, or with a colon and a name.
     """
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             match = _NAME.fullmatch(node.value)
             if match is None:
@@ -86,7 +94,7 @@ def named_in_strings(source: str, known: Collection[str]) -> set[str]:
                 name = _module_of(name, known) or name
             if name in known or any(other.startswith(f"{name}.") for other in known):
                 found.add(name)
-    return found
+    return frozenset(found)
 
 
 def _module_of(name: str, known: Collection[str]) -> str | None:

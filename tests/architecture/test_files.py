@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.source import ROOT, TOP_FOLDERS, modules
+from tests.architecture.source import ROOT, TOP_FOLDERS, modules, parse
 
 # absolute paths below a folder that differs from machine to machine
 MACHINE_PATH = re.compile(r"(?<![\w.~/:\]\)}*])/(?:home|root|Users|work|tmp|opt|mnt|workspace)/\w")
@@ -35,7 +35,7 @@ def test_every_module_has_a_docstring() -> None:
     undescribed = [
         name
         for name, source in sources.items()
-        if source.strip() and not ast.get_docstring(ast.parse(source))
+        if source.strip() and not ast.get_docstring(parse(source))
     ]
     assert undescribed == []
 

@@ -6,13 +6,13 @@ import ast
 
 import pytest
 
-from tests.architecture.source import ROOT, modules
+from tests.architecture.source import ROOT, modules, parse
 
 
 def openings(source: str) -> list[int]:
     """Lines that open pictures by Pillow."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Attribute) and ast.unparse(node).endswith("Image.open"):
             found.append(node.lineno)
         if isinstance(node, ast.ImportFrom) and node.module == "PIL.Image":
