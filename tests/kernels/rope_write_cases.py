@@ -18,13 +18,13 @@ _INDEX = [11, 0, 4]  # a place for each token
 def _turn_and_write(
     heads: int, kv_heads: int, width: int, n_turned: int, lane: Lane, **options: Any
 ) -> None:
-    """Three tokens into a cache of 12 places, values in a store with wider rows."""
+    """Three tokens into a cache of 12 places, values in a store where heads are apart."""
     qkv = lane.normal(len(_INDEX), (heads + 2 * kv_heads) * width)
     pair = None, None
     if n_turned:  # whatever the numbers: each has its own sine and cosine
         pair = (lane.normal(len(_INDEX), n_turned, seed=seed) for seed in (2, 3))
     keys = poison((12, kv_heads, width), lane.dtype, lane.device)
-    values = poison((12, kv_heads + 1, width), lane.dtype, lane.device)[:, 1:]
+    values = poison((12, 2 * kv_heads + 1, width), lane.dtype, lane.device)[:, 1::2]
     given = (qkv, *pair, keys, values, lane.put(torch.tensor(_INDEX)))
     lane.compare(rope_write, *given, tolerance=2 * lane.rounding, **options)
 

@@ -269,13 +269,16 @@ def test_a_batch_does_not_matter() -> None:
 
 
 def test_coupling_by_hand() -> None:
-    """p = (.2, .5, .3), q = (.5, .25, .25): 0 stays below 0.4; the residual is (0, .25, .05)."""
-    scores = torch.tensor([0.2, 0.5, 0.3]).log().expand(1, 2, 3)
+    """p = (.2, .5, .3), q = (.5, .25, .25): 0 stays below 0.4; the residual is (0, .25, .05).
+
+    The bonus is of another distribution, (.3, .2, .5).
+    """
+    scores = torch.tensor([[[0.2, 0.5, 0.3], [0.3, 0.2, 0.5]]]).log()
     q = torch.tensor([[[0.5, 0.25, 0.25]]])
     for coin, redraw, bonus, kept, tokens in (
         (0.39, 0.9, 0.1, True, [0, 0]),
-        (0.41, 0.82, 0.21, False, [1, 1]),
-        (0.41, 0.84, 0.69, False, [2, 1]),
+        (0.41, 0.82, 0.21, False, [1, 0]),
+        (0.41, 0.84, 0.69, False, [2, 2]),
         (0.99, 0.01, 0.71, False, [1, 2]),
     ):
         redraws = torch.tensor([[redraw, bonus]])

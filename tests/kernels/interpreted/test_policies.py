@@ -39,10 +39,10 @@ GRID = Grid(rows=1, width=3, vocab_size=SIZE, tokens=(10, SIZE), row_end=5)
 RUNS: list[tuple[Policy, dict[str, Any], Grid | None]] = [
     (Autoregressive(), {}, None),
     (Jacobi(window=3), {"temperature": 0.0}, None),
-    (Jacobi(window=3), {"guidance_scale": 2.0, "top_k": 40, "temperature": 1.2}, GRID),
-    (Jacobi(window=3, drafts="above"), {"top_p": 0.9, "min_p": 0.01}, GRID),
+    (Jacobi(window=3), {"guidance_scale": 2.0, "top_k": 15, "temperature": 1.2}, GRID),
+    (Jacobi(window=3, drafts="above"), {"top_p": 0.1, "min_p": 0.01}, GRID),
     (SpeculativeJacobi(window=3), {}, None),
-    (SpeculativeJacobi(window=3), {"guidance_scale": 1.5, "top_k": 50}, GRID),
+    (SpeculativeJacobi(window=3), {"guidance_scale": 1.5, "top_k": 15}, GRID),
 ]
 ATTENDS = 1  # the run in which attention is interpreted too
 
@@ -51,12 +51,13 @@ def decode(
     policy: Policy, options: dict[str, Any], grid: Grid | None, model: Any = None
 ) -> Generation:
     attention: Any = "auto" if (policy, options) == RUNS[ATTENDS][:2] else "model"
-    model = build_lm("llama", vocab_size=SIZE) if model is None else model
+    length = 8 if grid is None else grid.frame
+    if model is None:
+        model, length = build_lm("llama", vocab_size=SIZE), min(length, 5)
     window = CausalLMWindow(model, attention=attention)
     rows = [[5, 590, 11], [7], [8, 1], [44]][: 4 if "guidance_scale" in options else 2]
     branches = len(rows) // 2
     prompt = make_prompt(rows, branches, layout=grid)
-    length = 5 if grid is None else grid.frame
     noise = Noise.from_seed([3, -4], 2)
     return policy.sample(window, prompt, length, params=SamplingParams(**options), noise=noise)
 
