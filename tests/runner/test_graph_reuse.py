@@ -9,6 +9,7 @@ import torch
 
 import mmaccel
 from mmaccel import GroupedSpeculative, Jacobi, NumericsError
+from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.results import Stats
 from mmaccel.samplers.window import run_graphs
@@ -21,9 +22,16 @@ LONG = [[4], [6, 6, 6, 30, 31, 9, 8]]
 
 
 @pytest.fixture
-def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines capture passes as on a GPU."""
-    monkeypatch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
+def caches(monkeypatch: pytest.MonkeyPatch) -> list[GraphCache]:
+    """Engines capture passes as on a GPU; the caches of each call's graphs."""
+    found: list[GraphCache] = []
+
+    def choose(self: Engine, *_: Any) -> Replay:
+        found.append(self.cache)
+        return Replay(self.sync_every, self.cache)
+
+    monkeypatch.setattr(Engine, "runner", choose)
+    return found
 
 
 def captures(history: list[Stats]) -> list[int]:
@@ -38,7 +46,7 @@ def sample(model: Any, rows: list[list[int]], **options: Any) -> Any:
 
 
 def test_an_attached_policy_reuses_its_graphs(
-    replayed: None, monkeypatch: pytest.MonkeyPatch
+    caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other prompts, seeds and lengths share a key; other sampling parameters have their own."""
     calls: list[tuple[list[list[int]], dict[str, Any]]] = [
@@ -58,29 +66,29 @@ def test_an_attached_policy_reuses_its_graphs(
     assert all(mine.equal(own) for mine, own in zip(made["graphs"], made["eager"], strict=True))
 
 
-def test_detaching_drops_all_graphs(replayed: None) -> None:
-    model = build_lm("llama")
+def test_detaching_drops_all_graphs(caches: list[GraphCache]) -> None:
+    model, other = build_lm("llama"), build_lm("llama")
     with mmaccel.attach(model, Jacobi(window=4)) as run:
         for _ in range(2):
             sample(model, SHORT)
-        cache = run._service.engine.cache
-        assert len(cache) == 1
-        other = mmaccel.attach(build_lm("llama"), Jacobi(window=4))
-        assert other._service.engine.cache is not cache
-    assert captures(run.history) == [1, 0] and len(cache) == 0
+        assert caches[0] is caches[1] and len(caches[0]) == 1
+        with mmaccel.attach(other, Jacobi(window=4)):
+            sample(other, SHORT)
+        assert caches[2] is not caches[0] and len(caches[2]) == 0
+    assert captures(run.history) == [1, 0] and len(caches[0]) == 0
     with mmaccel.attach(model, Jacobi(window=4)) as run:
         sample(model, SHORT)
     assert captures(run.history) == [1]
 
 
-def test_reset_drops_all_graphs(replayed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reset_drops_all_graphs(caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook moves no parameter: graphs captured before it go on without it until `reset`."""
     model = build_lm("llama")
     with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
         before = sample(model, SHORT)
         model.model.norm.register_forward_hook(lambda module, args, out: out * 0.1)
         run.reset()
-        assert len(run._service.engine.cache) == 0
+        assert len(caches[0]) == 0
         after = sample(model, SHORT)
     assert captures(run.history) == [1, 1] and not after.equal(before)
     monkeypatch.setattr(Engine, "runner", lambda *_: None)
@@ -88,7 +96,7 @@ def test_reset_drops_all_graphs(replayed: None, monkeypatch: pytest.MonkeyPatch)
         assert sample(model, SHORT).equal(after)
 
 
-def test_a_decoder_reuses_its_graphs_until_its_engine_is_closed(replayed: None) -> None:
+def test_a_decoder_reuses_its_graphs_until_its_engine_is_closed(caches: list[GraphCache]) -> None:
     model, decoder = build_lm("llama"), mmaccel.decoder(GroupedSpeculative(window=4), strict=True)
     for rows in (SHORT, LONG):
         sample(model, rows, custom_generate=decoder)
@@ -98,7 +106,7 @@ def test_a_decoder_reuses_its_graphs_until_its_engine_is_closed(replayed: None) 
     assert mmaccel.decoder(Jacobi()).engine.cache is not decoder.engine.cache
 
 
-def test_invalid_logits_leave_no_graphs(replayed: None) -> None:
+def test_invalid_logits_leave_no_graphs(caches: list[GraphCache]) -> None:
     """NaN in a cached key/value cache would come through a mask."""
     model = build_lm("llama")
     with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
@@ -114,7 +122,7 @@ def test_invalid_logits_leave_no_graphs(replayed: None) -> None:
     assert captures(run.history) == [1, 1]
 
 
-def test_cached_graphs_are_dropped_before_a_capture_falls_back(replayed: None) -> None:
+def test_cached_graphs_are_dropped_before_a_capture_falls_back(caches: list[GraphCache]) -> None:
     """Without memory, cached graphs are freed and the capture is repeated once."""
     engine, runs = Engine(), []
     for failures, log in (
@@ -142,7 +150,7 @@ def cache_one(engine: Engine) -> None:
 
 @pytest.mark.parametrize("extra", [{}, {"top_k": 5}], ids=["its key", "another"])
 def test_no_memory_for_a_prompt_drops_cached_graphs(
-    extra: dict[str, Any], replayed: None, monkeypatch: pytest.MonkeyPatch
+    extra: dict[str, Any], caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Repeated once where graphs were dropped; an error where there were none."""
     model, failures, held = build_lm("llama"), 0, []
@@ -151,7 +159,7 @@ def test_no_memory_for_a_prompt_drops_cached_graphs(
     def fail(self: Any, entries: Any) -> None:
         nonlocal failures
         prefill(self, entries)
-        held.append(len(cache))
+        held.append(len(caches[0]))
         if failures:
             failures -= 1
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -159,32 +167,30 @@ def test_no_memory_for_a_prompt_drops_cached_graphs(
     monkeypatch.setattr(mmaccel.CausalLMWindow, "prefill", fail)
     monkeypatch.setattr(run_graphs, "_SHORT", 0)  # a prompt that is not captured
     with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
-        cache = run._service.engine.cache
         first = [sample(model, SHORT, **options) for options in ({"min_p": 0.1}, extra)]
         held.clear()
         failures = 1
         assert sample(model, SHORT, **extra).equal(first[1])
-        assert held == [1, 0] and len(cache) == 1  # the first key went
+        assert held == [1, 0] and len(caches[0]) == 1  # the first key went
         failures = 1
         with pytest.raises(torch.OutOfMemoryError):
             sample(model, SHORT, **extra)
-        assert len(cache) == 0
+        assert len(caches[0]) == 0
         assert sample(model, SHORT, **extra).equal(first[1])
     assert captures(run.history) == [1, 1, 0, 1]
 
 
 def test_no_memory_for_a_pass_drops_cached_graphs(
-    replayed: None, monkeypatch: pytest.MonkeyPatch
+    caches: list[GraphCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build_lm("llama")
-    with mmaccel.attach(model, Jacobi(window=4), seed=3) as run:
+    with mmaccel.attach(model, Jacobi(window=4), seed=3):
         first = sample(model, SHORT)
         sample(model, SHORT, top_k=5)
-        cache = run._service.engine.cache
-        assert len(cache) == 2
+        assert len(caches[0]) == 2
         with monkeypatch.context() as changed:
             error = torch.OutOfMemoryError("CUDA out of memory")
             changed.setattr(Replay, "run_step", lambda *_: (_ for _ in ()).throw(error))
             with pytest.raises(torch.OutOfMemoryError):
                 sample(model, SHORT)
-        assert len(cache) == 0 and sample(model, SHORT).equal(first)
+        assert len(caches[0]) == 0 and sample(model, SHORT).equal(first)

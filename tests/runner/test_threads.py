@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +9,12 @@ import torch
 
 from mmaccel.cli import main
 from mmaccel.commands import generate_images
-from mmaccel.pipelines.runner import threads
-from mmaccel.pipelines.runner.threads import choose_threads, list_counts, measure_threads
-from tests.architecture.source import ROOT
+from mmaccel.pipelines.runner.threads import (
+    choose_threads,
+    is_chosen_already,
+    list_counts,
+    measure_threads,
+)
 from tests.fixtures.tiny_model import CAPTIONS
 
 
@@ -92,15 +92,14 @@ def test_bad_numbers_are_refused(threads: str, tiny_folder: Path, tmp_path: Path
     assert "--threads" in capsys.readouterr().err and not (tmp_path / "x").exists()
 
 
-def test_the_environment_settles_it() -> None:
-    code = (
-        "from mmaccel.pipelines.runner.threads import is_chosen_already; print(is_chosen_already())"
-    )
-    for setting, said in ({"OMP_NUM_THREADS": "2"}, "True"), ({}, str(os.cpu_count() == 1)):
-        environment = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | setting
-        environment["PYTHONPATH"] = str(ROOT)
-        ran = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-        )
-        assert ran.stdout.strip() == said
-    assert threads.is_chosen_already()  # the tests' own environment
+@pytest.mark.parametrize(
+    ("setting", "cores", "chosen"), [("2", 4, True), ("", 4, False), ("", 1, True)]
+)
+def test_the_environment_or_a_single_core_chooses(
+    setting: str, cores: int, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if setting:
+        monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    assert is_chosen_already() == chosen
