@@ -104,7 +104,7 @@ def test_sizes_are_refused_before_memory_is_filled(plant: Plant, tmp_path: Path)
     ]
     made = subprocess.run(
         [sys.executable, "-m", "tests.fixtures.hostile"], input=json.dumps(asked), cwd=ROOT,
-        capture_output=True, text=True, timeout=150,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert made.returncode == 0, made.stderr[-2000:]
     found = json.loads(made.stdout.splitlines()[-1])
