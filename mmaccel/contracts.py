@@ -26,6 +26,7 @@ from typing import (
     NamedTuple,
     Protocol,
     Self,
+    TypeVar,
     get_args,
     runtime_checkable,
 )
@@ -529,6 +530,41 @@ def check_window(window: Any, *, adaptive: bool) -> None:
     if not (adaptive and isinstance(window, str) and window == "adaptive"):
         other = ', and "adaptive" chooses' if adaptive else ""
         check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
+
+
+class Method:
+    """Base of what a slot of `attach` takes beside a policy.
+
+    Attributes:
+        slot: the keyword of `attach`.
+    """
+
+    slot: ClassVar[str]
+
+
+M = TypeVar("M", bound=Method)
+
+
+def check_method(slot: str, method: object, base: type[M], example: str) -> M:
+    """The method of a slot.
+
+    Args:
+        slot: the keyword of `attach`.
+        method: what was given.
+        base: the contract of the slot's methods.
+        example: of one, as it is written.
+
+    Raises:
+        OptionError: anything else; a method of another slot is told its own.
+    """
+    if isinstance(method, base):
+        return method
+    remedy = f"give an instance of a method of {slot}"
+    if isinstance(method, Method):
+        remedy = f"{type(method).__name__} goes into {method.slot}="
+    raise OptionError(
+        f"{slot}: expected a method such as {example}, received {show(method)}; {remedy}"
+    )
 
 
 def check_policy(policy: Any, kind: str = "window") -> None:

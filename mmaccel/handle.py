@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from mmaccel.catalog import find_family, load, policy_names, read_method, read_policy, read_reducers
-from mmaccel.contracts import Layout, Policy, check_policy
+from mmaccel.contracts import Layout, Policy, check_method, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layer_methods import check_combination, check_model
@@ -29,8 +29,8 @@ from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
-from mmaccel.reduction.kv_cache.contract import CacheMethod, check_cache_method
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod, check_attention_method
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
@@ -238,10 +238,7 @@ def attach(
     engine = Engine(cuda_graphs, sync_every, fused, compile)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
-    methods = LayerMethods(
-        None if kv_cache is None else check_cache_method(read_method("kv_cache", kv_cache)),
-        None if attention is None else check_attention_method(read_method("attention", attention)),
-    )
+    methods = LayerMethods(_read_cache_method(kv_cache), _read_attention_method(attention))
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(
@@ -286,6 +283,20 @@ def attach(
             handle.detach()
             raise
     return handle
+
+
+def _read_cache_method(given: Any) -> CacheMethod | None:
+    if given is None:
+        return None
+    method = read_method("kv_cache", given)
+    return check_method("kv_cache", method, CacheMethod, "mmaccel.SnapKV(budget=1024)")
+
+
+def _read_attention_method(given: Any) -> AttentionMethod | None:
+    if given is None:
+        return None
+    method = read_method("attention", given)
+    return check_method("attention", method, AttentionMethod, "mmaccel.Quest(budget=0.1)")
 
 
 def detach(target: Any) -> bool:
