@@ -31,7 +31,7 @@ from mmaccel.pipelines.vision_language.kept import KeptTokens
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
-from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
+from mmaccel.reduction.visual_tokens.contract import TokenReducer, UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.noise import check_seed
@@ -238,23 +238,17 @@ def attach(
     engine = Engine(cuda_graphs, sync_every, fused, compile)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
-    methods = LayerMethods(_read_cache_method(kv_cache), _read_attention_method(attention))
+    methods = None
+    if kv_cache is not None or attention is not None:
+        methods = LayerMethods(_read_cache_method(kv_cache), _read_attention_method(attention))
     if find_pipeline(target):
-        if reducers:
-            raise UnsupportedModelError(
-                f"visual_tokens: expected a vision-language model of transformers, received a "
-                f"{type(target).__name__}; leave visual_tokens out"
-            )
-        if methods:
-            raise UnsupportedModelError(
-                f"{methods.slots}: expected a causal LM of transformers, received a "
-                f"{type(target).__name__}; leave {methods.slots} out"
-            )
+        _refuse_methods(target, reducers, methods)
         return Handle(
             target, *serve_pipeline(target, policy, own_seed, strict, layout, engine, read_policy)
         )
     chosen = choose_policy(policy, layout)
-    check_combination(methods, reducers, chosen)
+    if methods is not None:
+        check_combination(methods, reducers, chosen)
     model, family = find_served(target)
     check_vocabulary(layout, model)
     engine.check(find_device(model), chosen)
@@ -264,9 +258,11 @@ def attach(
     reduction = VisualReduction(reducers)
     if reducers:
         reduction.check(model, family, chosen)
-    slots = " and ".join(filter(None, (methods.slots, "tree" if has_tree(chosen) else "")))
+    slots = [] if methods is None else [methods.slots]
+    if has_tree(chosen):
+        slots.append("tree")
     if slots and refusal is None:
-        check_model(slots, family.wrap(model))
+        check_model(" and ".join(slots), family.wrap(model))
     service = GenerateService(
         chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction,
         layer_methods=methods,
@@ -283,6 +279,22 @@ def attach(
             handle.detach()
             raise
     return handle
+
+
+def _refuse_methods(
+    target: Any, reducers: Sequence[TokenReducer], methods: LayerMethods | None
+) -> None:
+    """Raise UnsupportedModelError where a pipeline or denoiser is given methods."""
+    if reducers:
+        raise UnsupportedModelError(
+            f"visual_tokens: expected a vision-language model of transformers, received a "
+            f"{type(target).__name__}; leave visual_tokens out"
+        )
+    if methods is not None:
+        raise UnsupportedModelError(
+            f"{methods.slots}: expected a causal LM of transformers, received a "
+            f"{type(target).__name__}; leave {methods.slots} out"
+        )
 
 
 def _read_cache_method(given: Any) -> CacheMethod | None:

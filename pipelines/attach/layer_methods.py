@@ -27,7 +27,7 @@ def check_model(slots: str, window: CausalLMWindow) -> None:
     Cost: at a model's first time, a self-check of a few short passes.
     """
     name = type(window.model).__name__
-    for layer, span in enumerate(window.windows):
+    for layer, span in enumerate(window.facts.windows):
         if span is not None:
             raise UnsupportedModelError(
                 f"{slots}: expected layers that see all positions, received a {name} "
@@ -66,7 +66,7 @@ def check_combination(
 
 def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:
     """Reasons why a call cannot be decoded under methods."""
-    if methods and "attentions" in call.records:
+    if "attentions" in call.records:
         yield f"{methods.slots} with attentions of all tokens"
     if methods.kv_cache is None:
         return
