@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import (
     Any,
@@ -373,6 +373,9 @@ class Prompt:
         batching: how many rows are decoded at a time; None decodes all B together.
         is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
             image; None: all tokens are text.
+
+    Attributes:
+        batch: B, rows asked for.
     """
 
     tokens: Tensor
@@ -382,6 +385,7 @@ class Prompt:
     layout: Layout | None = None
     batching: ContinuousBatching | None = None
     is_text: Tensor | None = None
+    batch: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.dtype != torch.int64 or self.tokens.shape[0] < 1:
@@ -405,11 +409,7 @@ class Prompt:
                 f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "
                 "begin every row with at least one token"
             )
-
-    @property
-    def batch(self) -> int:
-        """B: rows asked for."""
-        return self.tokens.shape[0] // self.branches
+        object.__setattr__(self, "batch", self.tokens.shape[0] // self.branches)
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
