@@ -26,7 +26,6 @@ from typing import (
     NamedTuple,
     Protocol,
     Self,
-    TypeVar,
     get_args,
     runtime_checkable,
 )
@@ -542,10 +541,7 @@ class Method:
     slot: ClassVar[str]
 
 
-M = TypeVar("M", bound=Method)
-
-
-def check_method(slot: str, method: object, base: type[M], example: str) -> M:
+def check_method(slot: str, method: object, base: type, example: str) -> Any:
     """The method of a slot.
 
     Args:

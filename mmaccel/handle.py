@@ -300,15 +300,19 @@ def _refuse_methods(
 def _read_cache_method(given: Any) -> CacheMethod | None:
     if given is None:
         return None
-    method = read_method("kv_cache", given)
-    return check_method("kv_cache", method, CacheMethod, "mmaccel.SnapKV(budget=1024)")
+    named = read_method("kv_cache", given)
+    example = "mmaccel.SnapKV(budget=1024)"
+    method: CacheMethod = check_method("kv_cache", named, CacheMethod, example)
+    return method
 
 
 def _read_attention_method(given: Any) -> AttentionMethod | None:
     if given is None:
         return None
-    method = read_method("attention", given)
-    return check_method("attention", method, AttentionMethod, "mmaccel.Quest(budget=0.1)")
+    named = read_method("attention", given)
+    example = "mmaccel.Quest(budget=0.1)"
+    method: AttentionMethod = check_method("attention", named, AttentionMethod, example)
+    return method
 
 
 def detach(target: Any) -> bool:

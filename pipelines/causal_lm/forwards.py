@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ class RoutedWindow(CheckedWindow, Protocol):
     compile: UseCompile
     own_prompt: OwnPrompt | None
     pass_options: dict[str, Any]
-    needs_head: bool
+    needs_head: ClassVar[bool]
 
 
 class ForwardRoute:

@@ -71,7 +71,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    reserved = ("caches", "attention_reason")
+    reserved: ClassVar[tuple[str, ...]] = ("caches", "attention_reason")
     options = (*StaticModelBuffers.options, "stride", "route")
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this

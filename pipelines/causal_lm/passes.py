@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class PassedWindow(Protocol):
     facts: ModelFacts
     forwards: ForwardRoute
     caches: LayerCaches | None
-    attention_reason: str
+    attention_reason: str | None
     route: str
     choices: Choices | None
     pass_options: dict[str, Any]
@@ -42,7 +42,7 @@ class PassedWindow(Protocol):
     methods: LayerMethods
     keeps_states: bool
     last_states: Tensor | None
-    needs_head: bool
+    needs_head: ClassVar[bool]
     runner: Any
     recorder: Any
 
