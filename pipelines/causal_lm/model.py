@@ -91,7 +91,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.model = model
         self.vocab_size = self.facts.n_ids if vocab_size is None else vocab_size
         self.max_positions = self.facts.max_positions
-        self.stride = stride
+        self.stride: int | str | None = stride
         self.attention = attention
         self.attention_reason = "nothing is reserved"
         self.fused: Literal["auto"] | bool | FusedDecoder = fused
