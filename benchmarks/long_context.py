@@ -56,7 +56,7 @@ def open_window(model: Any, methods: LayerMethods, arguments: argparse.Namespace
     window.use_methods(methods)
     filled = arguments.positions
     window.reserve(1, filled + 128)
-    layers = window._cache.layers
+    layers = window.cache_layers()
     layout = layers[0].layout
     layout.prepare(torch.arange(filled)[None], layout.max_length)
     for number, layer in enumerate(layers):
@@ -69,7 +69,7 @@ def open_window(model: Any, methods: LayerMethods, arguments: argparse.Namespace
             drawn = torch.Generator().manual_seed(1000 + number)
             query = torch.randn(1, arguments.heads, filled, 64, generator=drawn)
             observer.keep(number, query, query, mask=None, scale=0.125)
-        window._evict(torch.tensor([filled]), observer)
+        window.run_caches().evict(torch.tensor([filled]), observer)
     size = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
     return window, size
 

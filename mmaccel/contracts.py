@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import (
     Any,
@@ -409,6 +409,9 @@ class Prompt:
         batching: how many rows are decoded at a time; None decodes all B together.
         is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
             image; None: all tokens are text.
+
+    Attributes:
+        batch: B, rows asked for.
     """
 
     tokens: Tensor
@@ -418,6 +421,7 @@ class Prompt:
     layout: Layout | None = None
     batching: ContinuousBatching | None = None
     is_text: Tensor | None = None
+    batch: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 2 or self.tokens.dtype != torch.int64 or self.tokens.shape[0] < 1:
@@ -441,11 +445,7 @@ class Prompt:
                 f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "
                 "begin every row with at least one token"
             )
-
-    @property
-    def batch(self) -> int:
-        """B: rows asked for."""
-        return self.tokens.shape[0] // self.branches
+        object.__setattr__(self, "batch", self.tokens.shape[0] // self.branches)
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
@@ -566,6 +566,38 @@ def check_window(window: Any, *, adaptive: bool) -> None:
     if not (adaptive and isinstance(window, str) and window == "adaptive"):
         other = ', and "adaptive" chooses' if adaptive else ""
         check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
+
+
+class Method:
+    """Base of what a slot of `attach` takes beside a policy.
+
+    Attributes:
+        slot: the keyword of `attach`.
+    """
+
+    slot: ClassVar[str]
+
+
+def check_method(slot: str, method: object, base: type, example: str) -> Any:
+    """The method of a slot.
+
+    Args:
+        slot: the keyword of `attach`.
+        method: what was given.
+        base: the contract of the slot's methods.
+        example: of one, as it is written.
+
+    Raises:
+        OptionError: anything else; a method of another slot is told its own.
+    """
+    if isinstance(method, base):
+        return method
+    remedy = f"give an instance of a method of {slot}"
+    if isinstance(method, Method):
+        remedy = f"{type(method).__name__} goes into {method.slot}="
+    raise OptionError(
+        f"{slot}: expected a method such as {example}, received {show(method)}; {remedy}"
+    )
 
 
 def check_policy(policy: Any, kind: str = "window") -> None:

@@ -19,11 +19,9 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.pipelines.causal_lm.compatibility import (
-    check_causal_lm,
+    ModelFacts,
     find_device,
-    find_position_limit,
     find_training_effect,
-    text_config,
 )
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
@@ -40,9 +38,9 @@ GUIDANCE = "UnbatchedClassifierFreeGuidanceLogitsProcessor"
 
 @dataclass
 class GenerateCall:
-    """Arguments of one `_sample` call.
+    """Arguments of one `_sample` call, and what they say; read once.
 
-    Attributes:
+    Args:
         model: the model.
         ids: `[B, T]` int64, the prompt. It has no columns where the prompt is embeddings alone, and
             only the new ones where the caller's cache holds the others.
@@ -57,6 +55,24 @@ class GenerateCall:
             `mmaccel.stateless`.
         prompt_inputs: arguments for the model's forward that belong to the prompt alone.
         placeholders: ids that stand for a part of an image or a video in a prompt.
+
+    Attributes:
+        device: of the model.
+        guidance: the guidance processor, if it comes first.
+        kinds: processors after guidance, each with its kind or the reason why it is refused.
+        cache: that the call was given, by the caller or by `generate`; or None.
+        n_cached: columns of the prompt that the caller's cache holds, before the call.
+        n_columns: columns of the prompt, cached ones included: T where nothing is cached.
+        mask: `[B, n_columns]` bool, False on padding and on holes.
+        positions: `position_ids` `[B or 1, T]`; `[3, B or 1, T]` on a grid.
+        given: names of the arguments for the model's forward that say something.
+        is_uncached: whether transformers' loop processes all tokens again at every step.
+        returns_cache: whether the caller sees the cache after the call.
+        records: which outputs of every step the call asks for, of `PER_STEP` and `PER_LAYER`.
+        length: most new tokens of a row; None without a limit.
+        pad: the token that pads finished rows; None where no criterion names an end token.
+        stops: ids of end tokens, of each criterion that has some.
+        needs_streamer: whether a streamer or a stopping criterion needs the tokens one by one.
     """
 
     model: Any
@@ -71,107 +87,74 @@ class GenerateCall:
     assume_stateless: bool = False
     prompt_inputs: frozenset[str] = frozenset()
     placeholders: frozenset[int] = frozenset()
+    device: torch.device = field(init=False)
+    guidance: Any = field(init=False)
+    kinds: list[tuple[Any, str]] = field(init=False)
+    cache: Any = field(init=False)
+    n_cached: int = field(init=False)
+    n_columns: int = field(init=False)
+    mask: Tensor = field(init=False)
+    positions: Tensor | None = field(init=False)
+    given: frozenset[str] = field(init=False)
+    is_uncached: bool = field(init=False)
+    returns_cache: bool = field(init=False)
+    records: frozenset[str] = field(init=False)
+    length: int | None = field(init=False)
+    pad: Tensor | None = field(init=False)
+    stops: list[Tensor] = field(init=False)
+    needs_streamer: bool = field(init=False)
 
-    @property
-    def guidance(self) -> Any:
-        """The guidance processor, if it comes first."""
-        first = self.processors[0] if self.processors else None
-        return first if is_own(first, GUIDANCE) else None
+    def __post_init__(self) -> None:
+        self.device = find_device(self.model)
+        processors = list(self.processors)
+        self.guidance = processors[0] if processors and is_own(processors[0], GUIDANCE) else None
+        rest = processors if self.guidance is None else processors[1:]
+        self.kinds = [(one, find_kind(one, self.assume_stateless)) for one in rest]
+        self._read_arguments()
+        self._read_criteria()
 
-    @property
-    def cache(self) -> Any:
-        """The cache that the call was given, by the caller or by `generate`; or None."""
-        return self.others.get(CACHE)
-
-    @cached_property
-    def n_cached(self) -> int:
-        """Columns of the prompt that the caller's cache holds, before the call."""
-        return 0 if self.cache is None else int(self.cache.get_seq_length())
-
-    @property
-    def is_uncached(self) -> bool:
-        """Whether transformers' loop processes all tokens again at every step."""
-        return self.others.get("use_cache") is False
-
-    @property
-    def returns_cache(self) -> bool:
-        """Whether the caller sees the cache after the call."""
-        is_own = getattr(self.cache, "_is_user_defined", False)
-        return self.cache is not None and (is_own or self.config.return_dict_in_generate)
-
-    @property
-    def n_columns(self) -> int:
-        """Columns of the prompt, cached ones included: T where nothing is cached."""
-        embeddings, mask = self.others.get("inputs_embeds"), self.others.get("attention_mask")
-        if embeddings is not None:
-            return int(embeddings.shape[1])
+    def _read_arguments(self) -> None:
+        """Read the arguments for the model's forward, and what of its outputs is wanted."""
+        others, config = self.others, self.config
+        self.cache = others.get(CACHE)
+        is_known = type(self.cache).__name__ in _CACHES
+        self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
+        embeddings, mask = others.get("inputs_embeds"), others.get("attention_mask")
+        n_ids = self.ids.shape[-1]
         # `generate` drops a mask that hides nothing, and stores its width
-        width = getattr(self.config, "_mask_length", -1) if mask is None else mask.shape[-1]
-        n_ids = self.ids.shape[1]
-        return n_ids if width == n_ids else self.n_cached + n_ids
-
-    @cached_property
-    def mask(self) -> Tensor:
-        """`[B, n_columns]` bool, False on padding and on holes."""
-        mask = self.others.get("attention_mask")
+        width = getattr(config, "_mask_length", -1) if mask is None else mask.shape[-1]
+        self.n_columns = n_ids if width == n_ids else self.n_cached + n_ids
+        if embeddings is not None:
+            self.n_columns = int(embeddings.shape[1])
         if mask is None:
-            shape = len(self.ids), self.n_columns
-            return torch.ones(shape, dtype=torch.bool, device=self.ids.device)
-        return mask.bool()
-
-    @property
-    def given(self) -> set[str]:
-        """Names of the arguments for the model's forward that say something."""
-        given = {name for name, value in self.others.items() if value is not None}
-        if not self.others.get("mm_encoder_outputs"):  # no images in the prompt
+            mask = torch.ones(len(self.ids), self.n_columns, device=self.ids.device)
+        self.mask = mask.bool()
+        self.positions = _read_positions(others.get("position_ids"))
+        given = {name for name, value in others.items() if value is not None}
+        if not others.get("mm_encoder_outputs"):  # no images in the prompt
             given.discard("mm_encoder_outputs")
-        return given
+        self.given = frozenset(given)
+        self.is_uncached = others.get("use_cache") is False
+        is_callers = getattr(self.cache, "_is_user_defined", False)
+        returns_all = config.return_dict_in_generate
+        self.returns_cache = self.cache is not None and bool(is_callers or returns_all)
+        known = PER_STEP | PER_LAYER if returns_all else {}
+        self.records = frozenset(known[name] for name in known if getattr(config, name, False))
 
-    @cached_property
-    def positions(self) -> Tensor | None:
-        """`position_ids` `[B or 1, T]`; `[3, B or 1, T]` where coordinates on a grid differ.
-
-        Models with positions on a grid take them with three coordinates, and the text's own count
-        before these.
-        """
-        positions: Tensor | None = self.others.get("position_ids")
-        if positions is None or positions.ndim != 3:
-            return positions
-        coordinates = positions[1:] if len(positions) == 4 else positions
-        is_text = bool((coordinates == coordinates[:1]).all())
-        return coordinates[0] if is_text else coordinates
-
-    @property
-    def records(self) -> frozenset[str]:
-        """Which outputs of every step the call asks for, of `PER_STEP` and `PER_LAYER`."""
-        if not self.config.return_dict_in_generate:
-            return frozenset()
-        known = PER_STEP | PER_LAYER
-        return frozenset(known[name] for name in known if getattr(self.config, name, False))
-
-    @property
-    def length(self) -> int | None:
-        """Most new tokens of a row; None without a limit."""
-        limits = [c.max_length for c in self.criteria if _is_criterion(c, "MaxLengthCriteria")]
-        return min(limits) - self.ids.shape[1] if limits else None
-
-    @property
-    def pad(self) -> Tensor | None:
-        """The token that pads finished rows; None where no criterion names an end token."""
-        named = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
-        return self.config._pad_token_tensor if named else None
-
-    @property
-    def needs_streamer(self) -> bool:
-        """Whether a streamer or a stopping criterion needs the tokens one by one."""
-        known = ("MaxLengthCriteria", "EosTokenCriteria")
-        plain = all(any(_is_criterion(c, name) for name in known) for c in self.criteria)
-        return self.streamer is not None or not plain
-
-    def kinds(self) -> list[tuple[Any, str]]:
-        """Processors after guidance, each with its kind or the reason why it is refused."""
-        rest = self.processors[1:] if self.guidance is not None else self.processors
-        return [(processor, find_kind(processor, self.assume_stateless)) for processor in rest]
+    def _read_criteria(self) -> None:
+        """Read where rows end."""
+        home = "transformers.generation.stopping_criteria"
+        named = [
+            (criterion, type(criterion).__name__ if type(criterion).__module__ == home else "")
+            for criterion in self.criteria
+        ]
+        limits = [one.max_length for one, name in named if name == "MaxLengthCriteria"]
+        self.length = min(limits) - self.ids.shape[-1] if limits else None
+        self.stops = [one.eos_token_id for one, name in named if name == "EosTokenCriteria"]
+        has_end = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
+        self.pad = self.config._pad_token_tensor if has_end else None
+        is_plain = all(name in ("MaxLengthCriteria", "EosTokenCriteria") for _, name in named)
+        self.needs_streamer = self.streamer is not None or not is_plain
 
     def params(self, chosen: dict[str, Any]) -> SamplingParams:
         """Sampling parameters of the call; `chosen` are fields found among its processors."""
@@ -232,9 +215,9 @@ class GenerateCall:
         ]
         lengths = torch.cat([mask.sum(1) for _, mask in branches])
         tokens = torch.cat(aligned)[:, : int(lengths.max())]
-        stops = [c.eos_token_id for c in self.criteria if _is_criterion(c, "EosTokenCriteria")]
-        device = find_device(self.model)
-        stop_tokens = torch.cat([s.flatten().to(device) for s in stops]) if stops else None
+        device, stop_tokens = self.device, None
+        if self.stops:
+            stop_tokens = torch.cat([stop.flatten().to(device) for stop in self.stops])
         tokens, lengths = tokens.to(device), lengths.to(device)
         is_text = None
         if self.placeholders:
@@ -242,9 +225,17 @@ class GenerateCall:
         return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout, is_text=is_text)
 
 
-def _is_criterion(criterion: Any, name: str) -> bool:
-    kind = type(criterion)
-    return kind.__module__ == "transformers.generation.stopping_criteria" and kind.__name__ == name
+def _read_positions(positions: Tensor | None) -> Tensor | None:
+    """`GenerateCall.positions` of `position_ids`.
+
+    Models with positions on a grid take them with three coordinates, and the text's own count
+    before these.
+    """
+    if positions is None or positions.ndim != 3:
+        return positions
+    coordinates = positions[1:] if len(positions) == 4 else positions
+    is_text = bool((coordinates == coordinates[:1]).all())
+    return coordinates[0] if is_text else coordinates
 
 
 def align_left(ids: Tensor, mask: Tensor) -> Tensor:
@@ -303,21 +294,25 @@ _CACHES = {  # transformers' caches that are read, and their layers
 
 
 def find_obstacles(
-    call: GenerateCall, served: frozenset[str] = frozenset(), takes_own_prompt: bool = True
+    call: GenerateCall,
+    facts: ModelFacts,
+    served: frozenset[str] = frozenset(),
+    takes_own_prompt: bool = True,
 ) -> list[str]:
     """Why the call cannot be served; empty if it can.
 
     Args:
         call: the call.
+        facts: of its model.
         served: arguments for the model that its family uses, in addition to the usual ones.
         takes_own_prompt: whether windows of the family take prompts of `OwnPrompt`.
     """
-    found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call))
-    if not found and type(call.cache).__name__ == "StaticCache" and _is_short(call):
+    found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call, facts))
+    if not found and type(call.cache).__name__ == "StaticCache" and _is_short(call, facts):
         found = ["a StaticCache with less room than the call needs"]
     if not found:
         reasons = [reason for reason in call.prompt_reasons if reason not in served]
-        found = list(_find_in_own_prompt(call, reasons)) if takes_own_prompt else reasons
+        found = list(_find_in_own_prompt(call, facts, reasons)) if takes_own_prompt else reasons
     return list(dict.fromkeys([*found, *_find_in_lists(call)]))
 
 
@@ -332,7 +327,7 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
     if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
         yield f"a cache of its own kind ({type(cache).__name__})"
     yield from find_in_model(call.model)
-    if call.ids.device not in (find_device(call.model), call.model.device):
+    if call.ids.device not in (call.device, call.model.device):
         yield "token ids on another device than the model"
 
 
@@ -343,7 +338,7 @@ def find_in_model(model: Any) -> Iterator[str]:
         yield f"training mode with {effect}"
 
 
-def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
+def _find_in_prompt(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
     if call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.n_columns < 1:
         yield "a prompt that is not token ids [B, T]"
         return
@@ -369,14 +364,12 @@ def _find_in_prompt(call: GenerateCall) -> Iterator[str]:
         if ids.shape[0] != call.ids.shape[0] or not is_left_padded(unconditional):
             yield "negative prompts that are not one per row, padded on the left"
             return
-        if not bool(unconditional.all()) and not hasattr(
-            text_config(call.model), "rope_parameters"
-        ):
+        if not bool(unconditional.all()) and not hasattr(facts.config, "rope_parameters"):
             yield "padded negative prompts for a model whose positions are absolute"
         longest = max(longest, ids.shape[1])
     if positions is not None:
         longest = max(longest, int(positions.max()) + 1)
-    limit = find_position_limit(call.model)
+    limit = facts.max_positions
     if limit is not None and longest + length - 1 > limit:
         yield f"more positions than the model's {limit}"
 
@@ -391,7 +384,7 @@ def _find_in_positions(positions: Tensor | None) -> str | None:
     return None if bool((last == last[:1]).all()) else "a prompt that ends in an image"
 
 
-def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]:
+def _find_in_own_prompt(call: GenerateCall, facts: ModelFacts, reasons: list[str]) -> Iterator[str]:
     """Why the model's own prefill cannot be used where there are `reasons` for it."""
     if not reasons:
         return
@@ -406,17 +399,17 @@ def _find_in_own_prompt(call: GenerateCall, reasons: list[str]) -> Iterator[str]
     if call.records & set(PER_LAYER.values()) and call.is_uncached and not call.mask[:, 0].all():
         yield "hidden states or attentions of padding without a cache, which differ at every step"
     if "attentions" in call.records:
-        if text_config(call.model)._attn_implementation != "eager":
+        if facts.config._attn_implementation != "eager":
             yield "output_attentions of an attention that gives out no weights"
         if type(cache).__name__ == "StaticCache":
             yield "output_attentions over a StaticCache"
-    windows = [window for window in check_causal_lm(call.model) if window is not None]
+    windows = [window for window in facts.windows if window is not None]
     assert call.length is not None
     if windows and min(windows) < call.n_columns + call.length and _has_holes(call.mask):
         yield "an attention mask with holes for a model with sliding windows"
 
 
-def _is_short(call: GenerateCall) -> bool:
+def _is_short(call: GenerateCall, facts: ModelFacts) -> bool:
     """Whether a layer of a static cache forgets columns, or has no room for them.
 
     A sliding layer that was made for a shorter call slides over fewer columns than the model's.
@@ -425,7 +418,7 @@ def _is_short(call: GenerateCall) -> bool:
     n_columns = call.n_columns + call.length - 1
     return any(
         layer.max_cache_len < min(n_columns, n_columns if window is None else window)
-        for layer, window in zip(call.cache.layers, check_causal_lm(call.model))
+        for layer, window in zip(call.cache.layers, facts.windows)
     )
 
 
@@ -446,7 +439,7 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
     if guidance is not None and guidance.model is not call.model:
         yield "guidance by another model"
     if not any(is_own(processor, GUIDANCE) for processor in call.processors[1:]):
-        yield from (kind for _, kind in call.kinds() if kind not in ("flat", "window", "prefix"))
+        yield from (kind for _, kind in call.kinds if kind not in ("flat", "window", "prefix"))
     else:
         yield "guidance after another processor"
     if call.pad is None and any(hasattr(c, "eos_token_id") for c in call.criteria):

@@ -183,13 +183,14 @@ def generate(
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
     texts = _spread_prompts(prompts, count, examples)
     (negative,) = spread_negatives(negative, 1)
-    encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
+    encoded = encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
     Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
     open_folder(out)
     choose_threads_for(pipe, policy, params, texts[0], min(rows, len(texts)), threads)
     job = ImageJob(
         pipe,
         texts,
+        encoded,
         seed,
         name=name,
         policy=policy,

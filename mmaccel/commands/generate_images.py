@@ -49,6 +49,7 @@ from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 
 if TYPE_CHECKING:
+    from mmaccel.pipelines.text_to_image.model import Encoded
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
     from mmaccel.results import Progress
@@ -64,6 +65,7 @@ class ImageJob:
     Attributes:
         pipe: the model, opened by name.
         prompts: one for each image.
+        encoded: the same, encoded and checked.
         seed: of the first image; image k has `seed + k`.
         name: short name of the policy.
         policy: the policy.
@@ -81,6 +83,7 @@ class ImageJob:
 
     pipe: TextToImage
     prompts: list[str]
+    encoded: Encoded
     seed: int
     name: str
     policy: Any
@@ -152,11 +155,14 @@ class ImageJob:
         generator = ImageGenerator(self.pipe)
         settings = GenerationSettings(self.name, policy, self.params)
         for first in range(0, len(self.prompts), self.batch_size):
+            part = slice(first, first + self.batch_size)
             requests = [
                 Request(prompt, self.seed + first + k, k, self.negative)
-                for k, prompt in enumerate(self.prompts[first : first + self.batch_size])
+                for k, prompt in enumerate(self.prompts[part])
             ]
-            batch = generator.draw(requests, settings, self.batch_size, on_step)
+            batch = generator.draw(
+                requests, settings, self.batch_size, on_step, encoded=self.encoded[part]
+            )
             yield replace(batch, first=first)
 
     def write(self, batch: ImageOutput) -> None:

@@ -124,16 +124,19 @@ class GenerateService:
             UnsupportedModelError, AttachError: the call cannot be served, and `strict`.
         """
         try:
-            self.family.check(call.model)
+            facts = self.family.check(call.model)
         except UnsupportedModelError as error:
             if self.strict:
                 raise
             reasons = [str(error)]
         else:
-            reasons = find_obstacles(call, self.family.served, self.family.takes_own_prompt)
+            family = self.family
+            reasons = find_obstacles(call, facts, family.served, family.takes_own_prompt)
             reasons += self.family.obstacles(call)
-            reasons += self.visuals.obstacles(call)
-            reasons += layer_methods.find_obstacles(self.layer_methods, call)
+            if self.reduction.methods:
+                reasons += self.visuals.obstacles(call)
+            if self.layer_methods:
+                reasons += layer_methods.find_obstacles(self.layer_methods, call)
         if not reasons:
             try:
                 return self._decode(call)
@@ -254,21 +257,21 @@ class GenerateService:
         length, samples = call.length, call.config.do_sample
         assert length is not None  # `find_obstacles` requires a limit
         seed = self._choose_seed(samples)
-        visuals = self.visuals
-        whole = call
-        call = visuals.apply(whole, _row_seeds(call, seed))
+        whole, cuts = call, None
+        if self.reduction.methods:
+            call = self.visuals.apply(whole, _row_seeds(call, seed))
+            cuts = self.visuals.cuts
         prompt = call.prompt()
-        kinds, warpers = take_warpers(call.kinds(), samples)
+        kinds, warpers = take_warpers(call.kinds, samples) if call.kinds else ([], {})
         chain = LogitsChain(kinds, whole.ids, prompt.tokens.shape[1]) if kinds else None
         params = call.params({"processor": chain} | warpers)
         window = self.family.open(call)
         self._use_coarse_drafts(window, call.model)
         if self.layer_methods:
             window.use_methods(self.layer_methods, prompt.branches)
-        layers = visuals.cuts
-        if layers is not None and layers.steps is not None:
+        if cuts is not None and cuts.steps is not None:
             window.attention = "model"  # under masks of each step's own
-        outputs = _prepare(call, window, self.family, layers)
+        outputs = _prepare(call, window, self.family, cuts)
         streamer = None
         if call.needs_streamer:
             scores = outputs.scores if outputs is not None and "scores" in call.records else None
@@ -290,21 +293,29 @@ class GenerateService:
             noise=Noise.from_seed(seed, prompt.batch, prompt.tokens.device),
             on_step=None if streamer is None and chain is None else on_step,
         )
-        parts = [visuals.describe(), self.layer_methods.describe(*window.n_evicted)]
-        reference = "; ".join(part for part in parts if part)
-        if reference:
-            generation.stats.exactness = "relaxed"
-            generation.stats.reference = reference
         generation.stats.seed = seed if samples else self.seed
-        visuals.record(generation.stats)
-        if self.reduction.methods and not whole.others.get("mm_encoder_outputs"):
-            generation.stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
+        self._describe_reduction(whole, window, generation.stats)
         self.history.append(generation.stats)
         if call.streamer is not None:
             call.streamer.end()
         fields = {} if outputs is None else outputs.collect()
         as_output = call.config.return_dict_in_generate
         return hand_over(whole.ids, generation, call.pad, as_output, fields)
+
+    def _describe_reduction(self, call: GenerateCall, window: CausalLMWindow, stats: Stats) -> None:
+        """Fill in the statistics what the model computed less of."""
+        parts = []
+        if self.reduction.methods:
+            parts.append(self.visuals.describe())
+            self.visuals.record(stats)
+            if not call.others.get("mm_encoder_outputs"):
+                stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
+        if self.layer_methods:
+            parts.append(self.layer_methods.describe(*window.n_evicted))
+        reference = "; ".join(part for part in parts if part)
+        if reference:
+            stats.exactness = "relaxed"
+            stats.reference = reference
 
     def _use_coarse_drafts(self, window: Any, model: Any) -> None:
         """Coarse drafts of the model's own folder; opened once for all calls."""

@@ -6,15 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmaccel.catalog import read_method
-from mmaccel.contracts import Model, Policy
+from mmaccel.contracts import Model, Policy, check_method
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.reduction.kv_cache.contract import check_cache_method
-from mmaccel.reduction.sparse_attention.contract import check_attention_method
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.trees.contract import has_tree
+
+_CONTRACTS: dict[str, tuple[type, str]] = {  # slot -> base of its methods, an example
+    "kv_cache": (CacheMethod, "mmaccel.SnapKV(budget=1024)"),
+    "attention": (AttentionMethod, "mmaccel.Quest(budget=0.1)"),
+}
 
 
 def read_methods(kv_cache: Any, attention: Any) -> LayerMethods:
@@ -23,10 +28,14 @@ def read_methods(kv_cache: Any, attention: Any) -> LayerMethods:
     Raises:
         OptionError: something that is no method of its keyword.
     """
-    return LayerMethods(
-        None if kv_cache is None else check_cache_method(read_method("kv_cache", kv_cache)),
-        None if attention is None else check_attention_method(read_method("attention", attention)),
-    )
+    return LayerMethods(_read("kv_cache", kv_cache), _read("attention", attention))
+
+
+def _read(slot: str, given: Any) -> Any:
+    if given is None:
+        return None
+    base, example = _CONTRACTS[slot]
+    return check_method(slot, read_method(slot, given), base, example)
 
 
 def check_model(slots: str, model: Model, methods: LayerMethods) -> None:

@@ -21,18 +21,85 @@ from __future__ import annotations
 import copyreg
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Condition, get_ident
 from typing import Any
 
-from mmaccel.errors import AttachError
+from mmaccel.errors import AttachError, BusyError
 from mmaccel.pipelines.original_methods import BASE, original, plain_class
-from mmaccel.pipelines.runner.run_lock import RunningCalls
 
 _PATCH = "_mmaccel_patch"  # attribute of an injected object: its `_Patch`
 _MOVE = "_apply"  # method of `torch.nn.Module` by which `to`, `half` and `cuda` change all weights
 
 _CLASSES: dict[tuple[Any, ...], type] = {}  # injected classes by own class and methods
+
+
+class RunningCalls:
+    """The calls of attached objects that have not ended, in all threads.
+
+    Calls do not wait for each other. A change of an object waits for its calls, and calls that
+    begin meanwhile wait for the change; those inside a running call do not.
+    """
+
+    def __init__(self) -> None:
+        self._condition = Condition()
+        self._running: list[tuple[int, int]] = []  # thread and id of the object
+        self._changing: int | None = None  # thread
+
+    @contextmanager
+    def call(self, target: Any) -> Iterator[None]:
+        """Inside the block a call of an object runs."""
+        entry = (get_ident(), id(target))
+        with self._condition:
+            self._await_changes(entry[0])
+            self._running.append(entry)
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._running.remove(entry)
+                self._condition.notify_all()
+
+    @contextmanager
+    def change(self, what: str, target: Any = None) -> Iterator[None]:
+        """Inside the block no call of an object runs.
+
+        Args:
+            what: is done, for the message.
+            target: the object; None for all of them.
+
+        Raises:
+            BusyError: this thread is inside a call, in a callback or a stopping criterion.
+        """
+        thread = get_ident()
+        if thread in self._threads(target):
+            raise BusyError(
+                f"{what}: expected no running call, received it from inside one; end the call "
+                f"first (a stopping criterion may return True), then {what}"
+            )
+        with self._condition:
+            self._await_changes(thread)
+            outer = self._changing
+            self._changing = thread
+        try:
+            with self._condition:
+                self._condition.wait_for(lambda: not self._threads(target))
+            yield
+        finally:
+            with self._condition:
+                self._changing = outer
+                self._condition.notify_all()
+
+    def _await_changes(self, thread: int) -> None:
+        """Wait for a change by another thread, unless that may wait for this one."""
+        if thread not in self._threads(None):
+            self._condition.wait_for(lambda: self._changing in (None, thread))
+
+    def _threads(self, target: Any) -> list[int]:
+        """Threads with a running call of an object, or of any."""
+        return [thread for thread, one in self._running if target is None or one == id(target)]
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
-from mmaccel.pipelines.causal_lm.compatibility import find_device, text_config
+from mmaccel.pipelines.causal_lm.compatibility import text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
@@ -79,7 +79,7 @@ def open_prompt(
         outputs, layers: see `PrefillPass`.
         methods: of the layers' caches; None where there are none.
     """
-    device = find_device(call.model)
+    device = call.device
     mask = call.mask.to(device)
     next_position: Tensor = mask.sum(1)
     if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
@@ -105,7 +105,7 @@ def _observe(mask: Tensor, method: CacheMethod) -> Observer:
 
 def _inputs(call: GenerateCall) -> dict[str, Tensor]:
     """What transformers processes every generated token with, `[B, 1]` each."""
-    found, device = dict[str, Tensor](), find_device(call.model)
+    found, device = dict[str, Tensor](), call.device
     token_types = call.others.get("token_type_ids")
     if token_types is not None:  # as the last of the prompt
         found["token_type_ids"] = token_types[:, -1:].to(device)

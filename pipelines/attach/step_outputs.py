@@ -175,7 +175,7 @@ class StepOutputs:
         if not index.shape[1]:
             return
         model: Any = run.model
-        for layer, (keys, values) in enumerate(model.cached_states(index)):
+        for layer, (keys, values) in enumerate(model.run_caches().read(index)):
             self._cache.update(keys, values, layer)
 
 

@@ -1,9 +1,15 @@
-"""Which transformers models can be decoded in windows, and which options a window takes."""
+"""Which transformers models can be decoded in windows, what is known of each, and which options a
+window takes.
+
+`ModelFacts` are found once for a model. A model may move and change its mode between two calls:
+`find_device` and `check_mode` look at it as it is.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -13,7 +19,7 @@ from torch import Tensor, nn
 
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.transformers_release import cache_argument
+from mmaccel.pipelines.transformers_release import CACHE, cache_argument
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids")
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
@@ -22,23 +28,44 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
 _ATTENTIONS = ("auto", "model", "kernel")
 
-_accepted: WeakKeyDictionary[nn.Module, tuple[Any, list[int | None]]] = WeakKeyDictionary()
+_found: WeakKeyDictionary[nn.Module, tuple[Any, ModelFacts]] = WeakKeyDictionary()
 
 
-def check_causal_lm(model: Any) -> list[int | None]:
-    """Refuse a model that is no decoder-only language model with ordinary attention in every layer.
+@dataclass(frozen=True)
+class ModelFacts:
+    """What all calls of a model have in common, wherever its weights are.
 
-    A model that passed is not checked again until its attention implementation, its head or its
-    number of layers changes.
+    Attributes:
+        config: the part of the configuration that describes the decoder.
+        windows: sliding window of every layer, in positions; None where it sees everything.
+        n_ids: V, of the whole head.
+        max_positions: see `find_position_limit`.
+        parameters: names of the parameters of the model's forward.
+        cache_argument: how the model's forward names its cache.
+        last_only: arguments with which a forward computes the logits of the last position alone;
+            empty where it has no such option.
+    """
+
+    config: Any
+    windows: Sequence[int | None]
+    n_ids: int
+    max_positions: int | None
+    parameters: frozenset[str]
+    cache_argument: str
+    last_only: Mapping[str, Any]
+
+
+def find_facts(model: Any) -> ModelFacts:
+    """The facts of a decoder-only language model with ordinary attention in every layer.
+
+    They are found again where its attention implementation, its head, its number of layers or of
+    positions has changed.
 
     Args:
         model: a transformers model.
 
-    Returns:
-        For every attention layer its sliding window in positions, None where it has none.
-
     Raises:
-        UnsupportedModelError: with the reason.
+        UnsupportedModelError: another model, with the reason.
     """
     expected = "a transformers causal LM with ordinary attention in every layer"
     if not isinstance(model, nn.Module) or getattr(model, "config", None) is None:
@@ -47,9 +74,15 @@ def check_causal_lm(model: Any) -> list[int | None]:
         )
     head = getattr(model, "get_output_embeddings", lambda: None)()
     config = text_config(model)
-    n_layers = getattr(config, "num_hidden_layers", None)
-    state = (getattr(config, "_attn_implementation", None), type(head), n_layers)
-    known = _accepted.get(model)
+    n_ids = 0 if find_linear(head) is None else count_ids(head)
+    state = (
+        getattr(config, "_attn_implementation", None),
+        getattr(config, "num_hidden_layers", None),
+        getattr(config, "max_position_embeddings", None),
+        type(head),
+        n_ids,
+    )
+    known = _found.get(model)
     if known is not None and known[0] == state:
         return known[1]
     layers: list[Any] = []
@@ -59,9 +92,23 @@ def check_causal_lm(model: Any) -> list[int | None]:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}, {received}; {remedy}"
         )
-    windows = _windows(layers)
-    _accepted[model] = state, windows
-    return windows
+    parameters = frozenset(forward_parameters(model))
+    facts = ModelFacts(
+        config,
+        _windows(layers),
+        n_ids,
+        find_position_limit(model),
+        parameters,
+        cache_argument(parameters) or CACHE,
+        {"logits_to_keep": 1} if "logits_to_keep" in parameters else {},
+    )
+    _found[model] = state, facts
+    return facts
+
+
+def check_causal_lm(model: Any) -> Sequence[int | None]:
+    """The sliding windows of a model's layers; raises UnsupportedModelError as `find_facts`."""
+    return find_facts(model).windows
 
 
 UNSERVED = "its calls run as ever without a policy; docs/models.md lists the models that are served"

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import (
     UNSERVED,
-    check_causal_lm,
+    ModelFacts,
+    find_facts,
     find_training_effect,
 )
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
-from mmaccel.pipelines.original_methods import has_own, original
+from mmaccel.pipelines.original_methods import BASE, has_own, original
 
 _PREPARE = "prepare_inputs_for_generation"
 _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the first pass
@@ -27,6 +29,8 @@ _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the 
     f"Gemma3ForConditionalGeneration.{_PREPARE}",  # leaves token types to the first pass
 }
 _OWN = ("_sample", _PREPARE, "_update_model_kwargs_for_generation")
+
+_checked: WeakKeyDictionary[Any, tuple[ModelFacts, Any]] = WeakKeyDictionary()
 
 
 class CausalLM:
@@ -48,17 +52,33 @@ class CausalLM:
     known: ClassVar[frozenset[str]] = frozenset()
     takes_own_prompt: ClassVar[bool] = True
 
-    def check(self, model: Any) -> None:
-        """Refuse a model whose `generate` no policy can serve.
+    def check(self, model: Any) -> ModelFacts:
+        """The facts of a model; refuses one whose `generate` no policy can serve.
 
         Raises:
             UnsupportedModelError: with the reason.
 
-        Cost: the first call runs a self-check of a few tokens; later calls run no pass.
+        Cost: the first call runs a self-check of a few tokens; later calls run no pass, and look at
+        nothing but whether the model has changed.
         """
+        facts = find_facts(model)
+        base = getattr(type(model), BASE, type(model))
+        state = (type(self), *(getattr(base, name, None) for name in _OWN))
+        known = _checked.get(model)
+        is_known = known is not None and known[0] is facts and known[1] == state
+        if is_known and not any(name in vars(model) for name in _OWN):
+            return facts
+        self._check_loop(model)
+        if not has_passed(model) and find_training_effect(model) is None:
+            check_windows(model, self.wrap(model))
+        if has_passed(model):
+            _checked[model] = facts, state
+        return facts
+
+    def _check_loop(self, model: Any) -> None:
+        """Refuse a model with another decoding loop than transformers' own."""
         from transformers import GenerationMixin
 
-        check_causal_lm(model)
         for name in _OWN:
             own: Any = original(model, name)
             is_foreign = own.__func__ is not getattr(GenerationMixin, name) and not (
@@ -70,8 +90,6 @@ class CausalLM:
                     f"model: expected one whose generate runs transformers' own {name}, received a "
                     f"{type(model).__name__} with another; {UNSERVED}"
                 )
-        if not has_passed(model) and find_training_effect(model) is None:
-            check_windows(model, self.wrap(model))
 
     def placeholders(self, model: Any) -> frozenset[int]:
         """Ids that stand for a part of an image or a video in a model's prompts."""

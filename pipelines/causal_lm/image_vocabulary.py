@@ -84,13 +84,14 @@ class ImageTokenWindow(CausalLMWindow):
         self._lengths = prompt.lengths
         return prompt
 
-    def _run(self, **inputs: Any) -> Any:
+    def compute(self, **inputs: Any) -> Any:
+        """As in `CausalLMWindow`, of image tokens."""
         assert self._lengths is not None and self._weight is not None, "begin comes first"
         tokens, n_kept = inputs["input_ids"], inputs.pop("logits_to_keep", 0)
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
-        hidden = self._states(self.model.model, **inputs)[:, -n_kept:].to(self.ids.device)
+        hidden = self.passes.states(self.model.model, inputs)[:, -n_kept:].to(self.ids.device)
         if self.keeps_states:
             self.last_states = hidden
         logits = F.linear(hidden, self._weight, self._bias)

@@ -110,6 +110,20 @@ class OwnPrompt:
         return not self.inputs and torch.equal(self.next_position, self.lengths)
 
     @property
+    def capture_obstacle(self) -> str:
+        """Why passes behind it cannot be captured; empty where they can."""
+        if not self.is_plain:
+            return "token types, or positions that do not count the tokens"
+        return "layers that cache fewer visual tokens than others" if self.is_cut else ""
+
+    @property
+    def fused_obstacle(self) -> str:
+        """Why passes behind it need the model's own forward; empty where they do not."""
+        if self.inputs:
+            return "the prompt needs inputs of its own in every layer"
+        return "visual tokens are revived in the model's own layers" if self.has_steps else ""
+
+    @property
     def lengths(self) -> Tensor:
         """`[R]` int64, columns that are attended to."""
         return self.mask.sum(1)

@@ -30,7 +30,7 @@ from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
-from mmaccel.pipelines.causal_lm.compatibility import find_device
+from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
@@ -55,8 +55,7 @@ class CheckedWindow(Protocol):
         model: the causal LM.
         vocab_size: V.
         max_positions: the most positions of a row; None where there is no limit.
-        cache_argument: how the model's forward names its cache.
-        windows: of each layer.
+        facts: what is known of the model.
         attention: "auto", "model" or "kernel".
         fused: whether passes take the fused decoder, or the one that they take.
         keeps_states: whether a pass leaves `last_states`.
@@ -66,8 +65,7 @@ class CheckedWindow(Protocol):
     model: Any
     vocab_size: int
     max_positions: int | None
-    cache_argument: str
-    windows: list[int | None]
+    facts: ModelFacts
     attention: Literal["auto", "model", "kernel"]
     fused: Literal["auto"] | bool | FusedDecoder
     keeps_states: bool
@@ -163,9 +161,12 @@ def _describe(error: Exception) -> str:
 
 @torch.no_grad()
 def _process_whole(model: Any, window: CheckedWindow) -> tuple[Tensor, Tensor]:
-    """Tokens `[2, LENGTH]`, and the logits of one call of the model over all of them."""
+    """Tokens `[2, LENGTH]`, and the logits of one call of the model over all of them.
+
+    Reserves the window's cache, which position ids need.
+    """
     ids = _make_ids(model, window.vocab_size)
-    window.reserve(2, LENGTH)  # position ids need it
+    window.reserve(2, LENGTH)
     positions = torch.arange(LENGTH, device=ids.device).expand_as(ids)
     whole: Tensor = model(
         input_ids=ids,
@@ -179,10 +180,13 @@ def _process_whole(model: Any, window: CheckedWindow) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _compare_windows(window: CheckedWindow, ids: Tensor, whole: Tensor) -> list[Difference]:
-    """How every window pass differs from one call of the model over all positions."""
+    """How every window pass differs from one call of the model over all positions.
+
+    The caller has reserved the cache.
+    """
     return [
         compare_logits(whole.gather(1, at[..., None].expand(-1, -1, whole.shape[-1])), logits)
-        for at, logits in _run_windows(window, ids)
+        for at, logits in _iterate_windows(window, ids)
     ]
 
 
@@ -208,7 +212,7 @@ def _compare_same_shapes(
             input_ids=ids[:, first:end],
             attention_mask=torch.ones_like(ids[:, :end]),
             position_ids=window.position_ids(start[:, None] + torch.arange(width).to(start)),
-            **{window.cache_argument: cache},
+            **{window.facts.cache_argument: cache},
             use_cache=True,
             return_dict=True,
         ).logits
@@ -263,8 +267,10 @@ def find_reason(window: CheckedWindow) -> str:
     """
     if window.attention == "model":
         return "attention='model'"
-    reason = _find_reason(window)
-    refuse_own_attention(window.model, reason)
+    mode = dispatch.mode()
+    reason = _find_reason(window, mode)
+    if reason and mode == "triton":
+        refuse_own_attention(window.model, reason)
     return reason
 
 
@@ -285,14 +291,15 @@ def refuse_own_attention(model: Any, reason: str) -> None:
         )
 
 
-def _find_reason(window: CheckedWindow) -> str:
+def _find_reason(window: CheckedWindow, mode: str) -> str:
     kind = window.attention
     if kind == "auto":
-        on_gpu = window.device.type == "cuda" or dispatch.mode() == "triton"
-        obstacle = None if on_gpu else f"the model is on {window.device}"
-        if dispatch.mode() == "torch":
+        device = window.device
+        on_gpu = device.type == "cuda" or mode == "triton"
+        obstacle = None if on_gpu else f"the model is on {device}"
+        if mode == "torch":
             obstacle = f"{dispatch.VARIABLE}=torch"
-        obstacle = obstacle or dispatch.find_obstacle(window.device.type)
+        obstacle = obstacle or dispatch.find_obstacle(device.type)
         if obstacle is not None:
             return obstacle
     return _remember(window, kind, wants_triton=kind == "auto")
@@ -335,7 +342,7 @@ def _check_kernel(plain: CheckedWindow, wants_triton: bool) -> tuple[str, bool]:
         is_final = not isinstance(error, torch.OutOfMemoryError)
         return f"under the kernel a {_describe(error)}", is_final
     called = [layer for layer, _ in choices]
-    expected = list(range(len(plain.windows))) * len(PASSES)
+    expected = list(range(len(plain.facts.windows))) * len(PASSES)
     if called != expected:
         return (
             f"{type(model).__name__}: {len(called)} of {len(expected)} calls of attention "

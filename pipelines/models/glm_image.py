@@ -68,14 +68,16 @@ class GlmImage(CausalLM):
 
     def open(self, call: GenerateCall) -> CausalLMWindow:
         """The model as a token model at the positions of the call's grids."""
-        return GlmImageWindow(call.model, make_positions(call))
+        return GlmImageWindow(
+            call.model, make_positions(call.model, call.ids, call.mask, call.others)
+        )
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """Reasons why only the original loop can serve a call."""
         grids = call.others.get("image_grid_thw")
         if grids is None or not grids.numel():
             yield "a call without image_grid_thw"
-        elif call.length is not None and call.length > 1 + _positions(call)[1].shape[-1]:
+        elif call.length is not None and call.length > _count_slots(call):
             yield "more tokens than its grids have"
         if call.guidance is not None:
             yield "guidance for a model whose positions depend on the prompt"
@@ -110,7 +112,7 @@ class GlmImageWindow(CausalLMWindow):
 
     def make_static(self, value: Tensor) -> Tensor:
         """As in `StaticModelBuffers`, with as many positions as are reserved."""
-        return self.fit(value, value[..., :1].expand(-1, -1, self._positions)).clone()
+        return self.fit(value, value[..., :1].expand(-1, -1, self.run_caches().positions)).clone()
 
     def fit(self, own: Tensor, static: Tensor) -> Tensor:
         """Cut `own` to the length of `static`, or repeat its last position up to that length."""
@@ -125,24 +127,42 @@ class GlmImageWindow(CausalLMWindow):
         return self._table.gather(2, index).transpose(0, 1)
 
 
-def make_positions(call: GenerateCall) -> Tensor:
-    """`[B, 3, P]` int64: the prompt's positions without its padding, then the grids'."""
-    prompt, grids = _positions(call)
-    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(call.mask)]
+def _count_slots(call: GenerateCall) -> int:
+    """The most new tokens of a row: one more than the grids have."""
+    grids = _find_positions(call.model, call.ids, call.mask, call.others)[1]
+    return 1 + grids.shape[-1]
+
+
+def make_positions(model: Any, ids: Tensor, mask: Tensor, others: dict[str, Any]) -> Tensor:
+    """The positions of a prompt without its padding, then those of the grids.
+
+    Args:
+        model: `GlmImageForConditionalGeneration`.
+        ids: `[B, T]` int64.
+        mask: `[B, T]` bool, False on padding.
+        others: further arguments of the model's forward, the grids among them.
+
+    Returns:
+        `[B, 3, P]` int64.
+    """
+    prompt, grids = _find_positions(model, ids, mask, others)
+    rows = [torch.cat([prompt[:, b, m], grids[b]], 1) for b, m in enumerate(mask)]
     longest = max(row.shape[1] for row in rows)
     return torch.stack([_lengthen(row, longest) for row in rows])
 
 
-def _positions(call: GenerateCall) -> tuple[Tensor, Tensor]:
+def _find_positions(
+    model: Any, ids: Tensor, mask: Tensor, others: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
     """Positions of the prompt `[3, B, T]` and the grids `[B, 3, L]`, from the model's own code."""
-    inner, others = call.model.model, call.others
+    inner = model.model
     before = {name: getattr(inner, name) for name in _CALL_STATE}
     try:
         prompt, _ = inner.get_rope_index(
-            call.ids,
+            ids,
             image_grid_thw=others["image_grid_thw"],
             images_per_sample=others.get("images_per_sample"),
-            attention_mask=call.mask.long(),
+            attention_mask=mask.long(),
         )  # [3, B, T]
         return prompt, inner._cached_decode_position_ids
     finally:
@@ -207,12 +227,11 @@ class GlmImageImages(ImageModel):
         ids = torch.stack([row.roll(longest - int(n)) for row, n in rows])
         index = torch.arange(longest, device=ids.device)
         others = {
-            "attention_mask": (index >= longest - prompt.lengths[:, None]).long(),
             "image_grid_thw": self._grids.to(ids.device).repeat(batch, 1),
             "images_per_sample": torch.full((batch,), len(self._grids), device=ids.device),
         }
-        call = GenerateCall(self.model, ids, None, None, None, others=others)
-        self.window.begin(make_positions(call))
+        mask = index >= longest - prompt.lengths[:, None]
+        self.window.begin(make_positions(self.model, ids, mask, others))
         return prompt
 
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Image]:

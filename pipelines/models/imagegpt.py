@@ -68,8 +68,7 @@ class ImageGPTWindow(CausalLMWindow):
     @property
     def _rows_table(self) -> torch.Tensor:
         """The tables of the pass's rows."""
-        assert self._kv_layout is not None
-        return self._table[: self._kv_layout.rows]
+        return self._table[: self.cache_layout().rows]
 
     def forward(self, entries: Pass) -> Tensor:
         """As in `CausalLMWindow`; logits of slots after the end of the table are zeros."""
@@ -85,11 +84,12 @@ class ImageGPTWindow(CausalLMWindow):
         names = (name for name, _ in self.model.named_buffers() if name.endswith(".attn.bias"))
         return super()._replaced_tensors() | dict.fromkeys(names, self._rows_table)
 
-    def _run(self, **inputs: Any) -> Any:
+    def compute(self, **inputs: Any) -> Any:
+        """As in `CausalLMWindow`, by the pass's tables."""
         visible = inputs.pop("attention_mask") == 0  # [R, 1, W, span]
         width, span = visible.shape[2:]
         self._rows_table[:, :, span - width : span, :span] = visible  # the model reads these
-        return super()._run(**inputs)
+        return super().compute(**inputs)
 
 
 class ImageGPTImages(ImageModel):

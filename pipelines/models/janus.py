@@ -145,7 +145,8 @@ class JanusCodes(CausalLMWindow):
         self._lengths = prompt.lengths
         return prompt
 
-    def _run(self, **inputs: Any) -> Any:
+    def compute(self, **inputs: Any) -> Any:
+        """As in `CausalLMWindow`, of image codes."""
         assert self._lengths is not None, "begin comes first"
         tokens, inner = inputs.pop("input_ids"), self.model.model
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
@@ -156,7 +157,8 @@ class JanusCodes(CausalLMWindow):
             self.model.prepare_embeddings_for_image_generation(codes),
         )
         n_kept = inputs.pop("logits_to_keep", 0)
-        hidden = self._states(inner.language_model, inputs_embeds=embedded, **inputs)
+        inputs["inputs_embeds"] = embedded
+        hidden = self.passes.states(inner.language_model, inputs)
         return SimpleNamespace(logits=inner.generation_head(hidden[:, -n_kept:]))
 
 

@@ -84,12 +84,13 @@ class Engine:
                 cannot run.
             OptionError: a policy whose passes cannot be captured; or a bad MMACCEL_KERNELS.
         """
-        dispatch.check(str(device).split(":")[0])
+        device = torch.device(device)
+        dispatch.check(device.type)
         if self.compile is True:
-            _check_compile(str(device))
+            _check_compile(device)
         if self.cuda_graphs is not True:
             return
-        if not str(device).startswith("cuda"):
+        if device.type != "cuda":
             raise MissingBackendError(
                 f"cuda_graphs=True: expected a model on a CUDA device, received one on {device}; "
                 'move it with model.to("cuda"), or set cuda_graphs="auto"'
@@ -141,13 +142,16 @@ class Engine:
             MissingBackendError, OptionError: as `check`.
             UnsupportedModelError: `cuda_graphs=True`, and this call cannot be captured.
         """
-        self.check(window.device, policy)
+        device = window.device
+        self.check(device, policy)
         if self.cuda_graphs is False:
             return EagerRunner(self.sync_every)
-        reason = find_obstacle(window, prompt, policy, params)
+        reason: str | None = f"the model on {device}; CUDA graphs need a CUDA device"
+        if device.type == "cuda":
+            reason = find_obstacle(window, prompt, policy, params)
         if reason is None:
             falls_back = self.cuda_graphs == "auto"
-            return CudaGraphRunner(window.device, self.sync_every, falls_back, self.cache)
+            return CudaGraphRunner(device, self.sync_every, falls_back, self.cache)
         if self.cuda_graphs is True:
             raise UnsupportedModelError(
                 "cuda_graphs=True: expected a call whose passes can be captured, received one with "
@@ -156,9 +160,9 @@ class Engine:
         return EagerRunner(self.sync_every, reason)
 
 
-def _check_compile(device: str) -> None:
+def _check_compile(device: torch.device) -> None:
     received = ""
-    if device.split(":")[0] != "cpu":
+    if device.type != "cpu":
         received = f"one on {device}; move it"
     elif obstacle := compiled_passes.find_obstacle():
         received = f"a machine on which {obstacle}"
@@ -179,12 +183,10 @@ def is_capturable(policy: Policy) -> bool:
 def find_obstacle(
     window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
 ) -> str | None:
-    """Why the passes of a call cannot be captured; None if they can.
+    """Why the passes of a call on a CUDA device cannot be captured; None if they can.
 
     Cost: at the first call for a model, two passes over two tokens.
     """
-    if window.device.type != "cuda":
-        return f"the model on {window.device}; CUDA graphs need a CUDA device"
     if not is_capturable(policy):
         return f"{type(policy).__name__}, whose passes synchronise with the host"
     if not window.takes_runner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
-from mmaccel.pipelines.layers.store import KVCacheLayout
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
 
@@ -50,13 +50,16 @@ class StaticModelBuffers:
         own = {name: value for name, value in vars(self).items() if name != "_cache"}
         return own | {"_kv_layout": None, "runner": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
     def moved(self) -> None:
         """Drop buffers and what was computed from the weights, which are on another device or in
         another dtype; `reserve` comes first, as always.
         """
-        state = self.__getstate__()
+        state = self.__getstate__() | {"last_states": None} | dict.fromkeys(self.row_inputs)
         vars(self).clear()
-        vars(self).update(state | {"last_states": None} | dict.fromkeys(self.row_inputs))
+        self.__setstate__(state)
         forget_opened(self)
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
@@ -91,7 +94,7 @@ class StaticModelBuffers:
                 static.copy_(self.fit(own, static))
         for name, value in buffers.items():
             setattr(self, name, value)
-        for layer in self._cache_layers():
+        for layer in self.cache_layers():
             layer.clear()
 
     def make_static(self, value: Tensor) -> Tensor:
@@ -120,16 +123,16 @@ class StaticModelBuffers:
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
         """See `SupportsContinuousBatching.prefill_rows`. Cost: a pass over these rows alone."""
-        assert self._kv_layout is not None, "reserve comes first"
-        with self._select_inputs(rows), self._kv_layout.select(rows):
+        with self._select_inputs(rows), self.cache_layout().select(rows):
             self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:
         """See `SupportsContinuousBatching.keep_rows`. Cost: a copy of the rows' keys and values."""
-        assert self._kv_layout is not None, "reserve comes first"
-        for layer in self._cache_layers():
+        for layer in self.cache_layers():
             layer.keep(rows)
-        self._kv_layout.rows = self._kv_layout.max_rows = len(rows)
+        layout = self.cache_layout()
+        layout.max_rows = len(rows)
+        layout.rows = len(rows)
 
     def join_rows(
         self,
@@ -163,8 +166,15 @@ class StaticModelBuffers:
             for name, value in own.items():
                 setattr(self, name, value)
 
-    def _cache_layers(self) -> Any:
-        return getattr(self._cache, "layers", self._cache)
+    def cache_layers(self) -> Sequence[WindowLayer]:
+        """The layers' stores, which `reserve` has made."""
+        layers: Sequence[WindowLayer] = self._cache
+        return layers
+
+    def cache_layout(self) -> KVCacheLayout:
+        """Of these layers."""
+        assert self._kv_layout is not None, "reserve comes first"
+        return self._kv_layout
 
 
 def model_state(model: nn.Module) -> Hashable:

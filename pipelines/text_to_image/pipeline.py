@@ -346,6 +346,7 @@ class TextToImage(Pipeline):
         on_step: OnStep | OnCanvasStep | None = None,
         arrivals: Callable[[int], Sequence[Request]] | None = None,
         prompt_width: int = 0,
+        encoded: Encoded | None = None,
     ) -> Stats:
         """Make an image for every request, with continuous batching.
 
@@ -364,6 +365,8 @@ class TextToImage(Pipeline):
                 of `on_step`, follow those of the requests before.
             prompt_width: tokens of the longest prompt that may join; see `Encoded.width`. No more
                 are reserved than the model has positions for.
+            encoded: the prompts of `requests`, from `encode_prompts` for this model and `params`;
+                None encodes them.
 
         Returns:
             Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
@@ -383,8 +386,9 @@ class TextToImage(Pipeline):
         check_callable("on_step", on_step)
         check_callable("arrivals", arrivals)
         check_int("prompt_width", prompt_width, 0, hint="0 is the longest prompt's")
-        texts, negatives = zip(*[(request.prompt, request.negative) for request in requests])
-        encoded = encode_prompts(self.image_model, texts, negatives, params)
+        if encoded is None:
+            texts, negatives = zip(*[(request.prompt, request.negative) for request in requests])
+            encoded = encode_prompts(self.image_model, texts, negatives, params)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
         chosen = pick_policy(policy, self.model)
@@ -517,6 +521,7 @@ class ImageGenerator:
         rows: int,
         on_step: OnStep | OnCanvasStep | None = None,
         deliver: Callable[[RequestOutput], None] | None = None,
+        encoded: Encoded | None = None,
     ) -> ImageOutput:
         """Make images and return them together, in the order of the requests.
 
@@ -524,6 +529,7 @@ class ImageGenerator:
             requests: each with its own index as its tag.
             settings, rows, on_step: as in `run_all`.
             deliver: called with every image as soon as it is finished.
+            encoded: as in `TextToImage.serve`.
         """
         made: dict[int, RequestOutput] = {}
 
@@ -532,7 +538,7 @@ class ImageGenerator:
             if deliver is not None:
                 deliver(output)
 
-        stats = self.run_all(requests, settings, keep, rows, on_step)
+        stats = self.run_all(requests, settings, keep, rows, on_step, encoded=encoded)
         done = [made[k] for k in range(len(requests))]
         tokens = torch.stack([each.tokens for each in done])
         passes = torch.tensor([each.passes for each in done], device=tokens.device)
@@ -546,11 +552,13 @@ class ImageGenerator:
         deliver: Callable[[RequestOutput], None],
         rows: int,
         on_step: OnStep | OnCanvasStep | None = None,
+        *,
+        encoded: Encoded | None = None,
     ) -> Stats:
         """Make images in the present size; see `TextToImage.serve`."""
         return self.pipe.serve(
             requests, settings.params, policy=settings.policy, rows=rows, deliver=deliver,
-            on_step=on_step,
+            on_step=on_step, encoded=encoded,
         )  # fmt: skip
 
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.causal_lm.compatibility import find_device
 from mmaccel.pipelines.generate_call import GenerateCall
 
 _PLACEHOLDERS = {
@@ -82,7 +81,7 @@ def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
 
 def find_columns(call: GenerateCall) -> tuple[Tensor, Tensor]:
     """The columns of a prompt that are attended to, and the visual ones of these: `[B, T]` bool."""
-    device = find_device(call.model)
+    device = call.device
     ids, mask = call.ids.to(device), call.mask.to(device)
     marks = [find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]]
     return mask, torch.isin(ids, torch.tensor(marks, device=device)) & mask

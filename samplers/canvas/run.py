@@ -44,7 +44,7 @@ from mmaccel.samplers.divergence import DivergenceBound, bound_nats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.scheduling import Scheduler
-from mmaccel.samplers.window.counters import count_gains
+from mmaccel.samplers.window.rows import count_gains
 
 
 class RowState(Protocol):

@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from mmaccel.results import Stats
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
-    from mmaccel.samplers.window.counters import RunCounters
-    from mmaccel.samplers.window.rows import RunRows
+    from mmaccel.samplers.window.rows import RunCounters, RunRows, TokenBuffer
     from mmaccel.samplers.window.scheduler import WindowScheduler
     from mmaccel.samplers.window.step_runner import StepRunner
     from mmaccel.samplers.window.step_state import StepState
-    from mmaccel.samplers.window.token_buffer import TokenBuffer
     from mmaccel.samplers.window.window_size import Widths
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from mmaccel.samplers.checks import invalid_logits
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, Frontier, OpenRun, check_proposed
 from mmaccel.samplers.drafting.copying import last_known
-from mmaccel.samplers.window.model_calls import ModelCalls
-from mmaccel.samplers.window.pass_scores import ScorePasses
+from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
 
 
 class DraftedRun(OpenRun, Protocol):
@@ -54,15 +53,6 @@ def make_frontier(run: DraftedRun) -> Frontier:
         run.scores.last_scores.value, run.prompt.layout, run.vocab_size, run.impossible,
         None if run.scheduler is None else buffer.n_generated == 0,
     )  # fmt: skip
-
-
-def name_drafts(run: DraftedRun) -> None:
-    """Fill in the statistics which source drafts, where the caller chose one, and its remark."""
-    drafter, stats = run.drafter, run.stats
-    if "drafts" in vars(run.policy):  # a field
-        stats.drafts = drafter.source.name or repr(drafter.source)
-    if drafter.note:
-        stats.notes.append(drafter.note)
 
 
 def check_retry(run: DraftedRun) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mmaccel.checks import check_callable
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.drafting.contract import DraftSource
@@ -58,7 +57,6 @@ class WindowPolicy:
         on_step: OnStep | None = None,
     ) -> Generation:
         """Generate up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
-        check_callable("on_step", on_step)
         run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
         try:
             return self.decode(run)

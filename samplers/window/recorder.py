@@ -10,8 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from mmaccel.contracts import TokenModel
     from mmaccel.results import Stats
-    from mmaccel.samplers.window.rows import RunRows
-    from mmaccel.samplers.window.token_buffer import TokenBuffer
+    from mmaccel.samplers.window.rows import RunRows, TokenBuffer
 
 _WIDEST = 64  # slots of a pass over fillers
 

@@ -1,11 +1,13 @@
-"""RunRows: the rows of a window run, what a pass reads of them, and what it writes.
+"""The rows of a window run: their tokens, the window over them, their counts, and where they end.
 
-A row has a prompt, tokens so far and a place where it ends. All of it is in tensors that a step
-updates in place, so that steps may be captured.
+All of it is in tensors that a step updates in place, so that steps may be captured. The prompts in
+the token buffer are right-aligned, so that slot i of every row has the same column. A model's
+positions count from the row's own first token instead; see `RunRows.next_positions`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,9 +19,185 @@ from mmaccel.kernels.dispatch import Backend
 from mmaccel.kernels.window_inputs import WindowInputs, count_new_drafts, window_inputs
 from mmaccel.results import Generation, OnStep, Progress, Stats
 from mmaccel.samplers.checks import check_limit
-from mmaccel.samplers.window.counters import RunCounters, count_gains
 from mmaccel.samplers.window.step_state import StaticPart
-from mmaccel.samplers.window.token_buffer import Capacity, TokenBuffer
+
+_FILLER = 64  # slots of a pass over fillers, which may be wider than the window
+_STEP = 64  # capacities are rounded up to it, so that prompts of many lengths share graphs
+
+
+class Capacity(NamedTuple):
+    """Size of a run: columns before slot 0, slots, and positions of the model's cache."""
+
+    origin: int
+    slots: int
+    positions: int
+
+
+def measure(
+    prompt: Prompt, length: int, *, rounded: bool = False, most: int | None = None
+) -> Capacity:
+    """The capacity that a run needs.
+
+    Args:
+        prompt: what stands before slot 0.
+        length: slots wanted.
+        rounded: round up, so that other prompts and lengths fit too.
+        most: the model's positions, if known. Rounding never goes beyond them.
+    """
+    origin, needed = prompt.tokens.shape[1], prompt.tokens.shape[1] + length - 1
+    if not rounded:
+        return Capacity(origin, length, needed)  # the last token is never processed
+    origin, slots = (-(-n // _STEP) * _STEP for n in (origin, length))
+    positions = origin + slots - 1
+    return Capacity(origin, slots, positions if most is None else max(needed, min(positions, most)))
+
+
+class TokenBuffer(StaticPart):
+    """The tokens of every row, and which W slots of each row the next pass covers.
+
+    Args:
+        prompt: what stands before slot 0.
+        capacity: from `measure`.
+        widest: the largest W there will be.
+
+    Attributes:
+        tokens: `[B, N]` int64, prompt (left-padded with -1), generated tokens, drafts.
+        origin: column of slot 0 in `tokens`.
+        n_generated: `[B]` int64, tokens generated so far.
+        filled: `[B]` int64, first column that no pass has predicted.
+        last_of_prompt: `[R, 1]` int64, the last prompt token of every row of every branch.
+        index: `[N]` int64, the numbers from 0 on.
+        slots: `[B, W]` int64, the slots that the window covers.
+    """
+
+    static = ("tokens", "n_generated", "filled", "last_of_prompt", "index")
+
+    def __init__(self, prompt: Prompt, capacity: Capacity, widest: int) -> None:
+        self.origin, self._branches = capacity.origin, prompt.branches
+        self._n_free = capacity.slots + widest  # columns from slot 0 on
+        self.tokens = self._align(prompt)
+        self.n_generated = prompt.tokens.new_zeros(prompt.batch)
+        self.filled = self.n_generated + self.origin
+        self.last_of_prompt = _last_tokens(prompt)
+        self.index = torch.arange(max(widest, _FILLER), device=self.tokens.device)
+
+    def _align(self, prompt: Prompt) -> Tensor:
+        """`[B, N]` int64: -1, then the conditional branch's prompt, then 0 from slot 0 on."""
+        batch = prompt.batch
+        shift = self.origin - prompt.lengths[:batch, None]
+        index = torch.arange(self.origin, device=prompt.tokens.device)[None] - shift
+        aligned = prompt.tokens[:batch].gather(1, index.clamp(min=0))
+        aligned = torch.where(index >= 0, aligned, -1)
+        return torch.cat([aligned, aligned.new_zeros(batch, self._n_free)], 1)
+
+    def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Begin anew in some batch slots, `[n]` int64; `prompt` is that of all B of them."""
+        self.last_of_prompt.copy_(_last_tokens(prompt))
+        self.tokens[batch_slots] = self._align(prompt)[batch_slots]
+        self.n_generated[batch_slots] = 0
+        self.filled[batch_slots] = self.origin
+
+    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Go on with some batch slots alone, `[n]` int64; `prompt` is theirs."""
+        self.last_of_prompt = _last_tokens(prompt)
+        self.tokens, self.filled = self.tokens[batch_slots], self.filled[batch_slots]
+        self.n_generated = self.n_generated[batch_slots]
+
+    def move_window(self, width: int) -> None:
+        """Cover the next `width` slots of every row."""
+        self.slots = self.n_generated[:, None] + self.index[:width]  # [B, W]
+
+    @property
+    def columns(self) -> Tensor:
+        """`[B, W]` int64, the columns of the window's slots in `tokens`."""
+        return self.slots + self.origin
+
+    def is_predicted(self) -> Tensor:
+        """`[B, W-1]` bool: the draft slots for which the last pass predicted a token."""
+        return self.columns[:, :-1] < self.filled[:, None]
+
+    def forget_drafts(self) -> None:
+        """Treat no prediction of the last pass as a draft."""
+        self.filled.copy_(self.origin + self.n_generated)
+
+    def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
+        """What the rows of all branches read at some columns, `[R, K]`.
+
+        Before slot 0 every branch gets the last token of its own prompt.
+
+        Args:
+            columns: `[B, K]` int64.
+            tokens: `[B, N]` int64, the token buffer, or a copy with other drafts.
+        """
+        tokens = tokens.gather(1, columns)  # [B, K]
+        last = self.last_of_prompt.view(self._branches, -1, 1)  # [G, B, 1]
+        return torch.where(columns < self.origin, last, tokens).flatten(0, 1)
+
+    def generated(self, length: int) -> Tensor:
+        """A view of slots 0 … `length` - 1, `[B, length]` int64."""
+        return self.tokens[:, self.origin : self.origin + length]
+
+
+def _last_tokens(prompt: Prompt) -> Tensor:
+    return prompt.tokens.gather(1, prompt.lengths[:, None] - 1)
+
+
+class RunCounters(StaticPart):
+    """Counts of B rows.
+
+    Args:
+        batch: B.
+        capacity: more passes than those in which a row can gain tokens.
+        device: of the counters.
+
+    Attributes:
+        passes: `[B]` int64, passes counted since a row began.
+        is_bad: `[B]` bool, rows that wanted a token of NaN or infinite scores.
+        gains: `[capacity, B]` int64, tokens gained in each pass.
+        spent: `[B]` float64, total variation.
+    """
+
+    static = ("passes", "is_bad", "gains", "spent")
+
+    def __init__(self, batch: int, capacity: int, device: torch.device) -> None:
+        self.passes = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.is_bad = torch.zeros(batch, dtype=torch.bool, device=device)
+        self.gains = torch.zeros(capacity, batch, dtype=torch.int64, device=device)
+        self.spent = torch.zeros(batch, dtype=torch.float64, device=device)
+
+    def restart(self, rows: Tensor) -> None:
+        """Begin anew with some rows, `[n]` int64."""
+        for counter in (self.passes, self.is_bad, self.spent):
+            counter[rows] = 0
+        self.gains[:, rows] = 0
+
+    def keep_rows(self, rows: Tensor) -> None:
+        """Go on with some rows alone, `[n]` int64."""
+        self.passes, self.is_bad = self.passes[rows], self.is_bad[rows]
+        self.gains, self.spent = self.gains[:, rows], self.spent[rows]
+
+    def row(self, index: int) -> tuple[list[int], float]:
+        """Tokens that a row gained in each pass that gained some, and total variation spent."""
+        gained = self.gains[:, index]
+        return gained[gained > 0].tolist(), float(self.spent[index])
+
+    def report(self, stats: Stats) -> Tensor:
+        """Fill in statistics; returns `[B]` int64, the passes in which each row gained tokens."""
+        gained = self.gains  # [passes, B]
+        passes = (gained > 0).sum(0)
+        stats.accepted = count_gains(gained[gained > 0].tolist())
+        stats.row_passes = int(passes.sum())
+        stats.tokens = int(gained.sum())
+        stats.total_variation = float(self.spent.sum())
+        return passes
+
+
+def count_gains(gained: Sequence[int]) -> list[int]:
+    """How often each number of tokens was gained, from 1 on: `Stats.accepted`."""
+    counts = [0] * max(gained, default=0)
+    for n in gained:
+        counts[n - 1] += 1
+    return counts
 
 
 class Summary(NamedTuple):

@@ -2,11 +2,11 @@
 
 A step drafts the window, runs one forward pass of the model over it, and accepts a prefix of what
 the policy sampled. The loop knows rows, stop tokens and counts, and nothing about probability;
-policies know probability and nothing about positions. The loop's parts are its rows (`rows.py`),
-its calls to the model (`model_calls.py`), the scores of its passes (`pass_scores.py`), its graphs
-(`run_graphs.py`), the tensors that steps hand to each other (`step_state.py`), and its pace
-(`step_pace.py`). Whether a step takes rows one by one on the host is decided once, by
-`mmaccel.kernels.dispatch.Backend`.
+policies know probability and nothing about positions. `RunParts` has what a run is made of: its
+rows (`rows.py`), its passes (`passes.py`), their noise (`rolling_noise.py`), its graphs
+(`run_graphs.py`), the tensors that steps hand to each other (`step_state.py`), and its widths
+(`window_size.py`). `WindowRun` is the loop over them. Whether a step takes rows one by one on the
+host is decided once, by `mmaccel.kernels.dispatch.Backend`.
 
 A step works on tensors that keep their addresses and reads nothing back, so that it may be captured
 as a CUDA graph (see `mmaccel.samplers.window.step_runner`). After one or more steps the host
@@ -21,9 +21,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.errors import ShapeError
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
@@ -33,28 +33,20 @@ from mmaccel.samplers.trees.contract import count_spare
 from mmaccel.samplers.window.draft_calls import (
     check_retry,
     make_frontier,
-    name_drafts,
     propose_drafts,
 )
-from mmaccel.samplers.window.model_calls import ModelCalls, check_decodes
-from mmaccel.samplers.window.pass_scores import ScorePasses
+from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
 from mmaccel.samplers.window.rolling_noise import NoiseAhead, PassNoise
 from mmaccel.samplers.window.rows import RunRows
 from mmaccel.samplers.window.run_graphs import RunGraphs, make_graph_key
-from mmaccel.samplers.window.scheduler import open_scheduler
-from mmaccel.samplers.window.step_pace import StepPace
-from mmaccel.samplers.window.step_runner import Once, runner_of
+from mmaccel.samplers.window.scheduler import WindowScheduler, open_scheduler
+from mmaccel.samplers.window.step_runner import EagerRunner, Once, StepRunner
 from mmaccel.samplers.window.step_state import StaticPart, StepState
-from mmaccel.samplers.window.window_size import open_chooser
+from mmaccel.samplers.window.window_size import StepPace, open_chooser
 
 
-class WindowRun(StaticPart):
-    """One decoding run of B rows.
-
-    A policy hands its step to `run`, or repeats `run_step` while `width` is not 0 and calls
-    `finish`. A step calls, in this order: `propose` and `write_drafts` (if it drafts), `forward`,
-    `observe` (if it drafts), `accept`. A policy whose steps cannot be captured calls these itself,
-    followed by `sync`.
+class RunParts(StaticPart):
+    """The parts of a window run.
 
     Args:
         policy: its `window` and its draft source are used.
@@ -62,24 +54,22 @@ class WindowRun(StaticPart):
 
     Attributes:
         prompt: of the B rows that are decoded now.
-        width: W of the next pass; 0 once every row has ended.
-        is_retry: whether the next pass repeats one that an invalid draft may have spoiled.
         rows, buffer, counters: the rows; their tokens and the window over them; their counts.
         scheduler: assigns the prompt's rows to B batch slots; None without `ContinuousBatching`.
         drafter: drafts the window's slots.
         backend: carries out operations.
         calls, scores: the calls to the model, and the scores of its passes.
         state: what a step hands to the next one.
-        chooser: chooses widths; `chooser.widest` is the widest.
+        chooser, pace: choose widths; `chooser.widest` is the widest.
+        pass_noise: how passes get the noise of their slots.
+        variation: `[B, W-1]`, what a relaxed policy has spent in the last pass.
         impossible: `[S]` int64, ids that need not be drafted, or None.
         frozen: `[]` int64, what the kernels are told that frozen noise is for.
         noise: the given noise, in tensors of the run's own.
         stats: counted so far.
 
     Raises:
-        OptionError: a model that fills a canvas, length < 1, or a draft source that needs a layout
-            which the prompt lacks.
-        ShapeError: noise of another batch.
+        OptionError: a draft source that needs a layout which the prompt lacks.
     """
 
     static = ("impossible", "frozen")
@@ -97,14 +87,13 @@ class WindowRun(StaticPart):
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> None:
-        check_decodes(model, policy)
-        _check_size(prompt, length, noise)
         source = policy.draft_source()
         source.check_layout(prompt.layout)
-        self.runner = runner_of(model)
+        self.runner: StepRunner = EagerRunner() if model.runner is None else model.runner
         is_static = self.runner.is_static
-        self.scheduler = open_scheduler(self.runner, model, prompt, noise)
-        if self.scheduler is not None:
+        self.scheduler: WindowScheduler | None = None
+        if prompt.batching is not None:
+            self.scheduler = open_scheduler(prompt.batching, self.runner, model, prompt, noise)
             prompt = self.scheduler.prompt()
             noise = self.scheduler.noise()
         self.policy = policy
@@ -123,21 +112,26 @@ class WindowRun(StaticPart):
         )
         self.state = StepState(is_static, device)
         last_scores = self.state.declare("last scores")
-        self._variation = self.state.declare("variation")
+        self.variation = self.state.declare("variation")
         self.backend = Backend(device.type, prompt.batch, reads_back=not is_static)
+        noise_kind = self.backend.choose(PassNoise, NoiseAhead)
         self.drafter = source.open(self)
-        name_drafts(self)
+        if "drafts" in vars(policy):  # a field, which the caller may have chosen
+            self.stats.drafts = self.drafter.source.name or repr(self.drafter.source)
+        if self.drafter.note:
+            self.stats.notes.append(self.drafter.note)
         if self.scheduler is not None:
             self.scheduler.register(model)
 
+        n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
         self.chooser = open_chooser(policy, model, prompt, length, params, self.drafter.source)
+        self.pace = StepPace(self.chooser, is_static=is_static, n_open=n_open)
         is_refilled = self.scheduler is not None
         key = make_graph_key(
             self.runner, policy, model, prompt, length, params, widest=self.chooser.widest,
             drafter=self.drafter, has_callback=on_step is not None, is_refilled=is_refilled,
         )  # fmt: skip
         self.graphs = RunGraphs(self.runner, key, prompt, length, is_refilled=is_refilled)
-        n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
         n_each = self.runner.sync_every
         n_slots = self.graphs.capacity.slots
         self.rows = RunRows(
@@ -147,25 +141,17 @@ class WindowRun(StaticPart):
         )  # fmt: skip
         self.buffer = self.rows.buffer
         self.counters = self.rows.counters
-        spare = count_spare(policy.tree, model, self.chooser.widest)
+        spare = 0 if policy.tree is None else count_spare(policy.tree, model, self.chooser.widest)
         self.calls = ModelCalls(model, self.runner, self.stats, spare)
         self.scores = ScorePasses(
             self.calls, self.rows, params, drafter=self.drafter, last_scores=last_scores,
             graphs=self.graphs,
         )  # fmt: skip
-        kind = self.backend.choose(PassNoise, NoiseAhead)
-        self._pass_noise = kind(self.vocab_size, params.temperature, self.chooser.widest, length)
+        self.pass_noise = noise_kind(
+            self.vocab_size, params.temperature, self.chooser.widest, length
+        )
         if is_static:
             self.noise = self.graphs.load(self.parts(), noise, self.state)
-
-        self._began = time.perf_counter()
-        self._pace = StepPace(self.chooser, is_static=is_static, n_open=n_open)
-        tokens = prompt.tokens
-        if self.scheduler is not None and self.scheduler.is_endless:  # with room for longer ones
-            tokens = tokens[:, : int(prompt.lengths.max())]
-        positions = self.graphs.capacity.positions
-        self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
-        self._begin_step(length)
 
     def parts(self) -> dict[str, StaticPart]:
         """The parts whose tensors outlive a step, by name."""
@@ -173,6 +159,76 @@ class WindowRun(StaticPart):
             "run": self, "rows": self.rows, "buffer": self.buffer, "counters": self.counters,
             "graphs": self.graphs,
         }  # fmt: skip
+
+    def frontier(self) -> Frontier:
+        """What is known where the window's drafts begin."""
+        return make_frontier(self)
+
+    def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
+        """Begin anew in some batch slots, whose prompts the caller prefills.
+
+        Args:
+            batch_slots: `[n]` int64.
+            prompt, noise: of all B batch slots.
+        """
+        self.prompt = prompt
+        self.rows.restart(batch_slots, prompt)
+        self.noise.refill(noise)
+        self.pass_noise.forget()
+        self.drafter.begin_rows(self, batch_slots)
+
+    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
+        is `restart`ed next.
+        """
+        self.prompt = prompt
+        self.rows.keep_rows(batch_slots, prompt)
+        self.noise = self.noise.rows(batch_slots)
+        self.pass_noise.forget()
+        self.state.keep_rows(batch_slots)
+
+
+class WindowRun(RunParts):
+    """One decoding run of B rows.
+
+    A policy hands its step to `run`, or repeats `run_step` while `width` is not 0 and calls
+    `finish`. A step calls, in this order: `propose` and `write_drafts` (if it drafts), `forward`,
+    `observe` (if it drafts), `accept`. A policy whose steps cannot be captured calls these itself,
+    followed by `sync`.
+
+    Args:
+        policy, model, prompt, length, params, noise, on_step: see `RunParts`.
+
+    Attributes:
+        width: W of the next pass; 0 once every row has ended.
+        is_retry: whether the next pass repeats one that an invalid draft may have spoiled.
+
+    Raises:
+        OptionError: a model that fills a canvas, length < 1, or a draft source that needs a layout
+            which the prompt lacks.
+        ShapeError: noise of another batch.
+    """
+
+    def __init__(
+        self,
+        policy: DraftingPolicy,
+        model: TokenModel,
+        prompt: Prompt,
+        length: int,
+        *,
+        params: SamplingParams,
+        noise: Noise,
+        on_step: OnStep | None = None,
+    ) -> None:
+        _check_arguments(policy, model, prompt, length, noise, on_step)
+        super().__init__(policy, model, prompt, length, params=params, noise=noise, on_step=on_step)
+        self._began = time.perf_counter()
+        tokens = self.prompt.tokens
+        if self.scheduler is not None and self.scheduler.is_endless:  # with room for longer ones
+            tokens = tokens[:, : int(self.prompt.lengths.max())]
+        positions = self.graphs.capacity.positions
+        self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
+        self._begin_step(length)
 
     def run(self, step_fn: Callable[[], None]) -> Generation:
         """Repeat a step until every row has ended; see `run_step`."""
@@ -210,10 +266,6 @@ class WindowRun(StaticPart):
         """What the drafter proposes for all draft slots of the window, `[B, W-1]`."""
         return propose_drafts(self)
 
-    def frontier(self) -> Frontier:
-        """What is known where the window's drafts begin."""
-        return make_frontier(self)
-
     def write_drafts(self, new: Tensor) -> Tensor:
         """Write `new` `[B, W-1]` where the last pass predicted nothing, and forced tokens.
 
@@ -227,11 +279,11 @@ class WindowRun(StaticPart):
 
         Nobody writes to it: it may be a view of what the next passes read.
         """
-        return self._pass_noise.frozen(self.noise, self.buffer.slots)
+        return self.pass_noise.frozen(self.noise, self.buffer.slots)
 
     def fresh_noise(self) -> Fresh:
         """Uniforms of this pass; see `Noise.fresh`."""
-        return self._pass_noise.fresh(self.noise, self.buffer.slots, self.counters.passes)
+        return self.pass_noise.fresh(self.noise, self.buffer.slots, self.counters.passes)
 
     def forward(self) -> Tensor:
         """One forward pass over the window.
@@ -263,11 +315,11 @@ class WindowRun(StaticPart):
                 slot. Only slots whose tokens were accepted are charged.
         """
         if variation is not None:
-            self._variation.hold(variation)
+            self.variation.hold(variation)
         rows, calls = self.rows, self.calls
         before = self.buffer.n_generated.clone() if calls.is_recorded else None
         rows.accept(
-            tokens, kept, self.scores.peak, self._variation.value, counts=self.on_step is None
+            tokens, kept, self.scores.peak, self.variation.value, counts=self.on_step is None
         )
         if before is not None:
             calls.record_accepted(before, rows.n_new)
@@ -289,18 +341,18 @@ class WindowRun(StaticPart):
         if self.on_step is not None:
             numbers = () if scheduler is None else tuple(scheduler.rows)
             rows.call_on_step(self.on_step, self.stats.passes, numbers)
-            rows.count(self._variation.value)
+            rows.count(self.variation.value)
         remaining, n_open, n_tokens, is_bad = rows.read_summary()
         if is_bad:
             self._retry()
             return
-        self._pace.end(n_passes, n_tokens, is_usual=is_usual and not self.is_retry)
+        self.pace.end(n_passes, n_tokens, is_usual=is_usual and not self.is_retry)
         if scheduler is not None and (n_open < scheduler.n_open or scheduler.has_room):
             if scheduler.refill(self):
                 remaining = self.length
             n_open = scheduler.n_open
             n_tokens = int(self.buffer.n_generated.sum())
-        self._pace.go_on(n_open, n_tokens)
+        self.pace.go_on(n_open, n_tokens)
         self.is_retry = False
         self._begin_step(remaining)
 
@@ -310,38 +362,15 @@ class WindowRun(StaticPart):
         self.is_retry = True
         self.counters.is_bad.zero_()
         self.buffer.forget_drafts()
-        self._pace.begin_again()
+        self.pace.begin_again()
         if not self.runner.is_static:
             self.buffer.move_window(self.width)
 
     def _begin_step(self, remaining: int) -> None:
         """Choose the next window; `remaining` slots are wanted by the row that wants most."""
-        self.width = self._pace.begin(remaining)
+        self.width = self.pace.begin(remaining)
         if not self.runner.is_static:
             self.buffer.move_window(self.width)
-
-    def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
-        """Begin anew in some batch slots, whose prompts the caller prefills.
-
-        Args:
-            batch_slots: `[n]` int64.
-            prompt, noise: of all B batch slots.
-        """
-        self.prompt = prompt
-        self.rows.restart(batch_slots, prompt)
-        self.noise.refill(noise)
-        self._pass_noise.forget()
-        self.drafter.begin_rows(self, batch_slots)
-
-    def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
-        """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
-        is `restart`ed next.
-        """
-        self.prompt = prompt
-        self.rows.keep_rows(batch_slots, prompt)
-        self.noise = self.noise.rows(batch_slots)
-        self._pass_noise.forget()
-        self.state.keep_rows(batch_slots)
 
     def finish(self) -> Generation:
         """The result, once `width` is 0."""
@@ -362,7 +391,15 @@ class WindowRun(StaticPart):
         return made
 
 
-def _check_size(prompt: Prompt, length: int, noise: Noise) -> None:
+def _check_arguments(
+    policy: object, model: object, prompt: Prompt, length: int, noise: Noise, on_step: object
+) -> None:
+    check_callable("on_step", on_step)
+    if not isinstance(model, TokenModel):
+        raise OptionError(
+            f"policy: expected one that fills a canvas for a {type(model).__name__}, received "
+            f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
+        )
     check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
     if noise.seeds.shape[0] != prompt.batch:
         raise ShapeError(

@@ -16,6 +16,7 @@ from mmaccel.samplers.arithmetic import find_arithmetic
 from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window.rows import Capacity, measure
 from mmaccel.samplers.window.step_runner import (
     GraphKey,
     GraphModel,
@@ -24,7 +25,6 @@ from mmaccel.samplers.window.step_runner import (
     StepRunner,
 )
 from mmaccel.samplers.window.step_state import StaticPart, StepState
-from mmaccel.samplers.window.token_buffer import Capacity, measure
 
 _SHORT = 1024  # tokens of prompts; longer ones keep a device busy without a graph
 
@@ -57,8 +57,8 @@ class RunGraphs(StaticPart):
         is_refilled: bool,
     ) -> None:
         self.runner = runner
-        self.capacity: Capacity = measure(prompt, length) if key is None else key.capacity
         self.short_prompt = None if is_refilled else _find_short_prompt(key, prompt)
+        self.capacity: Capacity = measure(prompt, length) if key is None else key.capacity
         self.buffers = StaticBuffers({})
         self._key = key
         self._n_captures = runner.captures

@@ -22,8 +22,7 @@ from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 from mmaccel.samplers.window.step_runner import StepRunner
 
 if TYPE_CHECKING:
-    from mmaccel.samplers.window.rows import RunRows
-    from mmaccel.samplers.window.token_buffer import TokenBuffer
+    from mmaccel.samplers.window.rows import RunRows, TokenBuffer
 
 
 class RefilledRun(Protocol):
@@ -208,13 +207,15 @@ class WindowScheduler(Scheduler):
 
 
 def open_scheduler(
-    runner: StepRunner, model: TokenModel, prompt: Prompt, noise: Noise
-) -> WindowScheduler | None:
-    """The scheduler of a run; None without continuous batching."""
-    if prompt.batching is None:
-        return None
+    batching: ContinuousBatching,
+    runner: StepRunner,
+    model: TokenModel,
+    prompt: Prompt,
+    noise: Noise,
+) -> WindowScheduler:
+    """The scheduler of a run with continuous batching."""
     is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
-    return WindowScheduler(prompt, prompt.batching, noise, is_fixed)
+    return WindowScheduler(prompt, batching, noise, is_fixed)
 
 
 def _prefill_rows(model: TokenModel, run: RefilledRun, rows: Tensor, width: int) -> int:

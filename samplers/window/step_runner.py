@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout, TokenModel
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window.token_buffer import Capacity
+from mmaccel.samplers.window.rows import Capacity
 
 
 class Once(NamedTuple):
@@ -197,9 +197,3 @@ class EagerRunner:
     def free_memory(self) -> bool:
         """Nothing is cached."""
         return False
-
-
-def runner_of(model: TokenModel) -> StepRunner:
-    """A token model's own `runner`, or `EagerRunner` where it has none."""
-    own: StepRunner | None = model.runner
-    return EagerRunner() if own is None else own

@@ -120,10 +120,10 @@ def test_prompts_of_many_lengths_are_of_few_widths() -> None:
 
 
 def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mmaccel.pipelines.causal_lm import model
+    from mmaccel.pipelines.causal_lm import passes
 
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with model._without_cudnn(torch.device("cuda")):
+    with passes.without_cudnn(torch.device("cuda")):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
@@ -135,7 +135,7 @@ def test_attention_of_masked_passes_is_not_cudnn_s(monkeypatch: pytest.MonkeyPat
         yield
         inside.append(False)
 
-    monkeypatch.setattr(model, "_without_cudnn", note)
+    monkeypatch.setattr(passes, "without_cudnn", note)
     own = build_lm("llama")
     own.model.layers[0].register_forward_pre_hook(lambda *given: inside.append(inside[-1]))
     window = mmaccel.CausalLMWindow(own)

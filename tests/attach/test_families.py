@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from mmaccel.pipelines.causal_lm.compatibility import find_facts
 from mmaccel.pipelines.generate_call import GenerateCall, find_obstacles
 from mmaccel.pipelines.transformers_release import CACHE
 from tests.fixtures.tiny_lms import PassCounter
@@ -171,7 +172,7 @@ def test_encoded_images_of_the_prompt_fall_back(name: str) -> None:
         for encoded in ({}, {"image": object()}):
             others["mm_encoder_outputs"] = encoded
             call = GenerateCall(model, input_ids, *lists, config, others=others)
-            found.append(find_obstacles(call))
+            found.append(find_obstacles(call, find_facts(model)))
         return input_ids
 
     model.__class__ = type("Probe", (type(model),), {"_sample": sample})

@@ -98,7 +98,7 @@ def test_logits_are_the_models_own(name: str) -> None:
     ours.choices = []
     logits, wanted = two_passes(ours, n_ids), two_passes(own, n_ids)
     assert ours.attention_reason == "" and own.attention_reason == "attention='model'"
-    assert [layer for layer, _ in ours.choices] == [*range(len(ours.windows))] * 2
+    assert [layer for layer, _ in ours.choices] == [*range(len(ours.facts.windows))] * 2
     # sums of at most 24 terms in another order; the logits' standard deviation is about 1.5
     assert torch.allclose(logits, wanted, rtol=0, atol=1e-5)
 

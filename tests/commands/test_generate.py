@@ -25,6 +25,7 @@ from mmaccel.cli import main
 from mmaccel.commands import generate_batch, generate_images
 from mmaccel.outputs import image_files
 from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.models.scenes import WordImages
 from tests.architecture.source import ROOT
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
 
@@ -80,6 +81,19 @@ def test_images_do_not_depend_on_the_batch_size(generate) -> None:
     assert runs[0] == runs[1] and len({passes for _, passes, _ in runs[0][0]}) > 1
     assert facts[0]["batch"]["images"] == 3
     assert facts[0]["batch"]["stats"]["tokens"] == 3 * N_TOKENS
+
+
+def test_a_prompt_is_encoded_once(generate, monkeypatch) -> None:
+    texts: list[str] = []
+    own = WordImages.encode
+
+    def count(self: WordImages, text: str) -> Any:
+        texts.append(text)
+        return own(self, text)
+
+    monkeypatch.setattr(WordImages, "encode", count)
+    generate(CAPTIONS[0], CAPTIONS[1], "--batch-size", "1", "--threads", "1")
+    assert [texts.count(caption) for caption in CAPTIONS[:2]] == [1, 1]
 
 
 def test_only_the_same_image_is_overwritten(generate) -> None:

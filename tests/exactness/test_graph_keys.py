@@ -26,9 +26,9 @@ from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
 from mmaccel.samplers.window import rows
+from mmaccel.samplers.window.rows import measure
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.run_graphs import static_tensors
-from mmaccel.samplers.window.token_buffer import measure
 from tests.exactness.test_graph_reuse import CALLS, FREE, GRID, Call, assert_like, decode
 from tests.fixtures.graph_replay import Replay, Tried
 from tests.fixtures.tiny_lms import build_lm
@@ -358,7 +358,7 @@ def test_a_cached_kv_cache_is_emptied(model: Any) -> None:
     decode(policy, CALLS[0], cache, model)
     (entry,) = cache._entries.values()
     assert entry.model is not None
-    for layer in entry.model["_cache"].layers:
+    for layer in entry.model["caches"].layers:
         layer.keys.fill_(float("nan"))
         layer.values.fill_(float("nan"))
     made = decode(policy, CALLS[1], cache, model)

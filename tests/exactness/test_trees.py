@@ -18,8 +18,7 @@ from mmaccel.samplers.drafting.contract import Nodes, PassPath
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.trees.sequoia import plan_tree
 from mmaccel.samplers.trees.walk import TreeStep
-from mmaccel.samplers.window.model_calls import ModelCalls
-from mmaccel.samplers.window.pass_scores import ScorePasses
+from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
 from tests.exactness.bitwise_runs import GRID, LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded

@@ -176,11 +176,11 @@ def test_storage_shrinks() -> None:
     window.reserve(2, 64 + N_NEW)
     window.prefill(Pass(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64)))
     room = 8 + (1 + N_NEW) + 1 + 1  # kept, new, scratch, and one that nothing uses
-    for layer in window._cache.layers:
+    for layer in window.cache_layers():
         assert layer.keys.numel() == layer.values.numel() == 2 * room * 32
         assert layer.keys.untyped_storage().nbytes() == 4 * 2 * room * 32
     window.forward(Pass(torch.tensor(rows)[:, -1:], torch.tensor([63, 63])))
-    assert window._cache.layers[0].keys.numel() == 2 * room * 32
+    assert window.cache_layers()[0].keys.numel() == 2 * room * 32
 
 
 @pytest.mark.parametrize("bug", ["one index too many", "recent entries go", "heads are mixed up"])

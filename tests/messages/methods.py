@@ -42,7 +42,27 @@ CASES = (
     Refused(
         "a selector of blocks as a cache policy",
         _attach("jacobi", kv_cache=mmaccel.Quest()),
-        says=("kv_cache", "Quest", "SnapKV"),
+        says=("kv_cache", "SnapKV", "Quest goes into attention="),
+    ),
+    Refused(
+        "a cache policy as a selector of blocks",
+        _attach("jacobi", attention=mmaccel.SnapKV()),
+        says=("attention", "Quest", "SnapKV goes into kv_cache="),
+    ),
+    Refused(
+        "a reducer of visual tokens as a cache policy",
+        _attach("jacobi", kv_cache=mmaccel.DART(keep=0.5, layer=1)),
+        says=("kv_cache", "SnapKV", "DART goes into visual_tokens="),
+    ),
+    Refused(
+        "a cache policy among reducers of visual tokens",
+        _attach("jacobi", visual_tokens=[mmaccel.SnapKV()]),
+        says=("visual_tokens", "DART", "SnapKV goes into kv_cache="),
+    ),
+    Refused(
+        "a class in the place of a cache policy",
+        _attach("jacobi", kv_cache=mmaccel.SnapKV),
+        says=("kv_cache", "SnapKV(budget=1024)", "instance"),
     ),
     Refused(
         "a name that no cache policy has",

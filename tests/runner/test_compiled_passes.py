@@ -55,8 +55,8 @@ def run_passes(
 
 
 def passes_of(window: CausalLMWindow) -> compiled_passes.CompiledPasses:
-    assert window._decoder is not None
-    return window._decoder.compiled
+    assert window.forwards.decoder is not None
+    return window.forwards.decoder.compiled
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_prompts_and_some_of_the_rows_run_as_they_are(made: Made) -> None:
     window.forward(Pass(ids[:, :5], torch.zeros(2, dtype=torch.int64)))
     window.forward(Pass(ids[:, 5:7], torch.full((2,), 5)))  # makes room for the rest
     assert not made
-    layout: Any = window._kv_layout
+    layout: Any = window.cache_layout()
     with layout.select(torch.tensor([1])):
         window.forward(Pass(ids[1:, 7:9], torch.full((1,), 7)))
     assert not made and window.route == "fused"

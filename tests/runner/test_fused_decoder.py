@@ -24,7 +24,7 @@ import mmaccel
 from mmaccel import CausalLMWindow, UnsupportedModelError
 from mmaccel.contracts import Pass
 from mmaccel.kernels.norm import Norm, normalise
-from mmaccel.pipelines.causal_lm import model as window_model
+from mmaccel.pipelines.causal_lm import forwards
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
 from mmaccel.pipelines.runner import fused_decoder, packed_linear
@@ -103,7 +103,7 @@ def test_angles_are_looked_up_in_tables(name: str) -> None:
     """
     window = CausalLMWindow(build_decoder(name), fused=True)
     window.reserve(2, 20)
-    decoder, tables = window._decoder, window._angles
+    decoder, tables = window.forwards.decoder, window.run_caches().tables
     assert decoder is not None and tables is not None
     positions = torch.tensor([[7, 8, 9], [0, 1, 19]])
     computed = decoder._turn(torch.zeros(2, 3, 32), positions)
@@ -128,7 +128,9 @@ def test_tables_are_of_angles_that_only_a_position_decides(kind: str) -> None:
         window = CausalLMWindow(build_decoder("gpt2" if kind == "none" else "llama", **changes))
     window.fused = True
     window.reserve(2, 20)
-    assert window.route == "fused" and (window._angles is not None) == (kind == "llama3")
+    assert window.route == "fused" and (window.run_caches().tables is not None) == (
+        kind == "llama3"
+    )
 
 
 def test_norms_of_queries_and_keys_that_differ_are_refused() -> None:
@@ -315,7 +317,7 @@ def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
     def process(window: CausalLMWindow) -> list[tuple[Tensor, Tensor]]:
         window.reserve(2, 20)
         window.prefill(Pass(ids[:, :8], start))
-        return window.cached_states(torch.arange(8).expand(2, 8))
+        return window.run_caches().read(torch.arange(8).expand(2, 8))
 
     window = CausalLMWindow(model, attention="kernel", fused=True)
     expected = process(window)
@@ -324,7 +326,7 @@ def test_a_prompt_after_a_pass_that_failed_is_processed_as_any_other(
         def fail(*given: Any) -> Tensor:
             raise torch.OutOfMemoryError("no memory")
 
-        patch.setattr(window._decoder, "logits", fail)
+        patch.setattr(window.forwards.decoder, "logits", fail)
         window.forward(Pass(ids[:, 8:], start + 8))
     for own, received in zip(expected, process(window)):
         assert torch.equal(own[0], received[0]) and torch.equal(own[1], received[1])
@@ -375,13 +377,13 @@ def test_a_model_that_is_attached_again_is_not_checked_again(
 ) -> None:
     """`detach` remembers what was found, `reset` forgets it, and a change is noticed."""
     checks: list[Any] = []
-    own = window_model.check_fused
+    own = forwards.check_fused
 
     def count(plain: CausalLMWindow, decoder: Any) -> str:
         checks.append(decoder)
         return own(plain, decoder)
 
-    monkeypatch.setattr(window_model, "check_fused", count)
+    monkeypatch.setattr(forwards, "check_fused", count)
     model, prompt = build_decoder("llama"), torch.tensor([[5, 6, 7]])
 
     def generate(**options: Any) -> None:

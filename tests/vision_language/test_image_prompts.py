@@ -57,7 +57,7 @@ def test_positions_of_generated_tokens_go_on_after_the_grid(
     own = model.generate(**inputs, **GREEDY)
     monkeypatch.setattr(
         CausalLMWindow, "position_ids",
-        lambda self, positions: positions.clamp(max=self._positions - 1),
+        lambda self, positions: positions.clamp(max=self.run_caches().positions - 1),
     )  # fmt: skip
     assert not torch.equal(answer(model, None, inputs, mmaccel.Jacobi(5))[0], own)
 

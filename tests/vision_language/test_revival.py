@@ -214,7 +214,7 @@ def test_a_revived_token_is_as_if_it_had_stayed(name: str, monkeypatch: pytest.M
         ) as run:
             model.generate(**inputs, max_new_tokens=n_new, do_sample=False)
         assert n_revived(run.stats) == (7 if n_new == 3 else 0)
-        states = windows[-1].cached_states(visual[None])
+        states = windows[-1].run_caches().read(visual[None])
         for number, (found, own) in enumerate(zip(states, whole.layers)):
             for ours, theirs in zip(found, (own.keys, own.values)):
                 stayed = torch.isclose(ours[0], theirs[0, :, visual], atol=1e-5).all(-1).all(0)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
-from mmaccel.errors import OptionError
+from mmaccel.checks import check_int
+from mmaccel.contracts import Method
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
@@ -67,7 +67,7 @@ class CachedLayer:
 
 
 @dataclass(frozen=True)
-class CacheMethod(ABC):
+class CacheMethod(Method, ABC):
     """Base of all methods that evict cached entries.
 
     Args:
@@ -83,6 +83,7 @@ class CacheMethod(ABC):
     budget: int = 1024
 
     exactness: ClassVar[Exactness] = "relaxed"
+    slot: ClassVar[str] = "kv_cache"
 
     def __post_init__(self) -> None:
         check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
@@ -125,13 +126,3 @@ class CacheMethod(ABC):
         # entries behind a row's end go last
         found = found.where(found < ends, size).sort(-1).values
         return found.where(found < size, -1)
-
-
-def check_cache_method(method: Any) -> CacheMethod:
-    """The method, or OptionError where it is none."""
-    if not isinstance(method, CacheMethod):
-        raise OptionError(
-            f"kv_cache: expected a method such as mmaccel.SnapKV(budget=1024), received "
-            f"{show(method)}; give one of the classes that evict cached entries"
-        )
-    return method

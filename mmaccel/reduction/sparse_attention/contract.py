@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number, show
-from mmaccel.errors import OptionError
+from mmaccel.checks import check_int, check_number
+from mmaccel.contracts import Method
 from mmaccel.results import Exactness
 
 
 @dataclass(frozen=True)
-class AttentionMethod(ABC):
+class AttentionMethod(Method, ABC):
     """Base of all methods that choose blocks of keys.
 
     Shapes: **R** rows, **H** key heads, **G** query heads a key head, **W** window, **N** blocks,
@@ -45,6 +45,7 @@ class AttentionMethod(ABC):
     first_layer: int = 2
 
     exactness: ClassVar[Exactness] = "relaxed"
+    slot: ClassVar[str] = "attention"
 
     def __post_init__(self) -> None:
         hint = "give the fraction of blocks that a pass attends to; 1 attends to all"
@@ -94,13 +95,3 @@ class AttentionMethod(ABC):
         chosen = torch.zeros_like(scores, dtype=torch.bool)
         chosen.scatter_(2, order, (rank < wanted).expand_as(order))
         return chosen | is_kept
-
-
-def check_attention_method(method: Any) -> AttentionMethod:
-    """The method, or OptionError where it is none."""
-    if not isinstance(method, AttentionMethod):
-        raise OptionError(
-            f"attention: expected a method such as mmaccel.Quest(budget=0.1), received "
-            f"{show(method)}; give one of the classes that choose blocks of keys"
-        )
-    return method

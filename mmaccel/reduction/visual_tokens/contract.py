@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice, check_int, check_number, show
+from mmaccel.contracts import Method, check_method
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.limits import check_length
 from mmaccel.reduction.visual_tokens import budgets
@@ -32,7 +33,7 @@ STAGES: tuple[Stage, ...] = ("pixels", "encoder_layer", "encoder_exit", "llm_lay
 
 
 @dataclass(frozen=True)
-class TokenReducer:
+class TokenReducer(Method):
     """Base of all reducers of visual tokens. Give one of `keep` and `n_keep`.
 
     Args:
@@ -53,6 +54,7 @@ class TokenReducer:
 
     stage: ClassVar[Stage] = "encoder_exit"
     exactness: ClassVar[Exactness] = "relaxed"
+    slot: ClassVar[str] = "visual_tokens"
     revives: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
 
@@ -235,11 +237,7 @@ def check_reducers(value: Any) -> tuple[TokenReducer, ...]:
         check_length("visual_tokens", value)
     methods = tuple(value) if isinstance(value, Sequence) else (value,)
     for method in methods:
-        if not isinstance(method, TokenReducer):
-            raise OptionError(
-                f"visual_tokens: expected a method such as mmaccel.DART(keep=0.22), received "
-                f"{show(method)}; see docs/visual-tokens.md for the list"
-            )
+        check_method("visual_tokens", method, TokenReducer, "mmaccel.DART(keep=0.22)")
     stages = [method.stage for method in methods]
     if not methods or len(set(stages)) < len(stages):
         raise OptionError(

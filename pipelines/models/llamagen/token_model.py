@@ -7,6 +7,7 @@ attend to what stands before them, and no pass needs a mask of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,6 +146,11 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return self.model.output.weight
 
+    def cache_layers(self) -> Sequence[WindowLayer]:
+        """See `StaticModelBuffers.cache_layers`."""
+        stores: LayerStores = self._cache
+        return stores.layers
+
     @property
     def takes_trees(self) -> bool:
         """See `mmaccel.contracts.TokenModel`."""
@@ -156,7 +162,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """See `mmaccel.contracts.TokenModel.commit`. Cost: a copy of the path's keys and values."""
-        for layer in self._cache.layers:
+        for layer in self.cache_layers():
             layer.commit(start, path)
 
     @property

@@ -1,0 +1,180 @@
+"""ForwardRoute: the forward of a window's passes, the model's own or the fused decoder's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.caches import LayerCaches
+from mmaccel.pipelines.causal_lm.compatibility import check_mode
+from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
+from mmaccel.pipelines.causal_lm.self_check import CheckedWindow, check_fused
+from mmaccel.pipelines.layers.attention import WindowPass, find_configs, window_attention_in
+from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
+from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
+
+
+class RoutedWindow(CheckedWindow, Protocol):
+    """A window over a causal LM, as the choice of its forward sees it."""
+
+    compile: UseCompile
+    own_prompt: OwnPrompt | None
+    pass_options: dict[str, Any]
+    needs_head: ClassVar[bool]
+
+
+class ForwardRoute:
+    """Carries out the forwards of a causal LM, by the route that a run has chosen.
+
+    Args:
+        model: the model.
+        windows: of each layer.
+
+    Attributes:
+        decoder: the fused decoder of the run; None: the model's own forward.
+        name, reason: as `CausalLMWindow.route` and `route_reason`.
+    """
+
+    def __init__(self, model: Any, windows: Sequence[int | None]) -> None:
+        self.decoder: FusedDecoder | None = None
+        self.name = "model"
+        self.reason = "no run has begun"
+        self._model = model
+        self._windows = windows
+        self._compiled: CompiledRun | None = None
+        self._pass: WindowPass | None = None  # the one that runs now, of the fused decoder
+        self._configs: list[Any] = []  # in which the model's layers look up their attention
+
+    def choose(self, window: RoutedWindow) -> None:
+        """Choose the route of a window's next run.
+
+        Raises:
+            UnsupportedModelError: see `CausalLMWindow.choose_route`.
+        """
+        fused, compile = window.fused, window.compile
+        self._configs = []
+        self.decoder = None
+        self.reason = _find_obstacle(window)
+        if not self.reason and isinstance(fused, FusedDecoder):
+            self.decoder = fused
+        elif not self.reason:
+            self.decoder, self.reason = self._open_decoder(window)
+            option = "compile" if compile is True else "fused"
+            if True in (fused, compile) and self.decoder is None:
+                raise UnsupportedModelError(
+                    f"{option}=True: expected a model that the fused decoder serves, received a "
+                    f"{type(self._model).__name__} with {self.reason}; set {option}='auto'"
+                )
+        self.name = "model" if self.decoder is None else "fused"
+        self._compiled = (
+            None if self.decoder is None else CompiledRun(self.decoder.compiled, compile)
+        )
+
+    def _open_decoder(self, window: RoutedWindow) -> tuple[FusedDecoder | None, str]:
+        """The fused decoder of the model, or None and why not."""
+        check_mode(self._model)  # a self-check needs it
+        found, reason = open_fused(
+            self._model, self._windows, lambda decoder: check_fused(window.plain(), decoder)
+        )
+        if found is not None and found.head is None and window.needs_head:
+            return None, found.head_reason
+        return found, reason
+
+    @contextmanager
+    def attending(self, this: WindowPass) -> Iterator[None]:
+        """Inside the block, the layers attend as a pass says."""
+        if self.decoder is None:
+            self._configs = self._configs or find_configs(self._model)
+            with window_attention_in(self._configs, this):
+                yield
+        else:
+            self._pass = this
+            try:
+                yield
+            finally:  # a prompt after a pass that failed is processed under masks
+                self._pass = None
+
+    def states(
+        self,
+        body: Callable[..., Any] | None,
+        inputs: dict[str, Any],
+        caches: LayerCaches,
+        *,
+        counts_tokens: bool,
+    ) -> Tensor:
+        """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else `body`'s.
+
+        Args:
+            body: the model without its head.
+            inputs: of its forward.
+            caches: of its layers.
+            counts_tokens: whether positions count the tokens.
+        """
+        decoder = self.decoder
+        if decoder is None:
+            assert body is not None
+            states: Tensor = body(**inputs).last_hidden_state
+            return states
+        embedded = inputs.get("inputs_embeds")
+        hidden = decoder.forward(
+            decoder.embed(inputs["input_ids"]) if embedded is None else embedded,
+            inputs["position_ids"], inputs["attention_mask"], caches.layers, self._pass,
+            self._compiled, caches.tables if counts_tokens else None,
+        )  # fmt: skip
+        if self._compiled is not None and self._compiled.ran:
+            self.name = "compiled"
+        return hidden
+
+
+def run_model(model: Any, inputs: dict[str, Any], replaced: dict[str, Tensor]) -> Any:
+    """The model's own forward, with other parameters and buffers in the place of some, by name."""
+    if not replaced:
+        return model(**inputs)
+    return functional_call(model, replaced, (), inputs, tie_weights=False)
+
+
+def _find_obstacle(window: RoutedWindow) -> str:
+    """What about a run needs the model's own forward; empty where nothing does."""
+    if window.fused is False:
+        return "fused=False"
+    if window.pass_options:
+        return f"the call asks for {', '.join(window.pass_options)}"
+    obstacle = "" if window.own_prompt is None else window.own_prompt.fused_obstacle
+    kind = window.device.type
+    is_cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return obstacle or ("autocast is on" if is_cast else "")
+
+
+class OutputHead:
+    """The head of a model, of which maybe some rows alone are computed.
+
+    Args:
+        model: the model.
+        vocab_size: V, of the first rows.
+        n_ids: of the whole head.
+    """
+
+    def __init__(self, model: Any, vocab_size: int, n_ids: int) -> None:
+        self._model = model
+        self._vocab_size = vocab_size
+        self._narrow: str | None = None  # name of a head of which only V rows are computed
+        head = model.get_output_embeddings()
+        has_hook = getattr(head, "_hf_hook", None) is not None  # which brings the whole head
+        if vocab_size < n_ids and isinstance(head, nn.Linear) and not has_hook:
+            self._narrow = next(name for name, m in model.named_modules() if m is head)
+
+    def replaced_tensors(self) -> dict[str, Tensor]:
+        """Weight and bias of the rows that are computed, by full name; empty for all rows."""
+        if self._narrow is None:
+            return {}
+        head = self._model.get_submodule(self._narrow)
+        replaced = {f"{self._narrow}.weight": head.weight[: self._vocab_size]}
+        if head.bias is not None:
+            replaced[f"{self._narrow}.bias"] = head.bias[: self._vocab_size]
+        return replaced
