@@ -88,10 +88,11 @@ _DRAFTING = "mmaccel.samplers.drafting.sources:"
 
 def _slot(slot: str, rows: Mapping[str, tuple[Any, ...]]) -> dict[str, Entry]:
     """The entries of a slot: short name -> (file:Class, summary[, preset])."""
-    return {
-        name: Entry(f"mmaccel.{_FOLDERS[slot]}.{target}", summary, *preset, slot=slot)
-        for name, (target, summary, *preset) in rows.items()
-    }
+    entries = {}
+    for name, (target, summary, *preset) in rows.items():
+        fixed: Mapping[str, Any] = preset[0] if preset else {}
+        entries[name] = Entry(f"mmaccel.{_FOLDERS[slot]}.{target}", summary, fixed, slot)
+    return entries
 
 
 METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry

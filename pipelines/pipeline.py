@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mmaccel.contracts import Denoiser, FinishedRow, OnCanvasStep, TokenModel
+from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, read_options
+from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
+from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.moving import (
@@ -25,7 +28,21 @@ from mmaccel.pipelines.loading.moving import (
 from mmaccel.pipelines.loading.placement import choose_placement
 from mmaccel.pipelines.media import Payload, RowPlan, decode_rows
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
+from mmaccel.pipelines.text_to_image.model import pick_policy
 from mmaccel.results import OnStep, Stats
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How a call decodes.
+
+    Attributes:
+        policy: of the model's kind.
+        methods: of the model's layers.
+    """
+
+    policy: Any
+    methods: LayerMethods
 
 
 @dataclass(frozen=True)
@@ -126,19 +143,59 @@ class Pipeline(MovablePipeline):
         pixels = "" if self.size is None else f", {self.size[0]}x{self.size[1]}"
         return f"{type(self).__name__}({kind}{pixels}{describe(self)})"
 
+    def choose(self, policy: Any, kv_cache: Any = None, attention: Any = None) -> Decoding:
+        """How a call decodes: its policy, and the methods of the model's layers.
+
+        Args:
+            policy: as `mmaccel.catalog.read_policy` takes it; None is an exact one.
+            kv_cache, attention: as in `mmaccel.attach`.
+
+        Raises:
+            OptionError: no such policy or method, or some that do not go together.
+            UnsupportedModelError: a model whose layers do not carry the methods.
+        """
+        chosen = pick_policy(policy, self.model)
+        methods = read_methods(kv_cache, attention)
+        if methods:
+            check_model(methods.slots, self.model, methods)
+        check_combination(methods, (), chosen)
+        return Decoding(chosen, methods)
+
     def decode_rows(
         self,
-        policy: Any,
+        decoding: Decoding,
         plan: RowPlan,
         *,
         finish: Callable[[FinishedRow], Payload | None],
         deliver: Callable[[Payload], None],
         on_step: OnStep | OnCanvasStep | None,
     ) -> Stats:
-        """Decode the rows of a plan; see `mmaccel.pipelines.media.decode_rows`."""
-        return decode_rows(
-            self.model, self.engine, policy, plan, finish=finish, deliver=deliver, on_step=on_step
-        )
+        """Decode the rows of a plan; see `mmaccel.pipelines.media.decode_rows`.
+
+        Raises:
+            OptionError: rows that are admitted later, whose caches would be of other lengths,
+                under methods of layers.
+        """
+        policy, methods = decoding.policy, decoding.methods
+        n_rows = plan.prompt.batch
+        if methods and (plan.max_num_seqs < n_rows or plan.arrivals is not None):
+            raise OptionError(
+                f"{methods.slots}: expected rows that begin together, received {n_rows} of which "
+                f"{plan.max_num_seqs} are decoded at a time; give batch_size={n_rows}, make them "
+                f"in several calls, or leave {methods.slots} out"
+            )
+        with reducing(self.model, methods, plan.prompt.branches):
+            stats = decode_rows(
+                self.model,
+                self.engine,
+                policy,
+                plan,
+                finish=finish,
+                deliver=deliver,
+                on_step=on_step,
+            )
+        methods.record(stats, *self.model.n_evicted)
+        return stats
 
     def fit_prompt(self, width: int, length: int) -> int:
         """The widest prompt of at most `width` tokens before `length` tokens that fits the model's

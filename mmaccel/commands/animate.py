@@ -9,7 +9,7 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
-from mmaccel.commands.options import WindowPolicyFlags
+from mmaccel.commands.options import LayerFlags, WindowPolicyFlags
 from mmaccel.commands.process import pause_collector
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 from mmaccel.options import LoadOptions, SamplingOptions, given
@@ -26,6 +26,7 @@ def animate(
     model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     method: WindowPolicyFlags,
+    layer: LayerFlags,
     count: Annotated[int, typer.Option(help="clips of each start")] = 1,
     seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
@@ -56,6 +57,7 @@ def animate(
     seed, is_drawn = shared.pick_seed(seed)
     check_seed([seed + k for k in range(count)])
     name, policy = method.choose("window")
+    layers = layer.read()
     load = place(load)
     shared.set_threads(threads)
     choose_params(SamplingParams(), **given(sampling))
@@ -74,6 +76,7 @@ def animate(
         name=name,
         policy=policy,
         options=given(sampling),
+        layers=layers,
         batch_size=batch_size,
         out=out,
         suffix=suffix,

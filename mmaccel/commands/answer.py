@@ -11,7 +11,7 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
-from mmaccel.commands.options import VisualFlags, WindowPolicyFlags
+from mmaccel.commands.options import LayerFlags, VisualFlags, WindowPolicyFlags
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.options import LoadOptions, SamplingOptions, given
@@ -33,6 +33,7 @@ def answer(
     *,
     model: Annotated[str, typer.Option(help=_HELP_MODEL)] = "scenes-vqa",
     method: WindowPolicyFlags,
+    layer: LayerFlags,
     visual: VisualFlags,
     compare: Annotated[bool, typer.Option("--compare", help=_HELP_COMPARE)] = False,
     max_tokens: Annotated[
@@ -73,6 +74,7 @@ def answer(
     files, question = _split_inputs(inputs)
     name, policy = method.choose("window")
     methods = visual.read()
+    layers = layer.read()
     reducers = check_reducers(methods) if methods else ()
     for option, value in (("--compare", compare), ("--out", out)):
         if value and not reducers:
@@ -98,7 +100,7 @@ def answer(
         check_model(model, load.trust_remote_code)
     logging.disable_progress_bar()
     pipe = ImageToText.from_pretrained(
-        model, policy=policy, visual_tokens=reducers or None, **load_keywords(load)
+        model, policy=policy, visual_tokens=reducers or None, **layers, **load_keywords(load)
     )
     resume_collector()
     if picture is not None:
@@ -150,9 +152,15 @@ def _with_plain(pipe: ImageToText, images: Any, question: str) -> dict[str, Imag
     from mmaccel.pipelines.image_to_text.pipeline import ImageToText
 
     plain = ImageToText(
-        pipe.model, pipe.processor, policy=pipe.policy, cuda_graphs=pipe.cuda_graphs,
-        fused=pipe.fused, compile=pipe.compile, source=pipe.source,
-    )  # fmt: skip
+        pipe.model,
+        pipe.processor,
+        policy=pipe.policy,
+        cuda_graphs=pipe.cuda_graphs,
+        fused=pipe.fused,
+        compile=pipe.compile,
+        source=pipe.source,
+        **pipe.layers,
+    )
     pipes = {_title(()): plain, _title(pipe.reducers): pipe}
     for each in pipes.values():
         each(images, question, max_new_tokens=1)

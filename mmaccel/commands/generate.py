@@ -16,7 +16,7 @@ from mmaccel.catalog import MODELS
 from mmaccel.checks import show
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import with_flags
-from mmaccel.commands.options import ImagePolicyFlags, SizeFlags
+from mmaccel.commands.options import ImagePolicyFlags, LayerFlags, SizeFlags
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
@@ -94,6 +94,7 @@ def generate(
     *,
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     method: ImagePolicyFlags,
+    layer: LayerFlags,
     count: Annotated[
         int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
     ] = None,
@@ -133,7 +134,8 @@ def generate(
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
 
-    file.check({"prompt": prompts, "--num-images": count, "--compare": compare})
+    single = {"prompt": prompts, "--num-images": count, "--compare": compare}
+    file.check(single | {"--kv-cache": layer.kv_cache, "--attention": layer.attention})
     if count is not None:
         many = MAX_IMAGES // max(1, len(prompts or ()))
         shared.check_count("num-images", count, many, "a file takes more, see --prompts")
@@ -144,6 +146,7 @@ def generate(
     load = place(load)
     shared.set_threads(threads)
     options = method.read()
+    layers = layer.read()
     choose_params(SamplingParams(), **given(sampling))
     if file.prompt_file is not None:
         setup = Setup(
@@ -179,6 +182,7 @@ def generate(
     pipe = open_pipeline(model, load, size=size, decoder=decoder)
     resume_collector()
     name, policy = method.choose(pipe.model.kind)
+    pipe.choose(policy, **layers)
     params = choose_params(pipe.image_model.params, **given(sampling))
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
     texts = _spread_prompts(prompts, count, examples)
@@ -203,6 +207,7 @@ def generate(
         decoder=decoder,
         negative=negative,
         compare=compare,
+        layers=layers,
         is_seed_drawn=is_drawn,
     )
     job.run()

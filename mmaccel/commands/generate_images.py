@@ -5,7 +5,7 @@ With --compare, every batch is also generated token by token, and a table shows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -77,6 +77,7 @@ class ImageJob:
         decoder: file of the image decoder, where it was given.
         negative: negative prompt.
         compare: whether every batch is also generated token by token.
+        layers: methods of the model's layers by slot; the plain side of a comparison has none.
         is_seed_drawn: whether the seed is said, because nobody chose it.
         files: the images that are written.
     """
@@ -96,6 +97,7 @@ class ImageJob:
     decoder: Path | None = None
     negative: str | None = None
     compare: bool = False
+    layers: Mapping[str, Any] = field(default_factory=dict)
     is_seed_drawn: bool = False
     files: list[Path] = field(default_factory=list)
 
@@ -118,8 +120,8 @@ class ImageJob:
                     rows = min(self.batch_size, len(self.prompts))
                     for policy in (plain_policy, self.policy):
                         warm_up(self.pipe, policy, self.params, self.prompts[0], rows)
-                others = self.batches(plain_policy, on_step)
-                for batch in self.batches(self.policy, on_step):
+                others = self.batches(plain_policy, on_step, {})
+                for batch in self.batches(self.policy, on_step, self.layers):
                     shown = slice(max(0, _MAX_SHOWN - batch.first))
                     if self.compare:
                         other = next(others)
@@ -150,10 +152,12 @@ class ImageJob:
         """How many of the images are written."""
         return f"{len(self.files)} of {len(self.prompts)} images are"
 
-    def batches(self, policy: Any, on_step: Any) -> Iterator[ImageOutput]:
+    def batches(
+        self, policy: Any, on_step: Any, layers: Mapping[str, Any]
+    ) -> Iterator[ImageOutput]:
         """All images by a policy, batch by batch; an image depends on its prompt and seed alone."""
         generator = ImageGenerator(self.pipe)
-        settings = GenerationSettings(self.name, policy, self.params)
+        settings = GenerationSettings(self.name, policy, self.params, **layers)
         for first in range(0, len(self.prompts), self.batch_size):
             part = slice(first, first + self.batch_size)
             requests = [
@@ -207,6 +211,7 @@ class ImageJob:
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             **describe_settings(self.name, self.policy, self.params),
+            **{slot: repr(method) for slot, method in self.layers.items()},
             **coarse_facts(self.policy, self.pipe.model),
         }
 

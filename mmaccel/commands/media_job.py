@@ -68,6 +68,7 @@ class MediaJob(ABC):
         batch_size: largest number of rows decoded together.
         out: folder for the files.
         model, dtype: as given on the command line.
+        layers: methods of the model's layers by slot.
         is_seed_drawn: whether the seed is said, because nobody chose it.
         files: of the payloads that are written; each has a JSON file next to it.
     """
@@ -81,6 +82,7 @@ class MediaJob(ABC):
     out: Path
     model: str
     dtype: str
+    layers: dict[str, Any] = field(default_factory=dict)
     is_seed_drawn: bool = False
     files: list[Path] = field(default_factory=list)
 
@@ -150,6 +152,7 @@ class MediaJob(ABC):
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
             **settings,
+            **{slot: repr(method) for slot, method in self.layers.items()},
             **coarse_facts(self.policy, self.pipe.model),
         }
 
@@ -251,7 +254,7 @@ class SpeechJob(MediaJob):
         bar.begin(len(self.texts))
         speech = self.pipe(
             self.texts, policy=self.policy, seed=self.seeds, batch_size=self.batch_size,
-            deliver=finish, **self.options,
+            deliver=finish, **self.layers, **self.options,
         )  # fmt: skip
         stats: Stats = speech.stats
         return stats
@@ -330,7 +333,7 @@ class VideoJob(MediaJob):
             bar.begin(self.count)
             parts.append(self.pipe.serve(
                 frames, self.params, policy=self.policy, seed=seeds, batch_size=self.batch_size,
-                deliver=finish, on_step=bar.update,
+                deliver=finish, on_step=bar.update, **self.layers,
             ))  # fmt: skip
         return add_stats(parts)
 

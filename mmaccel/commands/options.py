@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy
+from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read_method
 from mmaccel.checks import show
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
@@ -35,10 +35,18 @@ _HELP_DRAFTS = (
     "draft source: auto, coarse, online, neighbour, …, the folder of a coarse model, or module:Name"
 )
 _HELP_TRUST = "run Python code that the model's folder brings; read it first"
-_HELP_TREE = (
-    f"branches beside the drafts: one of {', '.join(METHODS['tree'])}, with its fields as "
-    "name:field=value"
-)
+_WHAT = {  # slot -> what its methods choose
+    "tree": "branches beside the drafts",
+    "kv_cache": "which entries of a prompt stay in the caches",
+    "attention": "which cached keys a pass attends to",
+}
+
+
+def _help_method(slot: str) -> str:
+    names = ", ".join(METHODS[slot])
+    return f"{_WHAT[slot]}: one of {names}, or module:Name, with fields as name:field=value"
+
+
 _HELP_TOKENS = (
     f"a method, one of {', '.join(REDUCERS)}, or module:Name, with its fields as "
     "name:field=value; once a stage"
@@ -101,7 +109,7 @@ class PolicyFlags:
     drafts: Annotated[
         str | None, typer.Option(help=_HELP_DRAFTS, parser=TypedName, metavar="TEXT")
     ] = None
-    tree: Annotated[str | None, typer.Option(help=_HELP_TREE)] = None
+    tree: Annotated[str | None, typer.Option(help=_help_method("tree"))] = None
 
     def fields(self) -> dict[str, Any]:
         """The given fields of the policy.
@@ -186,6 +194,23 @@ class SizeFlags:
                 "example --width 1024 --height 768"
             )
         return f"{self.width}x{self.height}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFlags:
+    """What is done to the caches and the attention of a model's layers."""
+
+    kv_cache: Annotated[str | None, typer.Option(help=_help_method("kv_cache"))] = None
+    attention: Annotated[str | None, typer.Option(help=_help_method("attention"))] = None
+
+    def read(self) -> dict[str, Any]:
+        """The given methods by slot.
+
+        Raises:
+            OptionError: an unknown method or field, or a bad value.
+        """
+        texts = given(kv_cache=self.kv_cache, attention=self.attention)
+        return {slot: read_method(slot, parse_method(slot, text)) for slot, text in texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

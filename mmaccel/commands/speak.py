@@ -9,7 +9,7 @@ import typer
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
-from mmaccel.commands.options import WindowPolicyFlags
+from mmaccel.commands.options import LayerFlags, WindowPolicyFlags
 from mmaccel.commands.process import pause_collector
 from mmaccel.limits import MAX_BATCH
 from mmaccel.options import LoadOptions, SamplingOptions, given
@@ -26,6 +26,7 @@ def speak(
     model: Annotated[str, typer.Option(help="folder or hub id, such as HKUSTAudio/Llasa-1B")],
     codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
     method: WindowPolicyFlags,
+    layer: LayerFlags,
     voice: Annotated[str | None, typer.Option(help="for models that know several")] = None,
     seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
     out: shared.Out = Path("out"),
@@ -49,6 +50,7 @@ def speak(
 
     shared.check_count("batch-size", batch_size, MAX_BATCH)
     name, policy = method.choose("window")
+    layers = layer.read()
     load = place(load)
     shared.set_threads(threads)
     options = given(sampling) | shared.given(
@@ -66,6 +68,7 @@ def speak(
         name=name,
         policy=policy,
         options=options | shared.given(voice=voice),
+        layers=layers,
         batch_size=batch_size,
         out=out,
         model=model,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mmaccel.pipelines.text_to_image.outputs import ImageOutput
     from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.trees.contract import TreeShape
 
 _LISTED = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
 _MAX_WORD = 20  # characters of a word in a file name
@@ -94,8 +95,8 @@ def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[st
 
 
 def _describe_value(value: Any) -> Any:
-    """A field's value, ready for JSON. Draft sources other than a coarse model's are shown."""
-    if isinstance(value, DraftSource) and not isinstance(value, Coarse):
+    """A field's value, ready for JSON. Trees, and draft sources but a coarse model's, are shown."""
+    if isinstance(value, DraftSource | TreeShape) and not isinstance(value, Coarse):
         return repr(value)
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 

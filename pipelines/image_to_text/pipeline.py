@@ -55,6 +55,7 @@ class ImageToText(MovablePipeline):
         policy: how to decode: a policy, its short name, or a dictionary such as
             `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
+        kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
         cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`. Packed weights
             stay packed between calls.
         source: folder that the model was loaded from, if known.
@@ -74,6 +75,8 @@ class ImageToText(MovablePipeline):
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: UseReducers = None,
+        kv_cache: Any = None,
+        attention: Any = None,
         cuda_graphs: UseGraphs = "auto",
         fused: UseFused = "auto",
         compile: UseCompile = "auto",
@@ -84,6 +87,7 @@ class ImageToText(MovablePipeline):
         self.policy = Jacobi() if policy is None else read_policy(policy)
         given = read_reducers(visual_tokens)
         self.reducers = () if given is None else check_reducers(given)
+        self.layers = {"kv_cache": kv_cache, "attention": attention}
         self.cuda_graphs, self.fused, self.compile = cuda_graphs, fused, compile
         self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
 
@@ -94,6 +98,8 @@ class ImageToText(MovablePipeline):
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: UseReducers = None,
+        kv_cache: Any = None,
+        attention: Any = None,
         **options: Unpack[LoadKeywords],
     ) -> ImageToText:
         """Load a model and its processor from disk or from the Hugging Face hub.
@@ -101,7 +107,7 @@ class ImageToText(MovablePipeline):
         Args:
             name: "scenes-vqa", which ships with the package; a folder that `save_pretrained` of
                 model and processor wrote; or an id of the hub (downloaded to its cache).
-            policy, visual_tokens: see `ImageToText`.
+            policy, visual_tokens, kv_cache, attention: see `ImageToText`.
             **options: see `mmaccel.options.LoadOptions`.
 
         Raises:
@@ -126,6 +132,8 @@ class ImageToText(MovablePipeline):
             processor,
             policy=policy,
             visual_tokens=reducers,
+            kv_cache=kv_cache,
+            attention=attention,
             cuda_graphs=engine.cuda_graphs,
             fused=engine.fused,
             compile=engine.compile,
@@ -238,6 +246,7 @@ class ImageToText(MovablePipeline):
             self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs, fused=self.fused,
             compile=self.compile,
             visual_tokens=self.reducers or None,
+            **self.layers,
         )  # fmt: skip
 
     def _answer(

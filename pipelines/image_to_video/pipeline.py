@@ -24,7 +24,7 @@ from mmaccel.pipelines.media import (
 )
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_image.model import check_params, choose_params, pick_policy
+from mmaccel.pipelines.text_to_image.model import check_params, choose_params
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -85,6 +85,8 @@ class ImageToVideo(Pipeline):
         start: Any,
         *,
         policy: Policy | None = None,
+        kv_cache: Any = None,
+        attention: Any = None,
         seed: int | Sequence[int] | None = None,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -101,6 +103,8 @@ class ImageToVideo(Pipeline):
             start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
                 float in 0..1. If it has more frames than the model takes, the last ones are used.
             policy: how to decode; None is `Jacobi()`.
+            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
+                then begin together.
             seed: one, or several for as many clips with the same start. A clip depends on its own
                 seed and start alone. None draws one from torch's global generator; `stats.seed`
                 says which.
@@ -129,9 +133,16 @@ class ImageToVideo(Pipeline):
         )
         made: dict[int, Clip] = {}
         stats = self.serve(
-            start, params, policy=policy, seed=seed, batch_size=batch_size,
-            deliver=collect_payloads(made, deliver), on_step=on_step,
-        )  # fmt: skip
+            start,
+            params,
+            policy=policy,
+            kv_cache=kv_cache,
+            attention=attention,
+            seed=seed,
+            batch_size=batch_size,
+            deliver=collect_payloads(made, deliver),
+            on_step=on_step,
+        )
         clips = Clips([made[k] for k in sorted(made)], stats)
         if not return_dict:
             return ([clip.frames for clip in clips.clips],)  # type: ignore[return-value]
@@ -143,6 +154,8 @@ class ImageToVideo(Pipeline):
         params: SamplingParams,
         *,
         policy: Policy | None = None,
+        kv_cache: Any = None,
+        attention: Any = None,
         seed: int | Sequence[int] | None = None,
         batch_size: int | None = None,
         deliver: Callable[[Clip], None],
@@ -153,7 +166,7 @@ class ImageToVideo(Pipeline):
         Args:
             params: temperature and truncation, without guidance; `video.params` is what the
                 model's authors recommend.
-            start, policy, seed, batch_size, deliver, on_step: see `__call__`.
+            start, policy, kv_cache, attention, seed, batch_size, deliver, on_step: see `__call__`.
 
         Returns:
             Stats; `seconds` excludes the time spent in the codec and in `deliver`.
@@ -174,7 +187,7 @@ class ImageToVideo(Pipeline):
         seeds = [seed] if isinstance(seed, int) else list(seed)
         max_num_seqs = pick_max_num_seqs(batch_size, len(seeds))
         noise = Noise.from_seed(seeds, len(seeds), model.device)
-        chosen = pick_policy(policy, model)
+        decoding = self.choose(policy, kv_cache, attention)
         frames = read_start(start, video.size, video.starts)
 
         def finish(row: FinishedRow) -> Clip:
@@ -191,7 +204,9 @@ class ImageToVideo(Pipeline):
                 params=params,
                 noise=noise,
             )
-            stats = self.decode_rows(chosen, plan, finish=finish, deliver=deliver, on_step=on_step)
+            stats = self.decode_rows(
+                decoding, plan, finish=finish, deliver=deliver, on_step=on_step
+            )
         stats.seed = seed
         return stats
 

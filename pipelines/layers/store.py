@@ -99,6 +99,12 @@ class KVCacheLayout:
         shorter.dropped = dropped
         return shorter
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone, `[n]` int64, in their order."""
+        self.rows = self.max_rows = len(rows)
+        if self.dropped is not None:
+            self.dropped = self.dropped[rows.to(self.dropped.device)]
+
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
         """Prepare a pass.
 

@@ -128,11 +128,12 @@ class StaticModelBuffers:
 
     def keep_rows(self, rows: Tensor) -> None:
         """See `SupportsContinuousBatching.keep_rows`. Cost: a copy of the rows' keys and values."""
+        layouts = {id(self.cache_layout()): self.cache_layout()}
         for layer in self.cache_layers():
             layer.keep(rows)
-        layout = self.cache_layout()
-        layout.max_rows = len(rows)
-        layout.rows = len(rows)
+            layouts[id(layer.layout)] = layer.layout
+        for layout in layouts.values():
+            layout.keep(rows)
 
     def join_rows(
         self,

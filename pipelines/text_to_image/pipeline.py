@@ -31,7 +31,6 @@ from mmaccel.contracts import (
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.options import LoadKeywords
-from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
 from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.media import RowPlan, check_deliver
@@ -305,11 +304,8 @@ class TextToImage(Pipeline):
         encoded = encode_prompts(self.image_model, prompts, negatives, params)
         seed = choose_seed(seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
-        chosen = pick_policy(policy, self.model)
-        methods = read_methods(kv_cache, attention)
-        if methods:
-            check_model(methods.slots, self.model, methods)
-        check_combination(methods, (), chosen)
+        decoding = self.choose(policy, kv_cache, attention)
+        chosen, methods = decoding.policy, decoding.methods
 
         def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(prompts), step):
@@ -341,6 +337,8 @@ class TextToImage(Pipeline):
         params: SamplingParams,
         *,
         policy: AnyPolicy | None = None,
+        kv_cache: AnyMethod = None,
+        attention: AnyMethod = None,
         rows: int = 8,
         deliver: Callable[[RequestOutput], None],
         on_step: OnStep | OnCanvasStep | None = None,
@@ -353,7 +351,8 @@ class TextToImage(Pipeline):
         Args:
             requests: at least one.
             params: guidance, temperature and truncation of all.
-            policy: as in `TextToImage.__call__`.
+            policy, kv_cache, attention: as in `TextToImage.__call__`. Under methods of layers all
+                requests begin together: at most `rows`, and none that join.
             rows: images decoded at a time at most; the next request starts when one has finished.
             deliver: called with every image as soon as it is finished, one at a time. An exception
                 from it ends the run and reaches the caller. A row that `on_step` ends early is not
@@ -391,7 +390,7 @@ class TextToImage(Pipeline):
             encoded = encode_prompts(self.image_model, texts, negatives, params)
         seeds = [request.seed for request in requests]
         noise = Noise.from_seed(seeds, len(requests), self.model.device)
-        chosen = pick_policy(policy, self.model)
+        decoding = self.choose(policy, kv_cache, attention)
         running = dict(enumerate(requests))  # by number; without those that have finished
         numbers = count(len(requests))
 
@@ -431,7 +430,7 @@ class TextToImage(Pipeline):
                 noise=noise,
                 arrivals=None if arrivals is None else receive,
             )  # fmt: skip
-            return self.decode_rows(chosen, plan, finish=finish, deliver=deliver, on_step=on_step)
+            return self.decode_rows(decoding, plan, finish=finish, deliver=deliver, on_step=on_step)
 
     def _set_steps(self, policy: AnyPolicy | None, steps: Any) -> Any:
         """The policy of a call with `num_inference_steps`.
@@ -483,11 +482,14 @@ class GenerationSettings:
         name: short name of the policy.
         policy: the policy.
         params: guidance, temperature and truncation.
+        kv_cache, attention: methods of the model's layers; None for none.
     """
 
     name: str
     policy: Any
     params: SamplingParams
+    kv_cache: AnyMethod = None
+    attention: AnyMethod = None
 
 
 class ImageGenerator:
@@ -557,9 +559,16 @@ class ImageGenerator:
     ) -> Stats:
         """Make images in the present size; see `TextToImage.serve`."""
         return self.pipe.serve(
-            requests, settings.params, policy=settings.policy, rows=rows, deliver=deliver,
-            on_step=on_step, encoded=encoded,
-        )  # fmt: skip
+            requests,
+            settings.params,
+            policy=settings.policy,
+            kv_cache=settings.kv_cache,
+            attention=settings.attention,
+            rows=rows,
+            deliver=deliver,
+            on_step=on_step,
+            encoded=encoded,
+        )
 
 
 def warm_up(

@@ -19,7 +19,6 @@ from mmaccel.options import LoadKeywords
 from mmaccel.pipelines.media import RowPlan, check_deliver, collect_payloads
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_image.model import pick_policy
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
 from mmaccel.pipelines.text_to_speech.registry import open_speech
 from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, SpeechRequest, Utterance
@@ -75,6 +74,8 @@ class TextToSpeech(Pipeline):
         text: str | Sequence[str],
         *,
         policy: Policy | None = None,
+        kv_cache: Any = None,
+        attention: Any = None,
         voice: str | None = None,
         seed: int | Sequence[int] | None = None,
         max_seconds: float | None = None,
@@ -93,6 +94,8 @@ class TextToSpeech(Pipeline):
         Args:
             text: one or several.
             policy: how to decode; None is `Jacobi()`.
+            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
+                then begin together.
             voice: the speaker, for models with several voices; None is the model's default.
             seed: one for all (text b is item b of it), or one per text. With one per text an
                 utterance depends on its own seed and text alone, and on `max_seconds`. None draws
@@ -129,7 +132,8 @@ class TextToSpeech(Pipeline):
             repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
             top_p=top_p, min_p=min_p,
         )  # fmt: skip
-        model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
+        model = self.model
+        decoding = self.choose(policy, kv_cache, attention)
         made: dict[int, Utterance] = {}
         collect = collect_payloads(made, deliver)
         check_callable("on_step", on_step)
@@ -138,7 +142,9 @@ class TextToSpeech(Pipeline):
             return finish_utterance(self.speech, plan, row)
 
         with alone(model), self._at_work():
-            stats = self.decode_rows(chosen, plan, finish=finish, deliver=collect, on_step=on_step)
+            stats = self.decode_rows(
+                decoding, plan, finish=finish, deliver=collect, on_step=on_step
+            )
         stats.seed = seed
         speech = Speech([made[k] for k in range(len(plan.texts))], stats)
         if not return_dict:
@@ -151,6 +157,8 @@ class TextToSpeech(Pipeline):
         *,
         max_seconds: float,
         policy: Policy | None = None,
+        kv_cache: Any = None,
+        attention: Any = None,
         rows: int = 8,
         deliver: Callable[[SpeechRequest, Utterance], None],
         on_step: OnStep | None = None,
@@ -164,7 +172,7 @@ class TextToSpeech(Pipeline):
         Args:
             requests: at least one.
             max_seconds: after which an utterance is cut.
-            policy: as in `__call__`.
+            policy, kv_cache, attention: as in `__call__`.
             rows: utterances decoded at a time at most.
             deliver: called with every request and its utterance as soon as it is finished. A row
                 that `on_step` ends before its first token is not delivered.
@@ -179,7 +187,8 @@ class TextToSpeech(Pipeline):
             OptionError: a request or an argument outside its domain.
             UnsupportedModelError, NumericsError, BusyError: as in `__call__`.
         """
-        model, chosen = self.speech.window, pick_policy(policy, self.speech.window)
+        model = self.model
+        decoding = self.choose(policy, kv_cache, attention)
         check_deliver(deliver)
         check_callable("on_step", on_step)
         check_callable("arrivals", arrivals)
@@ -217,7 +226,7 @@ class TextToSpeech(Pipeline):
                 noise=noise, arrivals=None if arrivals is None else receive,
             )  # fmt: skip
             return self.decode_rows(
-                chosen,
+                decoding,
                 whole,
                 finish=finish,
                 deliver=lambda made: deliver(*made),

@@ -13,7 +13,7 @@ node. With frozen noise nothing is sampled: rank r is the drafter's r-th best.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -48,7 +48,7 @@ class Sequoia(TreeShape):
 
     nodes: int = 32
     depth: int = 8
-    acceptance: Chances = COARSE
+    acceptance: Chances = field(default=COARSE, repr=False)  # long, and tokens do not depend on it
 
     name = "sequoia"
 

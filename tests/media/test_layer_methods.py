@@ -1,0 +1,62 @@
+"""Methods of a model's layers in calls of speech and video, whose rows end one after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import mmaccel
+from mmaccel.errors import OptionError
+from tests.fixtures.media import image
+from tests.fixtures.shared import media_pipe
+from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
+
+SEEDS = [3, 4, 5]
+EVICTING = mmaccel.SnapKV(budget=6, window=2)
+
+
+def speak(family: str, texts: list[str], seeds: list[int], **options: Any) -> Any:
+    return media_pipe(family)(
+        texts, seed=seeds, max_seconds=SECONDS[family], temperature=1.0, top_k=0, **options
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_utterances_under_eviction_are_those_of_each_text_alone(family: str) -> None:
+    jacobi = mmaccel.Jacobi(window=5)
+    together = speak(family, TEXTS, SEEDS, policy=jacobi, kv_cache=EVICTING)
+    assert together.stats.exactness == "relaxed"
+    assert "SnapKV(budget=6" in together.stats.reference
+    whole = speak(family, TEXTS, SEEDS, policy=jacobi)
+    assert whole.stats.exactness == "bitwise" and not whole.stats.reference
+    lengths = {len(each.tokens) for each in together.utterances}
+    assert len(lengths) > 1  # some rows go on behind others
+    differs = False
+    for k, (text, seed) in enumerate(zip(TEXTS, SEEDS)):
+        (alone,) = speak(
+            family, [text], [seed], policy="autoregressive", kv_cache=EVICTING
+        ).utterances
+        assert torch.equal(alone.tokens, together.utterances[k].tokens)
+        differs |= not torch.equal(alone.tokens, whole.utterances[k].tokens)
+    assert differs
+
+
+def test_rows_that_begin_later_are_refused_before_a_pass() -> None:
+    with pytest.raises(
+        OptionError, match="kv_cache: expected rows that begin together, received 3"
+    ):
+        speak("llasa", TEXTS, SEEDS, kv_cache=EVICTING, batch_size=2)
+
+
+def test_clips_take_methods() -> None:
+    pipe = media_pipe("video")
+    options: dict[str, Any] = dict(seed=[3, 4], temperature=1.0, top_k=0)
+    plain = pipe(image(), policy="autoregressive", **options)
+    quest = mmaccel.Quest(budget=0.3, block=4, first_layer=0)
+    sparse = pipe(image(), policy="autoregressive", attention=quest, **options)
+    assert "Quest(budget=0.3" in sparse.stats.reference
+    assert any(not torch.equal(a.tokens, b.tokens) for a, b in zip(plain.clips, sparse.clips))
+    covered = pipe(image(), policy="jacobi", kv_cache=mmaccel.SnapKV(10**4), **options)
+    assert all(torch.equal(a.tokens, b.tokens) for a, b in zip(plain.clips, covered.clips))
