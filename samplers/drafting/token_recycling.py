@@ -130,7 +130,9 @@ class RecyclingDrafter(Drafter):
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
         table, buffer, n_ids = self._table(run), run.buffer, run.vocab_size
-        read = buffer.tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
+        # where a branch won, its tokens are what the scores follow
+        tokens = buffer.tokens if scores.path is None else scores.path.tokens
+        read = tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]
         read = read.masked_fill(run.rows.is_over(buffer.slots), n_ids)
         # where a token stands several times in the window, the last one counts
         width = read.shape[1]

@@ -24,6 +24,7 @@ from mmaccel.contracts import Method
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 
 
@@ -122,7 +123,9 @@ class CacheMethod(Method, ABC):
         ends = lengths[:, None, None]
         scores = scores.masked_fill(index >= ends - self.n_recent, float("inf"))
         scores = scores.masked_fill(index >= ends, float("-inf"))
-        found = scores.topk(min(self.budget, size), -1).indices
-        # entries behind a row's end go last
-        found = found.where(found < ends, size).sort(-1).values
+        n_kept = min(self.budget, size)
+        wanted = ends.clamp(max=n_kept)
+        is_kept = choose_highest(scores, wanted, n_kept)
+        # [R, 1 or H, K], entries that go stand behind those that stay
+        found = index.where(is_kept, size).sort(-1).values[..., :n_kept]
         return found.where(found < size, -1)

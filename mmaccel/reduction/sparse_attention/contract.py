@@ -16,11 +16,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
 from mmaccel.contracts import Method
+from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 
 
@@ -90,8 +90,4 @@ class AttentionMethod(Method, ABC):
         wanted = (counts * self.budget).ceil().long()[:, None, None]
         scores = scores.masked_fill(is_kept, float("inf"))
         most = int((scores.shape[2] * self.budget) + 1)
-        order = scores.topk(min(most, scores.shape[2]), -1).indices
-        rank = torch.arange(order.shape[2], device=order.device)
-        chosen = torch.zeros_like(scores, dtype=torch.bool)
-        chosen.scatter_(2, order, (rank < wanted).expand_as(order))
-        return chosen | is_kept
+        return choose_highest(scores, wanted, min(most, scores.shape[2])) | is_kept
