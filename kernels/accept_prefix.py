@@ -59,7 +59,8 @@ def accept_prefix(
 
     Cost: some 30 operations in torch, one launch in Triton; no host synchronisation.
     """
-    n_generated, ended = state.n_generated, state.ended
+    n_generated = state.n_generated
+    ended = state.ended
     index = torch.arange(new.shape[1], device=new.device)
     columns = origin + n_generated[:, None] + index  # [B, W]
     state.tokens.scatter_(1, columns, torch.where(ended[:, None], 0, new))
@@ -88,7 +89,8 @@ def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None
     Args:
         state, variation, limit: as in `accept_prefix`.
     """
-    n_new, n_generated = state.n_new, state.n_generated
+    n_new = state.n_new
+    n_generated = state.n_generated
     at = state.passes.clamp(max=len(state.gains) - 1)  # no row gains tokens so late
     state.gains.scatter_(0, at[None], n_new[None])
     state.passes.add_(1)

@@ -24,11 +24,17 @@ def accept_prefix(
     counts: bool,
 ) -> None:
     """See `mmaccel.kernels.accept_prefix.accept_prefix`; all tensors are on the CPU."""
-    width, most = new.shape[1], int(limit)
+    width = new.shape[1]
+    most = int(limit)
     n_accepted = [1 + (row + [False]).index(False) for row in kept.tolist()]
-    written, found, peaks = state.tokens.numpy(), new.numpy(), peak.detach().numpy()
-    n_generated, filled = state.n_generated.numpy(), state.filled.numpy()
-    ended, is_bad, gained = state.ended.numpy(), state.is_bad.numpy(), state.n_new.numpy()
+    written = state.tokens.numpy()
+    found = new.numpy()
+    peaks = peak.detach().numpy()
+    n_generated = state.n_generated.numpy()
+    filled = state.filled.numpy()
+    ended = state.ended.numpy()
+    is_bad = state.is_bad.numpy()
+    gained = state.n_new.numpy()
     stop_tokens = () if stops is None else stops.tolist()
     for row, n_new in enumerate(n_accepted):
         first = origin + int(n_generated[row])
@@ -57,8 +63,11 @@ def accept_prefix(
 
 def count_pass(state: RowState, variation: Tensor | None, limit: Tensor) -> None:
     """See `mmaccel.kernels.accept_prefix.count_pass`; all tensors are on the CPU."""
-    most, n_new = int(limit), state.n_new.tolist()
-    gains, passes, spent = state.gains.numpy(), state.passes.numpy(), state.spent.numpy()
+    most = int(limit)
+    n_new = state.n_new.tolist()
+    gains = state.gains.numpy()
+    passes = state.passes.numpy()
+    spent = state.spent.numpy()
     for row, n in enumerate(n_new):
         gains[min(passes[row], len(gains) - 1), row] = n
         passes[row] += 1

@@ -131,7 +131,8 @@ def builds() -> list[Build]:
 
 
 def _build(rows: int, width: int) -> Build:
-    flags, real = ("kept", "ended", "is_bad"), ("peak", "variation")
+    flags = ("kept", "ended", "is_bad")
+    real = ("peak", "variation")
     numbers = ("batch", "width", "n_stops", "origin", "capacity")
     constants = {"COUNTS": True, "B": rows, "W": width}
     signature = {}

@@ -17,7 +17,8 @@ _PART = 8  # drafts of a row that a relaxed rule looks at together
 def is_kept(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Tensor:
     """See `mmaccel.kernels.acceptance.is_kept`; all tensors are on the CPU."""
     tokens = drafts.numpy()
-    row, slot = np.arange(tokens.shape[0])[:, None], np.arange(tokens.shape[1])
+    row = np.arange(tokens.shape[0])[:, None]
+    slot = np.arange(tokens.shape[1])
     p, q = (values.numpy()[row, slot, tokens] for values in (p_target, p_draft))
     return torch.from_numpy(coins.numpy() * q < p)
 
@@ -69,7 +70,8 @@ def verify(
     """
     if rule is exact_rule:  # which is cheap
         return is_kept(p_target, p_draft, drafts, coins), None
-    accepted, spent = torch.zeros_like(drafts, dtype=torch.bool), torch.zeros_like(coins)
+    accepted = torch.zeros_like(drafts, dtype=torch.bool)
+    spent = torch.zeros_like(coins)
     rows: slice | Tensor = slice(None)  # those that still want more
     for first in range(0, drafts.shape[1], _PART):
         part = slice(first, first + _PART)
@@ -89,7 +91,8 @@ def verify(
 
 def follow(p_last: Tensor, moved: Tensor, n_predicted: Tensor, p_new: Tensor) -> Tensor:
     """See `mmaccel.kernels.acceptance.follow`; all tensors are on the CPU."""
-    rows, width = [], p_new.shape[1]
+    rows = []
+    width = p_new.shape[1]
     for row, (start, n) in enumerate(zip(moved.tolist(), n_predicted.tolist())):
         n = min(max(n, 0), width)
         rows.append(torch.cat([p_last[row, start : start + n], p_new[row, n:]]))

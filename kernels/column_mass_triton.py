@@ -45,7 +45,8 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0)
-    row, key_head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    row = (pair // heads).to(tl.int64)
+    key_head = (pair % heads).to(tl.int64)
     n = tl.program_id(1) * N + tl.arange(0, N)
     d = tl.arange(0, D)
     first_position = tl.load(start + row).to(tl.int32)

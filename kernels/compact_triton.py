@@ -28,7 +28,8 @@ def _compact_kernel(  # type: ignore[no-untyped-def]
     heads, n_keep, room, width, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0)
-    row, head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    row = (pair // heads).to(tl.int64)
+    head = (pair % heads).to(tl.int64)
     d = tl.program_id(1) * D + tl.arange(0, D)
     store += row * row_step + head * head_step
     keep += row * keep_row + head * keep_head

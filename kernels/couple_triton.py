@@ -32,7 +32,8 @@ WARPS = 4
 def _norms_kernel(scores, highs, sums, n_values, n_splits, width, row_stride, slot_stride):  # type: ignore[no-untyped-def]
     """Every split's largest score, NaN left out, and its sum of exponentials below that."""
     entry, split = tl.program_id(0), tl.program_id(1)
-    row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
+    row = (entry // width).to(tl.int64)
+    slot = (entry % width).to(tl.int64)
     high = tl.full([BLOCK], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK], tl.float32)
     start = split * CHUNK
@@ -82,7 +83,8 @@ def _targets_kernel(  # type: ignore[no-untyped-def]
     Masses are `[2, entry, split]`. The residual of a row's last slot, the bonus, is its target.
     """
     entry, split = tl.program_id(0), tl.program_id(1)
-    row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
+    row = (entry // width).to(tl.int64)
+    slot = (entry % width).to(tl.int64)
     peak, norm = _row_norm(highs, sums, entry, n_splits)
     rest_mass = tl.zeros([BLOCK], tl.float64)
     mass = tl.zeros([BLOCK], tl.float64)
@@ -111,8 +113,10 @@ def _draw_kernel(  # type: ignore[no-untyped-def]
     draft_row_stride, draft_slot_stride,
 ):  # fmt: skip
     """Whether a slot's draft stays, and its token."""
-    entry, entries = tl.program_id(0), tl.num_programs(0)
-    row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
+    entry = tl.program_id(0)
+    entries = tl.num_programs(0)
+    row = (entry // width).to(tl.int64)
+    slot = (entry % width).to(tl.int64)
     has_draft = slot < width - 1
     lane = tl.arange(0, PART)
     base = entry.to(tl.int64) * n_splits
@@ -182,7 +186,9 @@ def couple(
 ) -> Coupled:
     """See `mmaccel.kernels.couple.couple`. Cost: three launches."""
     batch, width, n_values = scores.shape
-    entries, n_splits, device = batch * width, triton.cdiv(n_values, CHUNK.value), scores.device
+    entries = batch * width
+    n_splits = triton.cdiv(n_values, CHUNK.value)
+    device = scores.device
     targets = torch.empty(batch, width, n_values, dtype=torch.float32, device=device)
     norms = torch.empty(2, entries, n_splits, dtype=torch.float32, device=device)
     masses = torch.empty(2, entries, n_splits, dtype=torch.float64, device=device)

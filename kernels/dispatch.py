@@ -182,7 +182,8 @@ class Backend:
         return on_host if self._has_few_rows else on_any_device
 
     def _find_version(self, specification: Callable[..., Any]) -> Callable[..., Any]:
-        kernel, name = specification.__module__.rpartition(".")[2], specification.__name__
+        kernel = specification.__module__.rpartition(".")[2]
+        name = specification.__name__
         is_worth_it = self._has_few_rows or kernel in _ANY_ROWS
         if self._is_numpy and is_worth_it and name in NUMPY.get(kernel, ()):
             module = import_module(f"{specification.__module__}_numpy")
@@ -223,7 +224,8 @@ def survey(device_type: str) -> dict[str, Choice]:
 
     Single calls may still go to torch, for reasons of their shapes; `decide` says so.
     """
-    chosen, obstacle = mode(), find_obstacle(device_type)
+    chosen = mode()
+    obstacle = find_obstacle(device_type)
     if chosen == "torch":
         return dict.fromkeys(KERNELS, Choice("torch", f"{VARIABLE}=torch"))
     if obstacle is not None:

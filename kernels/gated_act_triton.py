@@ -51,7 +51,8 @@ def refuse_gated_act(packed: Tensor, kind: Activation = "silu") -> str | None:
 def gated_act(packed: Tensor, kind: Activation = "silu") -> Tensor:
     """See `mmaccel.kernels.gated_act`. Cost: one launch; one read and half a write."""
     check_gated_act(packed)
-    rows, width = packed.shape[0], packed.shape[1] // 2
+    rows = packed.shape[0]
+    width = packed.shape[1] // 2
     out = packed.new_empty(rows, width)
     if out.numel():
         _gated_act_kernel[(rows, triton.cdiv(width, BLOCK))](

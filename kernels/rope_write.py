@@ -98,7 +98,8 @@ def is_by_head(norms: HeadNorms) -> bool:
 def _normalise(qkv: Tensor, n_queries: int, n_keys: int, norms: HeadNorms) -> Tensor:
     """Queries and keys `[T, Hq + Hkv, D]` after their norms; a new tensor."""
     width = qkv.shape[1] // (n_queries + 2 * n_keys)
-    sizes, flat = [n_queries, n_keys], is_flat(norms, n_queries, width)
+    sizes = [n_queries, n_keys]
+    flat = is_flat(norms, n_queries, width)
     if flat:
         rows = qkv.split([n * width for n in (*sizes, n_keys)], 1)
         parts = [standardise(part, norms.kind, norms.eps) for part in rows[:2]]
@@ -162,7 +163,8 @@ def check_rope_write(
 
 
 def _check_norms(norms: HeadNorms, n_queries: int, n_keys: int, width: int) -> None:
-    flat, by_head = is_flat(norms, n_queries, width), is_by_head(norms)
+    flat = is_flat(norms, n_queries, width)
+    by_head = is_by_head(norms)
     for name, n_heads, tensors in (
         ("queries", n_queries, (norms.q_weight, norms.q_bias)),
         ("keys", n_keys, (norms.k_weight, norms.k_bias)),

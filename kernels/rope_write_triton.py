@@ -31,11 +31,15 @@ def _rope_write_kernel(  # type: ignore[no-untyped-def]
     INTERLEAVED: tl.constexpr, GROUPED: tl.constexpr, NORM: tl.constexpr, FLAT: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
     i = tl.arange(0, D)
-    h, d, count = 0, i, width
+    h = 0
+    d = i
+    count = width
     if FLAT:  # the program's first head, and for each number its head from there
-        h, d = i // width, i % width
+        h = i // width
+        d = i % width
         if head == 0:
             count = heads * width
         else:
@@ -80,7 +84,8 @@ def _prepare(  # type: ignore[no-untyped-def]
     """Numbers of queries or keys after their norm, turned. Their weights begin at `first`."""
     x = tl.load(source + i, mask=is_own, other=0.0)
     dtype: tl.constexpr = x.dtype
-    mean, factor = 0.0, 1.0
+    mean = 0.0
+    factor = 1.0
     if NORM is not None:
         wide = x.to(tl.float32)
         mean, factor = measure(wide, is_own, count, eps, NORM)
@@ -115,7 +120,8 @@ def refuse_rope_write(
         return f"heads in {qkv.dtype} for a cache in {keys.dtype} and {values.dtype}"
     if any(tensor.stride(-1) != 1 for tensor in (qkv, keys, values)):
         return "numbers that are apart; they must stand side by side"
-    n_queries, width = _count_queries(qkv, keys), keys.shape[2]
+    n_queries = _count_queries(qkv, keys)
+    width = keys.shape[2]
     if norms is not None and is_flat(norms, n_queries, width):
         if grouped:
             return "a norm over all heads, which stand in groups"
@@ -136,9 +142,12 @@ def rope_write(
     queries = qkv.new_empty(n_tokens, heads, width)
     if not n_tokens:
         return queries
-    own, step, flat = HeadNorms(None, None), 0, False
+    own = HeadNorms(None, None)
+    step = 0
+    flat = False
     if norms is not None:
-        own, flat = norms, is_flat(norms, heads, width)
+        own = norms
+        flat = is_flat(norms, heads, width)
         step = width if is_by_head(norms) else 0
     weights = own.q_weight, own.q_bias, own.k_weight, own.k_bias
     optional = [None if t is None else t.contiguous() for t in (cos, sin, *weights)]

@@ -104,7 +104,8 @@ def sample_frozen(
         own = None if mask is None else mask[:, -1:]
         plain = Settings(settings.scale, settings.second_scale, settings.temperature or 1.0)
         last.copy_(score(logits[:, -1:], branches, plain, own)[:, 0])
-    peak, lse = scores.amax(-1), scores.logsumexp(-1)
+    peak = scores.amax(-1)
+    lse = scores.logsumexp(-1)
     if settings.temperature:
         scores = scores + to_gumbel(uniforms(seeds, items, slots, scores.shape[-1], purpose))
     return Sampled(torch.argmax(scores, -1), peak, lse)

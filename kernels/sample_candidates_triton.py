@@ -69,7 +69,8 @@ def allocate(entries: int, n_splits: int, device: torch.device) -> Candidates:
     def make(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    split, real = (entries, n_splits), torch.float32
+    split = (entries, n_splits)
+    real = torch.float32
     return Candidates(
         make(*split, ROOM.value, 2), make(*split), make(*split, dtype=real),
         make(entries, EDGES.value), make(*split, EDGES.value, dtype=real), make(4, entries),
@@ -95,7 +96,8 @@ def glance_kernel(  # type: ignore[no-untyped-def]
     mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature, rank,
 ):  # fmt: skip
     """`edges` of a row: the key of `rank` in a glance, 14 in equal steps, the lowest finite one."""
-    entry, lane = tl.program_id(0), tl.arange(0, GLANCE)
+    entry = tl.program_id(0)
+    lane = tl.arange(0, GLANCE)
     index = lane // RUN * tl.maximum(n_values // (GLANCE // RUN), RUN) + lane % RUN
     s = load_scores(
         logits, mask, index, n_values, entry, width, row_stride, slot_stride, branch_stride,
@@ -169,7 +171,8 @@ def judge_kernel(  # type: ignore[no-untyped-def]
     """What becomes of a row: its state, the lists' lowest key and goal, and for a second read the
     key from which on everything stays.
     """
-    entry, entries = tl.program_id(0), tl.num_programs(0)
+    entry = tl.program_id(0)
+    entries = tl.num_programs(0)
     way, lane = tl.arange(0, EDGES), tl.arange(0, PART)
     peak = row_peak(peaks, entry, n_splits)
     finite = tl.where(peak == float("-inf"), 0.0, peak)
@@ -189,7 +192,8 @@ def judge_kernel(  # type: ignore[no-untyped-def]
     fits = longest(counts, entry, n_splits) <= ROOM
     is_listed = (tl.max(suffices.to(tl.int32), 0) != 0) & fits
     low = tl.load(edges + entry * EDGES)
-    upper, under = tl.full([], HIGHEST, tl.int32), tl.full([], 0.0, tl.float32)
+    upper = tl.full([], HIGHEST, tl.int32)
+    under = tl.full([], 0.0, tl.float32)
     state = tl.full([], LISTED, tl.int32)
     if is_listed == 0:
         low = tl.max(tl.where(reached >= goal, edge, LEAST), 0)

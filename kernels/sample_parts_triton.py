@@ -53,7 +53,9 @@ def finish_kernel(  # type: ignore[no-untyped-def]
     n_splits, width, has_min, log_min_p,
 ):  # fmt: skip
     """The parts of the candidates, after those of the tokens that `sample_triton.py` samples."""
-    entry, split, entries = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    entry = tl.program_id(0)
+    split = tl.program_id(1)
+    entries = tl.num_programs(0)
     row = entry // width
     from_list = entry.to(tl.int64) * n_splits + split
     count = tl.load(counts + from_list)

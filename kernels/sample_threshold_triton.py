@@ -43,7 +43,8 @@ def load_scores(  # type: ignore[no-untyped-def]
     mask_row_stride, mask_slot_stride, has_mask, branches, scale, second_scale, temperature,
 ):  # fmt: skip
     """Scores after guidance, mask and temperature; -inf after the row's end and no -0."""
-    row, slot = (entry // width).to(tl.int64), (entry % width).to(tl.int64)
+    row = (entry // width).to(tl.int64)
+    slot = (entry % width).to(tl.int64)
     valid = index < n_values
     place = logits + row * row_stride + slot * slot_stride + index
     s = tl.load(place, mask=valid, other=0.0).to(tl.float32)
@@ -124,7 +125,8 @@ def search_kernel(  # type: ignore[no-untyped-def]
     BITS: tl.constexpr = 4 if WHOLE else 3
     WAYS: tl.constexpr = 16 if WHOLE else 8
     TILE: tl.constexpr = ROW_TILE if WHOLE else LIST_TILE
-    entry, entries = tl.program_id(0), tl.num_programs(0)
+    entry = tl.program_id(0)
+    entries = tl.num_programs(0)
     state = tl.load(bounds + entry)
     floor = tl.full([], LOWEST, tl.int32)
     depth = 1
@@ -140,7 +142,8 @@ def search_kernel(  # type: ignore[no-untyped-def]
         if most > ROOM:
             tl.store(bounds + entry, SEARCHED)
     if wanted:
-        lane, way = tl.arange(0, TILE), tl.arange(0, WAYS).to(tl.uint32)
+        lane = tl.arange(0, TILE)
+        way = tl.arange(0, WAYS).to(tl.uint32)
         base = entry.to(tl.int64) * n_splits
         peak = tl.load(tops + entry)
         peak = tl.where(peak == float("-inf"), 0.0, peak)
@@ -151,9 +154,11 @@ def search_kernel(  # type: ignore[no-untyped-def]
         last = tl.full([], HIGHEST, tl.int32)
         for question in range(0, 3):  # the floor of top-k, of top-p, the last id at that
             if tl.where(question == 0, top_k, top_p) != 0:
-                low, shift = tl.full([], LOWEST, tl.int32), 32
+                low = tl.full([], LOWEST, tl.int32)
+                shift = 32
                 if question == 2:
-                    low, shift = -(tl.full([], 1, tl.int32) << id_bits), id_bits
+                    low = -(tl.full([], 1, tl.int32) << id_bits)
+                    shift = id_bits
                 above = tl.full([], 0.0, tl.float32)
                 is_share = (question == 1) & (WHOLE | (top_k != 0))
                 while shift > 0:

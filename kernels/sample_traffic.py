@@ -71,7 +71,9 @@ def count_bytes(
     splits = -(-n_values // CHUNK)
     reads = count_reads(n_values, settings, way) * n_values * token_bytes
     has_k, has_p = _cuts(n_values, settings)
-    results, parts, peaks = 16, splits * PART_BYTES, splits * 4
+    results = 16
+    parts = splits * PART_BYTES
+    peaks = splits * 4
     if not (has_k or has_p):
         above = peaks if settings.min_p and settings.temperature else 0
         return Traffic(reads, results + parts + above, parts + above)

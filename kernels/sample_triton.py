@@ -78,7 +78,9 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     emptied.
     Scores of a window's last slot are written to `last`, if there is one.
     """
-    entry, split, entries = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    entry = tl.program_id(0)
+    split = tl.program_id(1)
+    entries = tl.num_programs(0)
     row = entry // width
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -186,8 +188,12 @@ def sample_frozen(
     """See `mmaccel.kernels.sample.sample_frozen`. Cost: 2 launches, 3 with
     min-p alone, 9 with top-k or top-p.
     """
-    batch, width, n_values = logits.shape[0] // branches, logits.shape[1], logits.shape[2]
-    entries, n_splits, device = batch * width, triton.cdiv(n_values, CHUNK.value), logits.device
+    batch = logits.shape[0] // branches
+    width = logits.shape[1]
+    n_values = logits.shape[2]
+    entries = batch * width
+    n_splits = triton.cdiv(n_values, CHUNK.value)
+    device = logits.device
     real = torch.float32
     results = (
         torch.empty(batch, width, dtype=torch.int64, device=device),
@@ -207,7 +213,8 @@ def sample_frozen(
         float(settings.scale), float(settings.second_scale),
         1.0 if greedy else float(settings.temperature),
     )  # fmt: skip
-    top_k, top_p = settings.top_k or 0, settings.top_p or 0.0
+    top_k = settings.top_k or 0
+    top_p = settings.top_p or 0.0
     top_k = 0 if greedy or top_k >= n_values else top_k
     top_p = 0.0 if greedy or top_p >= 1 else top_p
     min_p = 0.0 if greedy else settings.min_p or 0.0
@@ -220,8 +227,10 @@ def sample_frozen(
     part_token = torch.empty(entries, n_parts, dtype=torch.int32, device=device)
     to = (parts, part_token)
     made = allocate(entries if cuts else 0, n_splits, device)
-    peaks, lists = made.peaks, (made.lists, made.counts)
-    sums, wanted = (made.edges, made.sums), (float(top_k), float(top_p))
+    peaks = made.peaks
+    lists = (made.lists, made.counts)
+    sums = (made.edges, made.sums)
+    wanted = (float(top_k), float(top_p))
     ends = (made.bounds, made.goals)
     if min_p and not cuts:
         peaks = torch.empty(entries, n_splits, dtype=real, device=device)

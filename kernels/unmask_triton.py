@@ -39,10 +39,12 @@ def _part_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     entry = tl.program_id(0)
     if tl.load(masked + entry) != 0:
-        row, position = entry // n_positions, entry % n_positions
+        row = entry // n_positions
+        position = entry % n_positions
         line = logits + row.to(tl.int64) * row_stride + position.to(tl.int64) * position_stride
         seed, item = tl.load(seeds + row), tl.load(items + row)
-        slot, use = tl.load(slots + entry), tl.load(purpose)
+        slot = tl.load(slots + entry)
+        use = tl.load(purpose)
         high = tl.full([], float("-inf"), tl.float32)
         second = high
         first_sum = tl.full([], 0.0, tl.float32)
@@ -170,7 +172,8 @@ def unmask(
 ) -> Unmasked:
     """See `mmaccel.kernels.unmask`. Cost: two launches, one read of the open positions' logits."""
     batch, n_positions, n_values = logits.shape
-    n_rows, device = batch * n_positions, logits.device
+    n_rows = batch * n_positions
+    device = logits.device
     part = max(PART, triton.cdiv(triton.cdiv(n_values, PARTS), BLOCK) * BLOCK)
     n_parts = triton.cdiv(n_values, part)
     floats = torch.empty(n_parts, 6, n_rows, dtype=torch.float32, device=device)

@@ -57,7 +57,8 @@ def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:
         out: `[R, W, Hq, Dv]`, written; contiguous like the others.
         lse: `[R, W, Hq]` float32, written.
     """
-    lines, value_head = lse.numel(), out.shape[-1]
+    lines = lse.numel()
+    value_head = out.shape[-1]
     _merge_kernel[(triton.cdiv(lines, ROWS),)](
         shares, logs, out, lse, lines, len(shares), value_head, ROWS=ROWS,
         DV=max(16, triton.next_power_of_2(value_head)), num_warps=WARPS,

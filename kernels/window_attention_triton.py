@@ -92,8 +92,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     n_blocks, block_size, columns, radius, window, scale, cap,
     CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
 ):  # fmt: skip
-    pair, tile, split = tl.program_id(0) // tiles, tl.program_id(0) % tiles, tl.program_id(1)
-    row, key_head = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
+    pair = tl.program_id(0) // tiles
+    tile = tl.program_id(0) % tiles
+    split = tl.program_id(1)
+    row = (pair // heads).to(tl.int64)
+    key_head = (pair % heads).to(tl.int64)
     packed = tile * M + tl.arange(0, M)  # query w of head g of the group is packed row w*group + g
     is_row = packed < width * group
     w = packed // group
@@ -120,7 +123,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         tree += row * tree_row
     if text is not None:
         before = tl.load(text + row).to(tl.int32)
-        down, across = (position - before) // columns, (position - before) % columns
+        down = (position - before) // columns
+        across = (position - before) % columns
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
     sums = tl.zeros([M, DV], tl.float32)
@@ -224,7 +228,8 @@ def window_attention(
     """
     check_window(q, k, start, v, tree, blocks, grid)
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
-    group, value_head = query_heads // heads, v.shape[-1]
+    group = query_heads // heads
+    value_head = v.shape[-1]
     q = q if q.stride(-1) == 1 else q.contiguous()
     block, value_block = (max(16, triton.next_power_of_2(n)) for n in (head, value_head))
     shape = find_shape(q.element_size(), max(block, value_block), width * group)
@@ -238,13 +243,22 @@ def window_attention(
         shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device)
         parts = torch.empty(splits, *logs.shape, dtype=torch.float32, device=q.device)
     bits = None if tree is None else tree.contiguous().view(torch.uint8)
-    index, count, size, n_blocks = None, None, 1, 0
+    index = None
+    count = None
+    size = 1
+    n_blocks = 0
     if blocks is not None:
-        index, count = blocks.index.contiguous(), blocks.count.contiguous()
-        size, n_blocks = blocks.size, index.shape[2]
-    text, columns, radius = None, 1, 0
+        index = blocks.index.contiguous()
+        count = blocks.count.contiguous()
+        size = blocks.size
+        n_blocks = index.shape[2]
+    text = None
+    columns = 1
+    radius = 0
     if grid is not None:
-        text, columns, radius = grid.text.contiguous(), grid.columns, grid.radius
+        text = grid.text.contiguous()
+        columns = grid.columns
+        radius = grid.radius
     _attend_kernel[(rows * heads * tiles, splits)](
         q, k, v, start.contiguous(), bits, index, count, text, shares, parts,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],

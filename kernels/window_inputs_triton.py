@@ -65,9 +65,11 @@ def window_inputs(
     batch, rows = len(tokens), len(lengths)
     drafts = None
     if proposed is not None:
-        proposed, drafts = proposed.contiguous(), tokens.new_empty(batch, width - 1)
+        proposed = proposed.contiguous()
+        drafts = tokens.new_empty(batch, width - 1)
         forced = None if forced is None else forced.contiguous()
-    inputs, start = tokens.new_empty(rows, width), torch.empty_like(lengths)
+    inputs = tokens.new_empty(rows, width)
+    start = torch.empty_like(lengths)
     if batch:
         _window_inputs_kernel[(batch,)](
             tokens, n_generated, filled, last_of_prompt, lengths, proposed, forced, drafts, inputs,

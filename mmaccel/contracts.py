@@ -439,7 +439,8 @@ class Prompt:
                 f"prompt rows: expected a multiple of {self.branches} branches, received "
                 f"{self.tokens.shape[0]} rows; give every branch the same number of rows"
             )
-        low, high = int(self.lengths.min()), int(self.lengths.max())
+        low = int(self.lengths.min())
+        high = int(self.lengths.max())
         if low < 1 or high > self.tokens.shape[1]:
             raise ShapeError(
                 f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "

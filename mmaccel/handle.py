@@ -142,7 +142,8 @@ class Handle:
         self.detach()
 
     def __repr__(self) -> str:
-        name, calls = type(self._target).__name__, len(self.history)
+        name = type(self._target).__name__
+        calls = len(self.history)
         return f"Handle({name}, {self._service.policy!r}, {calls} calls)"
 
 
@@ -367,7 +368,8 @@ def check_fusible(model: Any, family: CausalLM, engine: Engine) -> None:
     if find_training_effect(model) is not None:
         return
     window = family.wrap(model)
-    window.fused, window.compile = engine.fused, engine.compile
+    window.fused = engine.fused
+    window.compile = engine.compile
     window.choose_route()
 
 

@@ -115,7 +115,8 @@ class GenerateCall:
 
     def _read_arguments(self) -> None:
         """Read the arguments for the model's forward, and what of its outputs is wanted."""
-        others, config = self.others, self.config
+        others = self.others
+        config = self.config
         self.cache = others.get(CACHE)
         is_known = type(self.cache).__name__ in _CACHES
         self.n_cached = int(self.cache.get_seq_length()) if is_known else 0
@@ -215,7 +216,8 @@ class GenerateCall:
         ]
         lengths = torch.cat([mask.sum(1) for _, mask in branches])
         tokens = torch.cat(aligned)[:, : int(lengths.max())]
-        device, stop_tokens = self.device, None
+        device = self.device
+        stop_tokens = None
         if self.stops:
             stop_tokens = torch.cat([stop.flatten().to(device) for stop in self.stops])
         tokens, lengths = tokens.to(device), lengths.to(device)
@@ -342,7 +344,8 @@ def _find_in_prompt(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
     if call.ids.ndim != 2 or call.ids.dtype != torch.int64 or call.n_columns < 1:
         yield "a prompt that is not token ids [B, T]"
         return
-    mask, positions = call.mask, call.positions
+    mask = call.mask
+    positions = call.positions
     if mask.shape != (len(call.ids), call.n_columns):
         yield "an attention mask of another shape than the prompt"
         return
@@ -352,7 +355,8 @@ def _find_in_prompt(call: GenerateCall, facts: ModelFacts) -> Iterator[str]:
     if reason is not None:
         yield reason
         return
-    length, longest = call.length, call.n_columns
+    length = call.length
+    longest = call.n_columns
     if length is None or length < 1:
         yield "no limit on the number of tokens"
         return

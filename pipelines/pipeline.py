@@ -176,7 +176,8 @@ class Pipeline(MovablePipeline):
             OptionError: rows that are admitted later, whose caches would be of other lengths,
                 under methods of layers.
         """
-        policy, methods = decoding.policy, decoding.methods
+        policy = decoding.policy
+        methods = decoding.methods
         n_rows = plan.prompt.batch
         if methods and (plan.max_num_seqs < n_rows or plan.arrivals is not None):
             raise OptionError(

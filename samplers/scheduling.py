@@ -61,8 +61,11 @@ class Scheduler:
     def __init__(
         self, prompt: Prompt, batching: ContinuousBatching, noise: Noise, is_fixed: bool = False
     ) -> None:
-        self.whole, self._noise, self._on_finish = prompt, noise, batching.on_finish
-        self._arrivals, self._max_num_seqs = batching.arrivals, batching.max_num_seqs
+        self.whole = prompt
+        self._noise = noise
+        self._on_finish = batching.on_finish
+        self._arrivals = batching.arrivals
+        self._max_num_seqs = batching.max_num_seqs
         self.rows = list(range(min(batching.max_num_seqs, prompt.batch)))
         self.is_open = [True] * len(self.rows)
         self.ended: dict[int, FinishedRow] = {}
@@ -148,7 +151,8 @@ class Scheduler:
 
     def _check(self, prompt: Prompt, most: int) -> None:
         """Refuse rows that do not fit the run."""
-        rows, width = self.whole.branches, self.whole.tokens.shape[1]
+        rows = self.whole.branches
+        width = self.whole.tokens.shape[1]
         if prompt.is_text is not None or self.whole.is_text is not None:
             raise ShapeError(
                 "arrivals: expected prompts of text alone, received one with image tokens; decode "
@@ -207,5 +211,6 @@ def join_order(first: int, second: int, branches: int, device: torch.device | st
         `[G * (first + second)]` int64: index it with the concatenation of both.
     """
     index = torch.arange(branches * (first + second), device=device)
-    one, other = index[: branches * first], index[branches * first :]
+    one = index[: branches * first]
+    other = index[branches * first :]
     return torch.cat([one.view(branches, first), other.view(branches, second)], 1).flatten()

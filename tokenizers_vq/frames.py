@@ -43,7 +43,9 @@ class Frames:
     ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        pairs, ends, size = self.ranges, self.ends, self.vocab_size
+        pairs = self.ranges
+        ends = self.ends
+        size = self.vocab_size
         if not _is_list(pairs) or not pairs or not all(is_pair(pair) for pair in pairs):
             raise OptionError(
                 "frames: expected one pair (lowest, highest + 1) of ids for each slot of a frame, "

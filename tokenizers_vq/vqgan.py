@@ -60,7 +60,9 @@ class VQGAN(nn.Module):
 
     def __init__(self, config: VQGANConfig, grid: tuple[int, int] = (16, 16)) -> None:
         super().__init__()
-        self.config, self.grid, self.vocab_size = config, grid, config.n_codes
+        self.config = config
+        self.grid = grid
+        self.vocab_size = config.n_codes
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
         self.quantize = nn.ModuleDict(
@@ -201,7 +203,8 @@ class Attention(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[B, width, h, w]` to the same."""
-        normed, rows = self.norm(hidden), hidden.shape[2]
+        normed = self.norm(hidden)
+        rows = hidden.shape[2]
         q, k, v = (rearrange(f(normed), "b c h w -> b 1 (h w) c") for f in (self.q, self.k, self.v))
         seen = F.scaled_dot_product_attention(q, k, v)
         return hidden + self.proj_out(rearrange(seen, "b 1 (h w) c -> b c h w", h=rows))

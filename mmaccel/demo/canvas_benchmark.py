@@ -28,7 +28,8 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _ENUMERABLE = ("replace", "shuffle", "tell")
-_PROMPTS, _DRAWS = 8, 100
+_PROMPTS = 8
+_DRAWS = 100
 
 
 def measure_text(
@@ -134,7 +135,8 @@ def _row(
     """One policy: means over rows; `same` counts rows equal to stepwise decoding's in the same
     order, None where that was not run before.
     """
-    n, other = len(tokens), plain.get(_order(policy))
+    n = len(tokens)
+    other = plain.get(_order(policy))
     return {
         "model": model,
         "policy": label,

@@ -76,7 +76,8 @@ class PassCounter:
     method = "prepare_inputs_for_generation"
 
     def __init__(self, model: Any) -> None:
-        self._model, self.passes = model, 0
+        self._model = model
+        self.passes = 0
 
     def __enter__(self) -> PassCounter:
         own = getattr(self._model, self.method)
@@ -109,7 +110,8 @@ def _seeded(seed: int | Sequence[int] | None, device: torch.device) -> Iterator[
     if isinstance(seed, Sequence):
         text = ",".join(map(str, seed))
         seed = int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
-    own, on_device = torch.get_rng_state(), None
+    own = torch.get_rng_state()
+    on_device = None
     module: Any = None if device.type == "cpu" else torch.get_device_module(device.type)
     torch.default_generator.manual_seed(seed)
     with _current(module, device):
@@ -140,12 +142,14 @@ def _count(tokens: Tensor, ends: Tensor | None) -> int:
 
 def find_caller() -> int:
     """The `stacklevel` at which a warning of the calling function points at the user's line."""
-    level, frame = 1, sys._getframe(1)
+    level = 1
+    frame = sys._getframe(1)
     while frame.f_back is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in ("mmaccel", "transformers", "torch"):
             break
-        level, frame = level + 1, frame.f_back
+        level = level + 1
+        frame = frame.f_back
     return level
 
 
@@ -191,7 +195,8 @@ class Fallback:
             self.refuse(text)
         if self.layout is not None:
             names = ("input_ids", "logits_processor", "stopping_criteria", "generation_config")
-            options, args = dict(zip(names, args)) | options, args[len(names) :]
+            options = dict(zip(names, args)) | options
+            args = args[len(names) :]
             given = options["logits_processor"]
             if type(given).__name__ != "LogitsProcessorList":
                 self.refuse_layout(f"a {type(given).__name__} in place of a LogitsProcessorList")
@@ -202,7 +207,8 @@ class Fallback:
             args = (*(options.pop(name) for name in names), *args)
         self.warn(text)
         out, stats = run_original(model, name, args, options, self.seed)
-        stats.policy, stats.fallbacks = repr(self.policy), list(reasons)
+        stats.policy = repr(self.policy)
+        stats.fallbacks = list(reasons)
         self.history.append(stats)
         return out
 

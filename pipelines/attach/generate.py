@@ -254,10 +254,12 @@ class GenerateService:
 
     def _decode(self, call: GenerateCall) -> Any:
         """Run the policy; return its tokens as `_sample` would."""
-        length, samples = call.length, call.config.do_sample
+        length = call.length
+        samples = call.config.do_sample
         assert length is not None  # `find_obstacles` requires a limit
         seed = self._choose_seed(samples)
-        whole, cuts = call, None
+        whole = call
+        cuts = None
         if self.reduction.methods:
             call = self.visuals.apply(whole, _row_seeds(call, seed))
             cuts = self.visuals.cuts
@@ -351,7 +353,8 @@ def _prepare(
     call: GenerateCall, window: CausalLMWindow, family: CausalLM, layers: PromptCuts | None
 ) -> StepOutputs | None:
     """Let a window record what the call wants next to its tokens, and give it its prompt."""
-    outputs, names = None, call.records
+    outputs = None
+    names = call.records
     if names or call.returns_cache:
         cache = call.cache if call.returns_cache else None
         outputs = StepOutputs(names, Columns(call.mask), call.pad, cache)

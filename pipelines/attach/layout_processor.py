@@ -38,7 +38,8 @@ class LayoutMask:
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
         slots = self._slots(input_ids)
-        token, allowed = self._forced(slots), self._layout.allowed(slots)
+        token = self._forced(slots)
+        allowed = self._layout.allowed(slots)
         if token is not None:
             return _keep(scores, token)
         if allowed is None:

@@ -105,7 +105,8 @@ def _observe(mask: Tensor, method: CacheMethod) -> Observer:
 
 def _inputs(call: GenerateCall) -> dict[str, Tensor]:
     """What transformers processes every generated token with, `[B, 1]` each."""
-    found, device = dict[str, Tensor](), call.device
+    found = dict[str, Tensor]()
+    device = call.device
     token_types = call.others.get("token_type_ids")
     if token_types is not None:  # as the last of the prompt
         found["token_type_ids"] = token_types[:, -1:].to(device)

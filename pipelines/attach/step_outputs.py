@@ -87,7 +87,8 @@ class StepOutputs:
                 attention weights have; None for a call without one, whose loop gives out the
                 values of all tokens at every step.
         """
-        self._prompt_output, self._is_uncached = output, cache is None
+        self._prompt_output = output
+        self._is_uncached = cache is None
         if cache is not None:
             self._windows = [getattr(layer, "sliding_window", None) for layer in cache.layers]
 
@@ -106,7 +107,8 @@ class StepOutputs:
             rows = [row for row in gained if starts[row] <= step < ends[row]]
             entries = [step - starts[row] for row in rows]
             for name, (value, skipped) in self._noted.items() if rows else ():
-                at, steps = [entry - skipped for entry in entries], self._steps[name]
+                at = [entry - skipped for entry in entries]
+                steps = self._steps[name]
                 steps += [None] * (step + 1 - len(steps))
                 if name in PER_STEP.values():
                     part = value[rows, at].float()  # [n, V]
@@ -145,7 +147,8 @@ class StepOutputs:
         self, name: str, step: int, layers: Any, rows: list[int], entries: list[int]
     ) -> tuple[Tensor, ...]:
         """Values per layer of a step, with those of some rows in them."""
-        before, batch = self._steps[name][step], len(self._columns.mask)
+        before = self._steps[name][step]
+        batch = len(self._columns.mask)
         if name == "hidden_states":  # [R, W, C] -> [B, 1, C]
             parts = [value[rows, entries][:, None] for value in layers]
         else:  # [R, H, W, S] -> [B, H, 1, T + step]

@@ -223,7 +223,8 @@ def find_training_effect(model: nn.Module) -> str | None:
 
 def _in_training(model: nn.Module) -> list[nn.Module]:
     """Modules in training mode. `model.modules()` also builds their names, at every call."""
-    found, left = [], [model]
+    found = []
+    left = [model]
     while left:
         module = left.pop()
         left += [child for child in module._modules.values() if child is not None]

@@ -57,7 +57,8 @@ class ForwardRoute:
         Raises:
             UnsupportedModelError: see `CausalLMWindow.choose_route`.
         """
-        fused, compile = window.fused, window.compile
+        fused = window.fused
+        compile = window.compile
         self._configs = []
         self.decoder = None
         self.reason = _find_obstacle(window)

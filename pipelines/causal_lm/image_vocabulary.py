@@ -34,14 +34,16 @@ class ImageTokenWindow(CausalLMWindow):
         ids: `[N + S]` int64, the model's id of every image token.
     """
 
-    row_inputs, constants = ("_lengths",), ("ids", "_weight", "_bias")
+    row_inputs = ("_lengths",)
+    constants = ("ids", "_weight", "_bias")
     options = (*CausalLMWindow.options, "_n_structural")
     needs_head = False
 
     def __init__(self, model: Any, ids: Sequence[int], structural: Sequence[int] = ()) -> None:
         super().__init__(model)
         self._every_id = [*ids, *structural]
-        self.vocab_size, self._n_structural = len(self._every_id), len(structural)
+        self.vocab_size = len(self._every_id)
+        self._n_structural = len(structural)
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):  # rows of an adapter's head are not taken apart
             raise UnsupportedModelError(
@@ -56,7 +58,8 @@ class ImageTokenWindow(CausalLMWindow):
         head = self.model.get_output_embeddings()
         self.ids = torch.tensor(self._every_id, device=self.device)
         n_ids = self.vocab_size - self._n_structural
-        first, ids = self._every_id[0], self._every_id[:n_ids]
+        first = self._every_id[0]
+        ids = self._every_id[:n_ids]
         is_run = ids == list(range(first, first + n_ids))
         rows: Any = slice(first, first + n_ids) if is_run else ids
         # where a device map has the head elsewhere, a copy
@@ -87,7 +90,8 @@ class ImageTokenWindow(CausalLMWindow):
     def compute(self, **inputs: Any) -> Any:
         """As in `CausalLMWindow`, of image tokens."""
         assert self._lengths is not None and self._weight is not None, "begin comes first"
-        tokens, n_kept = inputs["input_ids"], inputs.pop("logits_to_keep", 0)
+        tokens = inputs["input_ids"]
+        n_kept = inputs.pop("logits_to_keep", 0)
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)

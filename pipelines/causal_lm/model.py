@@ -306,7 +306,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def position_ids(self, positions: Tensor) -> Tensor:
         """The model's position ids of cache positions `[R, W]` int64; surplus ones are clamped."""
         assert self.caches is not None, "reserve comes first"
-        positions, own = positions.clamp(max=self.caches.positions - 1), self.own_prompt
+        positions = positions.clamp(max=self.caches.positions - 1)
+        own = self.own_prompt
         if own is None or own.is_plain:
             return positions
         return positions + (own.next_position - own.lengths)[:, None]

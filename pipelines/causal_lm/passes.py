@@ -100,7 +100,9 @@ class WindowPasses:
 
     def prefill(self, entries: Pass) -> None:
         """See `CausalLMWindow.prefill`."""
-        window, tokens, start = self._window, entries.tokens, entries.start
+        window = self._window
+        tokens = entries.tokens
+        start = entries.start
         assert start is not None
         width = tokens.shape[1]
         surplus = window.prompt_width(width) - width
@@ -118,7 +120,9 @@ class WindowPasses:
 
     def forward(self, entries: Pass) -> Tensor:
         """See `CausalLMWindow.forward`."""
-        window, tokens, start = self._window, entries.tokens, entries.start
+        window = self._window
+        tokens = entries.tokens
+        start = entries.start
         assert start is not None
         if window.prompt_logits is None:
             return self._score(entries)
@@ -144,7 +148,8 @@ class WindowPasses:
             entries: of the pass.
             skipped: entries of the window before these.
         """
-        window, start = self._window, entries.start
+        window = self._window
+        start = entries.start
         assert start is not None
         tree = None if entries.parents is None else find_ancestors(entries.parents)
         output = self._run(entries.tokens, start, self._open(start, tree), **window.pass_options)
@@ -180,7 +185,8 @@ class WindowPasses:
         dtype = window.model.dtype
         if this is None:
             queries = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
-            visible, windows = caches.layout.visible_length, window.facts.windows
+            visible = caches.layout.visible_length
+            windows = window.facts.windows
             masks: Any = make_masks(queries, len(tokens), visible, windows, dtype)
         else:  # a mask of one zero: given none, some models synchronise to check for padding
             masks = start.new_zeros(len(tokens), 1, 1, 1, dtype=dtype)
@@ -220,7 +226,8 @@ class WindowPasses:
     def states(self, body: Callable[..., Any] | None, inputs: dict[str, Any]) -> Tensor:
         """Hidden states `[R, W, C]` of a forward; see `ForwardRoute.states`."""
         window = self._window
-        forwards, own = window.forwards, window.own_prompt
+        forwards = window.forwards
+        own = window.own_prompt
         hidden = forwards.states(
             body, inputs, self.caches(), counts_tokens=own is None or own.is_plain
         )

@@ -88,7 +88,8 @@ def describe_sharing(model: nn.Module) -> str:
 
 def _find_kinds(model: nn.Module) -> Iterator[Activations]:
     for module in model.modules():
-        kind, weight = type(module), module._parameters.get("weight")
+        kind = type(module)
+        weight = module._parameters.get("weight")
         if kind.__module__.startswith("bitsandbytes."):
             yield from _of_bitsandbytes(module)
         elif kind.__module__.startswith("torch.ao.nn.quantized.dynamic"):

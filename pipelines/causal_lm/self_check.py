@@ -201,13 +201,16 @@ def _compare_same_shapes(
     """
     from transformers.cache_utils import DynamicCache
 
-    cache, of_windows, of_the_model = DynamicCache(), [], []
+    cache = DynamicCache()
+    of_windows = []
+    of_the_model = []
     window.reserve(2, LENGTH)
     for first, width in EVEN_PASSES:
         surplus = cache.get_seq_length() - first
         if surplus:
             cache.crop(-surplus)
-        end, start = first + width, torch.full((2,), first, device=ids.device)
+        end = first + width
+        start = torch.full((2,), first, device=ids.device)
         own = model(
             input_ids=ids[:, first:end],
             attention_mask=torch.ones_like(ids[:, :end]),

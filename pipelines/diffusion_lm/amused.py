@@ -39,7 +39,8 @@ class AmusedService(PolicyService):
 
     def open(self) -> int | None:
         """See `PolicyService.open`."""
-        pipe, policy = self._target, self.policy
+        pipe = self._target
+        policy = self.policy
         name = type(pipe).__name__
         check_uncached(policy, name, "its passes are over the whole grid")
         if getattr(policy, "revise", "") == "shadow" or getattr(policy, "layout", "") == "entries":
@@ -47,7 +48,8 @@ class AmusedService(PolicyService):
                 f"policy: expected one whose passes are rows for a {name}, which has no KV cache, "
                 f'received {policy!r}; choose revise="edit" or "redo", or layout="rows"'
             )
-        self._model, self._scheduler = pipe.transformer, pipe.scheduler
+        self._model = pipe.transformer
+        self._scheduler = pipe.scheduler
         self._policy = policy  # of the running call
         self._given: Mapping[str, Any] | None = None
         self._tokens: Tensor | None = None
@@ -73,7 +75,8 @@ class AmusedService(PolicyService):
         self._policy = self.policy
         if "num_inference_steps" in asked:
             self._policy = set_steps(self.policy, asked["num_inference_steps"])
-        self._given, self._awaits_model_call = given, True
+        self._given = given
+        self._awaits_model_call = True
         try:
             return own(**given | {"num_inference_steps": 1, "callback": None})
         finally:
@@ -106,7 +109,8 @@ class AmusedService(PolicyService):
         """Tokens `[B, h, w]` for latents that may already hold some of them."""
         given = self._given
         assert given is not None
-        mask_token, size = self._scheduler.config.mask_token_id, self._model.config.codebook_size
+        mask_token = self._scheduler.config.mask_token_id
+        size = self._model.config.codebook_size
         batch, height, width = latents.shape
         model = GridDenoiser(call, conditions, (height, width), mask_token, size, branches)
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
@@ -205,7 +209,8 @@ class KnownTokens:
     """
 
     def __init__(self, base: Layout | None, latents: Tensor, mask_token: int) -> None:
-        self._base, self._width = base, latents.shape[-1]
+        self._base = base
+        self._width = latents.shape[-1]
         self._known = torch.where(latents == mask_token, -1, latents).flatten(1)  # [B, h * w]
 
     @property
@@ -238,7 +243,8 @@ def _make_on_step(
         return None
 
     def on_step(progress: CanvasProgress) -> None:
-        step, is_committed = progress.passes - 1, progress.is_committed
+        step = progress.passes - 1
+        is_committed = progress.is_committed
         if step % every == 0:
             latents = torch.where(is_committed, progress.tokens, mask_token).unflatten(1, grid)
             shown = latents.clone()

@@ -130,7 +130,10 @@ class CachedDenoiser(Denoiser):
         shift: int = 0,
         block: int | None = None,
     ) -> None:
-        self.model, self.mask_token, self.shift, self.block = passes.model, mask_token, shift, block
+        self.model = passes.model
+        self.mask_token = mask_token
+        self.shift = shift
+        self.block = block
         self.vocab_size, self.max_positions = vocab_size, max_positions
         self.cached = passes
         self._reserved: tuple[int, int] | None = None

@@ -84,7 +84,8 @@ class CachedPasses:
         plain_options: Mapping[str, Any] = _NOTHING,
     ) -> None:
         self.model, self.form = model, form
-        self.methods, self.branches = LayerMethods(), 1
+        self.methods = LayerMethods()
+        self.branches = 1
         self.stores: LayerStores | None = None
         self._n_layers = n_layers or getattr(self.config, "num_hidden_layers", None)
         self._reports_past_only = reports_past_only
@@ -169,7 +170,8 @@ class CachedPasses:
         """
         assert self.stores is not None
         assert entries.lengths is not None and entries.start is not None
-        lengths, width = entries.lengths, entries.tokens.shape[1]
+        lengths = entries.lengths
+        width = entries.tokens.shape[1]
         index = torch.arange(width, device=lengths.device).expand_as(entries.tokens)
         at = entries.cache_indices[:, None].expand(-1, entries.reads.shape[1], -1)
         reads = entries.reads.gather(2, at) & (index < lengths[:, None])[:, None]

@@ -41,7 +41,8 @@ class Rows:
     mask_name: str = "attention_mask"
 
     def __post_init__(self) -> None:
-        ids, mask = self.ids, self.mask
+        ids = self.ids
+        mask = self.mask
         is_sound = isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() > 0
         if not is_sound or ids.is_floating_point() or ids.dtype == torch.bool:
             shown = f"{ids.dtype} {list(ids.shape)}" if isinstance(ids, Tensor) else repr(ids)
@@ -75,7 +76,8 @@ class Rows:
         Raises:
             OptionError: an id out of range, or the mask token.
         """
-        ids, remedy = self.ids.to(torch.int64), "take those of the model's own tokenizer"
+        ids = self.ids.to(torch.int64)
+        remedy = "take those of the model's own tokenizer"
         self._refuse(ids < 0, "ids from 0 on", remedy)
         if n_ids is not None:
             self._refuse(ids >= n_ids, f"ids below {n_ids}", remedy)
@@ -85,7 +87,8 @@ class Rows:
 
     def packed(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Tokens `[B, T]` with the padding moved to the right, and their numbers, `[B]`."""
-        ids, is_token = self.ids.to(device, torch.int64), self.is_token.to(device)
+        ids = self.ids.to(device, torch.int64)
+        is_token = self.is_token.to(device)
         order = (~is_token).int().argsort(dim=1, stable=True)
         return ids.gather(1, order), is_token.sum(1)
 

@@ -114,7 +114,8 @@ class SDARDenoiser(CachedDenoiser):
         try:
             check_denoiser(self)
         except UnsupportedModelError as error:
-            self.supports_kv_cache, self.kv_cache_reason = False, str(error)
+            self.supports_kv_cache = False
+            self.kv_cache_reason = str(error)
             check_denoiser(self)
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:

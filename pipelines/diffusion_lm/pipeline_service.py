@@ -60,7 +60,8 @@ class PolicyService:
         self.layer_methods = layer_methods
         self.policy, self.seed, self.strict, self.layout = policy, seed, strict, layout
         self.history: list[Stats] = []
-        self._target, self._warned = target, set[str]()
+        self._target = target
+        self._warned = set[str]()
         check_size(layout, self.open())
         if layer_methods:
             refuse_layers(layer_methods.slots, type(target).__name__, self.find_layer_obstacle())

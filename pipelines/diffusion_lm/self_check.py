@@ -155,7 +155,8 @@ class DenoiserCheck:
         model: Any = self.model
         n = 9 if model.block is None else max(9, model.block + 2)  # some of it in a second block
         ids = self.ids[:, :n]
-        own, fewer = model.own_logits(ids), model.own_logits(ids[:, :-1])
+        own = model.own_logits(ids)
+        fewer = model.own_logits(ids[:, :-1])
         whole, part, hidden = scrambled_passes(ids, model.block)
         model.reserve(len(ids) + 1, whole.reads.shape[-1])
         for entries, wanted, what in (

@@ -145,7 +145,9 @@ class DenoiserService(PolicyService):
     def _decode(self, call: DenoiserCall) -> Generation:
         """A run of the policy; tokens in the model's own numbering."""
         began = time.perf_counter()
-        denoiser, params, length = self._denoiser, call.params, call.length
+        denoiser = self._denoiser
+        params = call.params
+        length = call.length
         prompt = call.prompt(denoiser, self.layout)
         seed = self.seed
         if seed is None and params.temperature:

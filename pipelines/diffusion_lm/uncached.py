@@ -67,7 +67,8 @@ class UncachedDenoiser(Denoiser):
                 f"images: expected (first id, count) within {n_ids} ids, received {images}; "
                 "None for canvases of text"
             )
-        self._first, self._is_slice = first, images is not None
+        self._first = first
+        self._is_slice = images is not None
         self.vocab_size = size
         self.mask_token = size if images else mask_token
         self.n_ids = n_ids

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _SIDE = 480  # pixels of a view's longer side, and of all tiles together
-_GAP, _MARGIN = 16, 24
+_GAP = 16
+_MARGIN = 24
 _PAPER = 250
 _VEILED = 0.75  # of a dropped patch, in grey
 _DARK, _LIGHT, _MIDDLE = 16.0, 235.0, 100.0  # veils of light and of dark images, and what is dark
-_ABSENT, _DROPPED, _KEPT = 0, 1, 2
+_ABSENT = 0
+_DROPPED = 1
+_KEPT = 2
 
 
 def draw_kept(images: Sequence[ImageTokens]) -> Image:
@@ -60,7 +63,8 @@ def draw_kept(images: Sequence[ImageTokens]) -> Image:
 def _draw_row(image: ImageTokens) -> Tensor:
     """One image's views, `[h, w, 3]` uint8: the first on the left, the tiles on the right."""
     assert image.pixels is not None
-    rows, columns = int(image.row.max()) + 1, int(image.column.max()) + 1
+    rows = int(image.row.max()) + 1
+    columns = int(image.column.max()) + 1
     states = torch.full((len(image.pixels), rows, columns), _ABSENT)
     is_place = (image.row >= 0) & (image.column >= 0)
     at = tuple(values[is_place] for values in (image.view, image.row, image.column))

@@ -209,7 +209,8 @@ class ImageToText(MovablePipeline):
         )
 
     def __repr__(self) -> str:
-        kind, reducers = type(self.model).__name__, "".join(f", {one!r}" for one in self.reducers)
+        kind = type(self.model).__name__
+        reducers = "".join(f", {one!r}" for one in self.reducers)
         return f"ImageToText({kind}{describe(self)}, {self.policy!r}{reducers})"
 
     @property
@@ -318,7 +319,9 @@ class _Clock:
     """A streamer of transformers that notes when the first tokens come, and tells of each."""
 
     def __init__(self, on_token: Callable[[int], None] | None) -> None:
-        self._puts, self.first, self._on_token = 0, 0.0, on_token
+        self._puts = 0
+        self.first = 0.0
+        self._on_token = on_token
 
     def put(self, value: Tensor) -> None:
         """Called with the prompt, then with every step's tokens."""

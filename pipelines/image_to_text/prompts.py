@@ -141,9 +141,11 @@ def make_inputs(processor: Any, questions: Sequence[str], images: Sequence[Seque
 def _message(question: str, images: Sequence[Image]) -> list[dict[str, Any]]:
     """A conversation of one message."""
     parts: list[dict[str, Any]] = []
-    texts, rest = question.split(MARK), list(images)
+    texts = question.split(MARK)
+    rest = list(images)
     if len(texts) == 1:
-        parts, rest = [{"type": "image", "image": image} for image in images], []
+        parts = [{"type": "image", "image": image} for image in images]
+        rest = []
     for text in texts:
         if text.strip():
             parts.append({"type": "text", "text": text.strip()})

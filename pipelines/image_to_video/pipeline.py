@@ -174,7 +174,8 @@ class ImageToVideo(Pipeline):
         Raises:
             OptionError, UnsupportedModelError, NumericsError, BusyError: as `__call__`.
         """
-        video, model = self.video, self.model
+        video = self.video
+        model = self.model
         check_params(params)
         if params.guidance_scale != 1:
             raise OptionError(

@@ -115,9 +115,11 @@ def _cover(image: Image, size: tuple[int, int]) -> Image:
         )
     image, (width, height) = upright_rgb(image), size
     scale = max(width / image.width, height / image.height)
-    wide, high = math.ceil(scale * image.width), math.ceil(scale * image.height)
+    wide = math.ceil(scale * image.width)
+    high = math.ceil(scale * image.height)
     left, top = round((wide - width) / 2), round((high - height) / 2)
-    across, down = image.width / wide, image.height / high
+    across = image.width / wide
+    down = image.height / high
     box = (left * across, top * down, (left + width) * across, (top + height) * down)
     # Only the visible part is scaled: a scaled strip one pixel wide would fill the memory.
     return image.resize(size, Image.Resampling.BILINEAR, box)

@@ -109,7 +109,8 @@ class WindowPass:
         Returns:
             `[R, Hq, W, D]`.
         """
-        layout, window = self.stores[layer].layout, self.windows[layer]
+        layout = self.stores[layer].layout
+        window = self.windows[layer]
         if self.reads is not None:
             return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
         start = layout.to_index(self.start)
@@ -143,7 +144,8 @@ class WindowPass:
         if self.watcher is not None:
             self.watcher.keep(layer, query, key, mask=None, scale=scale)
         elif self.sparse is not None:
-            reads, indices = layout.shift(self.reads).to(key.device), layout.indices.to(key.device)
+            reads = layout.shift(self.reads).to(key.device)
+            indices = layout.indices.to(key.device)
             # entries of the last cache index are padding, which asks for no blocks
             last = layout.to_index(torch.full_like(self.start[:, None], self.reads.shape[-1] - 1))
             entry = torch.arange(query.shape[2], device=key.device)
@@ -198,7 +200,8 @@ def _hide_branches(mask: Tensor, indices: Tensor, tree: Tensor) -> Tensor:
         indices: `[R, W]` int64, cache indices of the entries, one after the other.
         tree: `[R, W, W]` bool.
     """
-    width, length = tree.shape[1], mask.shape[-1]
+    width = tree.shape[1]
+    length = mask.shape[-1]
     entry = torch.arange(length, device=mask.device) - indices[:, :1]  # [R, S]
     is_inside = (entry >= 0) & (entry < width)
     index = entry.clamp(0, width - 1)[:, None].expand(-1, width, -1)

@@ -35,7 +35,8 @@ class SparseBlocks:
             key: `[R, Hkv, S, D]`, what the layer holds, the window's own keys included.
             start: `[R]` int64, cache index of each row's first query.
         """
-        width, size = query.shape[2], self.method.block
+        width = query.shape[2]
+        size = self.method.block
         if not self._chooses(layer):
             return None
         n_new = (width + size - 2) // size + 1
@@ -111,7 +112,8 @@ class SparseBlocks:
 
     def _follow(self, layer: int, key: Tensor, written: Tensor, is_real: Tensor) -> Tensor:
         """Summaries `[R, H, N, C]` of what a layer holds after the pass has written."""
-        method, capacity = self.method, key.shape[2]
+        method = self.method
+        capacity = key.shape[2]
         size = method.block
         n_blocks = -(-capacity // size)
         known = self._summaries.get(layer)

@@ -131,11 +131,13 @@ class KVCacheLayout:
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
         """Inside the block, passes are of these rows, `[n]` int64, in their order."""
-        self.rows, self.selected_rows = len(rows), rows
+        self.rows = len(rows)
+        self.selected_rows = rows
         try:
             yield
         finally:
-            self.rows, self.selected_rows = self.max_rows, None
+            self.rows = self.max_rows
+            self.selected_rows = None
 
 
 class WindowLayer:
@@ -218,7 +220,8 @@ class WindowLayer:
         assert self.keys is not None and self.values is not None
         index = index.to(self.keys.device)
         rows = torch.arange(len(index), device=index.device)[:, None] * self.layout.allocated_length
-        flat, is_known = (rows + index.clamp(min=0)).flatten(), (index >= 0)[:, None, :, None]
+        flat = (rows + index.clamp(min=0)).flatten()
+        is_known = (index >= 0)[:, None, :, None]
         found = (store[flat].unflatten(0, index.shape) for store in (self.keys, self.values))
         keys, values = (states.transpose(1, 2).where(is_known, 0) for states in found)
         return keys, values

@@ -111,7 +111,8 @@ def load_model(
     """
     warn_if_untested()
     check_folder(folder, option)
-    hub, dtype = load_config.hub, load_config.dtype
+    hub = load_config.hub
+    dtype = load_config.dtype
     is_mapped = load_config.device_map is not None
     place = None if is_mapped else load_config.device
     check_sizes(kind, folder, dtype, option, hub.variant, place)

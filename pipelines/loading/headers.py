@@ -91,7 +91,8 @@ def check_folder(folder: Path, option: str = "model") -> None:
         ) from error
     for entry in entries:
         try:
-            mode, size = (found := entry.stat()).st_mode, found.st_size
+            mode = (found := entry.stat()).st_mode
+            size = found.st_size
         except OSError:  # a link to nothing
             continue
         file = Path(entry.path)

@@ -184,7 +184,8 @@ def choose_files(names: Iterable[str], variant: str | None = None) -> list[str]:
     wanted = [name for name in names if not name.lower().endswith(_UNREAD)]
     kept = []
     for name in wanted:
-        folder, file = PurePosixPath(name).parent, PurePosixPath(name).name
+        folder = PurePosixPath(name).parent
+        file = PurePosixPath(name).name
         if not _is_weight(file):
             kept.append(name)
             continue

@@ -205,7 +205,8 @@ class MovablePipeline:
 
         with alone(self._lock):
             self._moved()
-            self._offloaded, last = {}, None
+            self._offloaded = {}
+            last = None
             for part_name, part in self._parts().items():
                 if isinstance(part.module, nn.Module):
                     # the model stays while rows are rendered in the middle of a run

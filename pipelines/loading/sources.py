@@ -78,7 +78,8 @@ def content_files(source: Path, decoder: Path | None = None) -> list[Path]:
         files = [source, *(f for f in _own_files(folder) if f.name.startswith("vq"))]
         folders = [path for path in folder.iterdir() if path.is_dir() and "t5" in path.name]
     else:
-        files, folders = _own_files(source), [path for path in source.iterdir() if path.is_dir()]
+        files = _own_files(source)
+        folders = [path for path in source.iterdir() if path.is_dir()]
         sibling = tokenizer_folder(source)
         if sibling != source:
             files += [path for path in _own_files(sibling) if path.stem == "tokenizer"]

@@ -221,14 +221,16 @@ def take_warpers(
         The other processors, and arguments of `SamplingParams`.
     """
     order = list(_WARPERS.values())
-    rest, taken = list(kinds), dict[str, Any]()
+    rest = list(kinds)
+    taken = dict[str, Any]()
     last = len(order)
     while samples and rest:
         processor = rest[-1][0]
         name = _WARPERS.get(type(processor).__name__)
         if name is None or not is_own(processor, type(processor).__name__):
             break
-        index, value = order.index(name), getattr(processor, name)
+        index = order.index(name)
+        value = getattr(processor, name)
         plain = getattr(processor, "filter_value", -float("inf")) == -float("inf")
         least = getattr(processor, "min_tokens_to_keep", 1)
         if index >= last or not plain or least != 1 or not 0 < value < float("inf"):

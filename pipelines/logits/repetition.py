@@ -131,7 +131,8 @@ class RepetitionAwareSampling(WindowRule):
         Cost: one top-k; no host synchronisation; memory for B * W * (V + K) entries.
         """
         full = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        nucleus, repeated = self._nucleus(full), self._repeated(scores, tokens, columns)
+        nucleus = self._nucleus(full)
+        repeated = self._repeated(scores, tokens, columns)
         if self.redraw == "all":
             discarded = nucleus.where(repeated, 0).sum(-1, keepdim=True)
             probabilities = nucleus.masked_fill(repeated, 0) + full * discarded
@@ -148,7 +149,8 @@ class RepetitionAwareSampling(WindowRule):
         before = pad(highest.cumsum(-1)[..., :-1], (1, 0))
         n_kept = (before < self.top_p).sum(-1, keepdim=True)
         least = highest.gather(-1, n_kept - 1)
-        above, level = full > least, full == least
+        above = full > least
+        level = full == least
         n_level = n_kept - above.sum(-1, keepdim=True)
         kept = full.where(above | (level & (level.cumsum(-1) <= n_level)), 0)
         return kept / kept.sum(-1, keepdim=True)

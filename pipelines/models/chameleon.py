@@ -45,7 +45,8 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig, rename_taming
 
-_OPEN, _END_OF_TURN = "<racm3:break>", "<reserved08706>"
+_OPEN = "<racm3:break>"
+_END_OF_TURN = "<reserved08706>"
 _DECODER = "model.vqmodel."  # names of its tensors in a checkpoint begin so
 _DECODER_FILES = ("vqgan.ckpt", "vqgan.safetensors", "tokenizer/vqgan.ckpt")
 

@@ -51,7 +51,8 @@ class Emu3Images(ImageModel):
         size: width and height in pixels.
     """
 
-    family, no_negatives = "Emu3", None
+    family = "Emu3"
+    no_negatives = None
     examples = ("a portrait of a young girl.",)
     params = SamplingParams(guidance_scale=3.0, top_k=2048)
     window: ImageTokenWindow

@@ -291,7 +291,8 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
     size = load_config.size or (_SIDE, _SIDE)
     count_tokens(size, _STEP)
     _check_parts(folder, load_config)
-    first, others = load_config, replace(load_config, device_map=None)
+    first = load_config
+    others = replace(load_config, device_map=None)
     with warnings.catch_warnings():  # older versions of diffusers need "torch_dtype"
         warnings.simplefilter("ignore", FutureWarning)
         parts = {

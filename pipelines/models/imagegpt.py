@@ -110,7 +110,8 @@ class ImageGPTImages(ImageModel):
         window = ImageGPT().wrap(model)
         side = isqrt(model.config.n_positions)
         super().__init__(window, Grid(side, side, window.vocab_size), (side, side))
-        self._palette, self._start = palette.to(window.device), model.config.vocab_size - 1
+        self._palette = palette.to(window.device)
+        self._start = model.config.vocab_size - 1
 
     def encode(self, text: str) -> list[int]:
         """The id of the token before every image.

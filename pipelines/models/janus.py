@@ -71,7 +71,8 @@ class Janus(CausalLM):
         if options.get("generation_mode", "text") == "text":
             return None
         seen = prepare_image(model, args, options)
-        config, processors = seen.config, list(seen.processors)
+        config = seen.config
+        processors = list(seen.processors)
         reasons = [name for name in _RECORDS if getattr(config, name, False)]
         reasons += [*find_in_model(model), *seen.others]
         if not is_left_padded(seen.mask):
@@ -87,7 +88,8 @@ class Janus(CausalLM):
             if kind != "flat"
         ]
         length = model.model.vision_model.config.num_image_tokens
-        longest, limit = seen.tokens.shape[1], model.config.text_config.max_position_embeddings
+        longest = seen.tokens.shape[1]
+        limit = model.config.text_config.max_position_embeddings
         if longest + length - 1 > limit:
             reasons.append(f"more positions than the model's {limit}")
         if reasons:
@@ -95,7 +97,8 @@ class Janus(CausalLM):
         kinds, warpers = take_warpers(kinds, config.do_sample)
         chain = LogitsChain(kinds, seen.ids, longest) if kinds else None
         prompt = Prompt(align_left(seen.tokens, seen.mask), seen.mask.sum(1), branches=2)
-        scale, temperature = float(processors[0].guidance_scale), 1.0 if config.do_sample else 0.0
+        scale = float(processors[0].guidance_scale)
+        temperature = 1.0 if config.do_sample else 0.0
 
         def hand_over(made: Generation) -> Any:
             return _wrap(made.tokens.to(seen.ids.device), config)
@@ -148,7 +151,8 @@ class JanusCodes(CausalLMWindow):
     def compute(self, **inputs: Any) -> Any:
         """As in `CausalLMWindow`, of image codes."""
         assert self._lengths is not None, "begin comes first"
-        tokens, inner = inputs.pop("input_ids"), self.model.model
+        tokens = inputs.pop("input_ids")
+        inner = self.model.model
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         codes = tokens.masked_fill(is_text, 0)
         embedded = torch.where(
@@ -181,7 +185,8 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
     make = model._get_logits_processor
 
     def note_processors(generation_config: Any, **others: Any) -> Any:
-        seen.config, seen.ids = generation_config, others["encoder_input_ids"]
+        seen.config = generation_config
+        seen.ids = others["encoder_input_ids"]
         seen.processors = make(generation_config=generation_config, **others)
         return seen.processors
 
@@ -190,7 +195,8 @@ def prepare_image(model: Any, args: tuple[Any, ...], options: dict[str, Any]) ->
     ) -> Any:
         given = {name for name, value in kwargs.items() if value is not None} - {CACHE}
         seen.others = sorted(given - _PASSED)
-        seen.tokens, seen.mask = input_ids, attention_mask.bool()
+        seen.tokens = input_ids
+        seen.mask = attention_mask.bool()
         raise _Prepared
 
     lists = [copy(value) if isinstance(value, list) else value for value in args]
@@ -225,7 +231,8 @@ class JanusImages(ImageModel):
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
         self._mean, self._std = pixel_scale(processor.image_processor)
-        window, shape = JanusCodes(model), model.model.vision_model.config
+        window = JanusCodes(model)
+        shape = model.model.vision_model.config
         side = isqrt(shape.num_image_tokens)
         layout = Grid(side, side, window.vocab_size)
         super().__init__(window, layout, (shape.image_size, shape.image_size))
@@ -250,7 +257,8 @@ class JanusImages(ImageModel):
         options = {**given, "generation_mode": "image", "guidance_scale": _GUIDANCE}
         seen = prepare_image(self.model, (), options)  # any scale: the rows do not depend on it
         rows = slice(None if guided else len(encoded))
-        tokens, mask = seen.tokens[rows], seen.mask[rows]
+        tokens = seen.tokens[rows]
+        mask = seen.mask[rows]
         branches = 2 if guided else 1
         return self.window.begin(
             Prompt(align_left(tokens, mask), mask.sum(1), branches, layout=self.layout)

@@ -49,7 +49,8 @@ class WordImages(ImageModel):
         side: int = tokenizer.size  # type: ignore[attr-defined]
         super().__init__(window, Grid(*tokenizer.grid, tokenizer.vocab_size), (side, side))
         self.tokenizer, self.words = tokenizer, words
-        self.pad, self.examples = words.pad, (words.words[0],)
+        self.pad = words.pad
+        self.examples = (words.words[0],)
 
     def encode(self, text: str) -> list[int]:
         """See `CaptionWords.encode`."""

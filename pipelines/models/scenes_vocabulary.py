@@ -37,7 +37,8 @@ def read_words(folder: Path) -> dict[str, Any]:
         return {}
     content = read_json(file)
     check_ranges(content, _RANGES, file)
-    words, sibling = content.get("words", []), content.get("picture_tokenizer")
+    words = content.get("words", [])
+    sibling = content.get("picture_tokenizer")
     is_list = isinstance(words, list) and len(words) <= _MOST_WORDS
     if not is_list or not all(isinstance(word, str) for word in words):
         raise UnsupportedModelError(

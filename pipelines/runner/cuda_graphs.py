@@ -153,7 +153,8 @@ class CudaGraphRunner:
         cache: GraphCache | None = None,
     ) -> None:
         self.device, self.sync_every, self.falls_back = device, sync_every, falls_back
-        self.reason, self.captures = "", 0
+        self.reason = ""
+        self.captures = 0
         self._cache = GraphCache(0) if cache is None else cache
         self.has_cache = cache is not None
         self.load(None, {})
@@ -194,7 +195,8 @@ class CudaGraphRunner:
         if self.reason or key is None:
             step()
             return bool(self.reason)
-        graphs, warm = self._entry.graphs, self._entry.warm
+        graphs = self._entry.graphs
+        warm = self._entry.warm
         if key in graphs:
             graphs[key]()
             return True
@@ -338,7 +340,8 @@ class CudaGraphRunner:
 
     def _warm_up(self, step: Callable[[], None]) -> None:
         """Run a step on the stream that graphs are captured on."""
-        stream, current = self._side_stream(), torch.cuda.current_stream(self.device)
+        stream = self._side_stream()
+        current = torch.cuda.current_stream(self.device)
         stream.wait_stream(current)
         try:
             with torch.cuda.stream(stream):

@@ -138,7 +138,8 @@ class FusedDecoder:
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
 
         def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
-            store, attention = cache[number], layer.attention
+            store = cache[number]
+            attention = layer.attention
             if not store.has_room:
                 heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
                 own = heads[:, -attention.kv_heads :]  # values; keys have the same shape
@@ -195,7 +196,9 @@ class FusedDecoder:
         rows = hidden.shape[0]
 
         def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
-            mask, own, attention = _pick(masks, layer.kind), stores[number], layer.attention
+            mask = _pick(masks, layer.kind)
+            own = stores[number]
+            attention = layer.attention
             queries = rope_write(
                 qkv, *_find_turns(angles, layer), *own, index,
                 interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
@@ -225,7 +228,8 @@ class FusedDecoder:
         """
         shape = hidden.shape
         hidden, update, post = hidden.flatten(0, 1), None, None  # [T, C]
-        scale, norms_stream = 1.0, self._structure.norms_stream
+        scale = 1.0
+        norms_stream = self._structure.norms_stream
 
         def add(own: Norm | None) -> tuple[Tensor, Tensor]:
             total, normed = norm(hidden, update, own, post=post, scale=scale)
@@ -244,7 +248,8 @@ class FusedDecoder:
                 update = update + _run_mlp(gate, layer, x)
                 continue
             hidden, x = add(layer.pre_mlp)
-            update, post = _run_mlp(gate, layer, x), layer.post_mlp
+            update = _run_mlp(gate, layer, x)
+            post = layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
 
     def make_tables(self, n_positions: int) -> Tables | None:
@@ -307,7 +312,8 @@ class FusedDecoder:
         head = self.head
         if head is None:
             return hidden
-        weight, bias = head.linear.weight[:n_ids], head.linear.bias
+        weight = head.linear.weight[:n_ids]
+        bias = head.linear.bias
         return finish_logits(head, F.linear(hidden, weight, None if bias is None else bias[:n_ids]))
 
 
@@ -320,7 +326,8 @@ def finish_logits(head: Head, logits: Tensor) -> Tensor:
 
 def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:
     """Rows of the tables; kinds of layers that share one share them."""
-    at, found = position_ids.flatten(), dict[int, Angles]()
+    at = position_ids.flatten()
+    found = dict[int, Angles]()
     for cos, sin in tables.values():
         if id(cos) not in found:
             found[id(cos)] = cos.index_select(0, at), sin.index_select(0, at)
@@ -406,7 +413,8 @@ def open_fused(
 
     Cost: one visit of every module and parameter, where nothing changed.
     """
-    state, known = _read_state(model), _known.get(model)
+    state = _read_state(model)
+    known = _known.get(model)
     is_same = known is not None and known.state == state
     if known is not None and is_same and (known.decoder is not None or known.reason):
         return known.decoder, known.reason

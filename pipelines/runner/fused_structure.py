@@ -189,7 +189,8 @@ def find_hook(model: Any) -> str:
 
 
 def _iterate_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    decoder = model.get_decoder()
+    head = model.get_output_embeddings()
     for module in (model, model.base_model):
         yield type(module).__name__, module
     for name, module in decoder.named_modules():
@@ -327,7 +328,8 @@ def _read_norm(module: Any, spec: NormSpec) -> Norm | None:
 
 
 def _read_head_norms(module: Any, spec: NormSpec) -> HeadNorms:
-    q, k = _read_norm(module.q_norm, spec), _read_norm(module.k_norm, spec)
+    q = _read_norm(module.q_norm, spec)
+    k = _read_norm(module.k_norm, spec)
     assert q is not None and k is not None
     if q.eps != k.eps:
         raise UnknownDecoderError("norms of queries and keys that differ")
@@ -336,7 +338,8 @@ def _read_head_norms(module: Any, spec: NormSpec) -> HeadNorms:
 
 def _read_head(model: Any) -> tuple[Head | None, str]:
     """A model's head, or None and the reason."""
-    kind, linear = type(model).__name__, model.get_output_embeddings()
+    kind = type(model).__name__
+    linear = model.get_output_embeddings()
     forward = name_forward(model)
     spec = HEADS.get(forward, HeadSpec())
     if ":" in forward:

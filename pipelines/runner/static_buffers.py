@@ -89,7 +89,8 @@ class StaticModelBuffers:
     def load_static(self, buffers: dict[str, Any]) -> None:
         """See `GraphModel.load_static`."""
         for name in self.row_inputs:
-            own, static = getattr(self, name), buffers[name]
+            own = getattr(self, name)
+            static = buffers[name]
             if own is not None and own is not static:
                 static.copy_(self.fit(own, static))
         for name, value in buffers.items():
@@ -115,7 +116,8 @@ class StaticModelBuffers:
             if value is None or rows is None:
                 setattr(self, name, value)
                 continue
-            selected, current = value[rows.to(value.device)], getattr(self, name)
+            selected = value[rows.to(value.device)]
+            current = getattr(self, name)
             if current is value or current is None or len(current) != len(selected):
                 setattr(self, name, selected)
             else:

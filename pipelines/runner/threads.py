@@ -45,7 +45,8 @@ def measure_threads(
     Returns:
         Median seconds of a pass, by number of threads.
     """
-    before, began = torch.get_num_threads(), time.perf_counter()
+    before = torch.get_num_threads()
+    began = time.perf_counter()
     found: dict[int, list[float]] = {count: [] for count in counts}
     try:
         for _ in range(_MOST_ROUNDS):

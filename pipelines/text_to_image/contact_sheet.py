@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from mmaccel.results import Stats
 
 _SIDE = 240  # pixels of an image on a sheet
-_GAP, _MARGIN, _BETWEEN = 16, 40, 56
+_GAP = 16
+_MARGIN = 40
+_BETWEEN = 56
 _TITLE, _TEXT = 26, 17  # font sizes
-_PAPER, _INK, _SOFT, _LINE = "#fbfaf7", "#1f2328", "#6a6f76", "#d9d6cf"
+_PAPER = "#fbfaf7"
+_INK = "#1f2328"
+_SOFT = "#6a6f76"
+_LINE = "#d9d6cf"
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,8 @@ def describe_difference(plain: ImageOutput, made: ImageOutput, dtype: str) -> st
         made: from a policy, with the same prompts and seeds.
         dtype: of the generator for both.
     """
-    same, count = identical(plain, made), len(plain.tokens)
+    same = identical(plain, made)
+    count = len(plain.tokens)
     exactness = exactness_in(made.stats.exactness, dtype)
     if same == count:
         return f"The same {'images' if count > 1 else 'image'}, token for token"
@@ -183,7 +189,8 @@ def draw_comparison(name: str, plain: ImageOutput, made: ImageOutput, dtype: str
 
 def make_panel(title: str, note: str, made: ImageOutput, foot: str) -> Panel:
     """A panel of the stored images; its note says so if these are not all."""
-    shown, count = len(made.images), len(made.prompts)
+    shown = len(made.images)
+    count = len(made.prompts)
     note += f" (the first {shown} of {count})" if shown < count else ""
     return Panel(title, note, made.images, made.prompts[:shown], foot)
 
@@ -193,7 +200,8 @@ def _plain(side: ImageOutput) -> str:
 
 
 def _cost(side: ImageOutput) -> str:
-    stats, count = side.stats, len(side.prompts)
+    stats = side.stats
+    count = len(side.prompts)
     passes = stats.row_passes / count
     return (
         f"{stats.tokens // count} tokens in {passes:.0f} forward passes{stats.of_canvases}, "

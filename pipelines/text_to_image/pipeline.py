@@ -305,7 +305,8 @@ class TextToImage(Pipeline):
         seed = choose_seed(seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
         decoding = self.choose(policy, kv_cache, attention)
-        chosen, methods = decoding.policy, decoding.methods
+        chosen = decoding.policy
+        methods = decoding.methods
 
         def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(prompts), step):
@@ -321,12 +322,14 @@ class TextToImage(Pipeline):
                         )  # fmt: skip
                 methods.record(made.stats, *self.model.n_evicted)
                 made.stats.seed = seed
-                began, images = time.perf_counter(), []
+                began = time.perf_counter()
+                images = []
                 seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
                 if has_pixels and int(made.lengths.min()) == self.length:
                     images = self._render(made.tokens, prompts[part], seeds)
                 made.stats.pixel_seconds = time.perf_counter() - began
-                tokens, passes = made.tokens.cpu(), made.passes.cpu()
+                tokens = made.tokens.cpu()
+                passes = made.passes.cpu()
                 yield ImageOutput(images, tokens, passes, made.stats, prompts[part], first)
 
         return batches()
@@ -396,7 +399,8 @@ class TextToImage(Pipeline):
 
         def finish(row: FinishedRow) -> RequestOutput | None:
             """Render one image by itself, so that no other image affects its pixels."""
-            request, tokens = running.pop(row.row), row.tokens
+            request = running.pop(row.row)
+            tokens = row.tokens
             if len(tokens) < self.length:
                 return None
             seed = Noise.from_seed([request.seed], 1).seeds.tolist()
@@ -503,7 +507,8 @@ class ImageGenerator:
     """
 
     def __init__(self, pipe: TextToImage) -> None:
-        self.pipe, self._default_size = pipe, pipe.size
+        self.pipe = pipe
+        self._default_size = pipe.size
 
     def resize(self, size: tuple[int, int] | None) -> TextToImage:
         """Switch to another image size, with the same weights; None is the size at loading.
@@ -601,7 +606,8 @@ def warm_up(
             callback()
         return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
 
-    image_model, window = pipe.image_model, pipe.image_model.window
+    image_model = pipe.image_model
+    window = pipe.image_model.window
     encoded = [image_model.encode(text)] * rows
     noise = Noise.from_seed(0, rows, window.device)
     with alone(window), torch.no_grad():

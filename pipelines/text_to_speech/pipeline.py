@@ -240,7 +240,8 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
     Raises:
         NumericsError: the codec returned NaN.
     """
-    tokens, seed = row.tokens, plan.seeds[row.row]
+    tokens = row.tokens
+    seed = plan.seeds[row.row]
     is_finished = bool(len(tokens)) and int(tokens[-1]) in speech.layout.ends
     columns = speech.layout.columns
     whole = min(len(tokens) - is_finished, plan.length - 1) // columns * columns

@@ -54,13 +54,16 @@ def make_plan(
     Raises:
         OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
     """
-    chosen, layout, device = pick_params(speech, **params), speech.layout, speech.window.device
+    chosen = pick_params(speech, **params)
+    layout = speech.layout
+    device = speech.window.device
     if isinstance(texts, str) or not isinstance(texts, Sequence) or not texts:
         raise OptionError(
             f"text: expected a text or a list of them, received {show(texts)}; write one"
         )
     rows = [speech.encode(each, voice) for each in texts]
-    largest, size = max(map(max, rows)), speech.window.vocab_size
+    largest = max(map(max, rows))
+    size = speech.window.vocab_size
     if largest >= size:
         raise UnsupportedModelError(
             f"model: expected a tokenizer of the model's {size} ids, received a text with id "
@@ -85,7 +88,8 @@ def join_plans(plans: Sequence[SpeechPlan], width: int = 0) -> tuple[Prompt, Noi
         plans: at least one.
         width: tokens of a prompt that there is room for, at least.
     """
-    prompts, noises = [plan.prompt for plan in plans], [plan.noise for plan in plans]
+    prompts = [plan.prompt for plan in plans]
+    noises = [plan.noise for plan in plans]
     width = max(width, *(prompt.tokens.shape[1] for prompt in prompts))
     tokens = [F.pad(prompt.tokens, (0, width - prompt.tokens.shape[1])) for prompt in prompts]
     lengths = torch.cat([prompt.lengths for prompt in prompts])
@@ -121,7 +125,8 @@ def pick_params(
     Raises:
         OptionError: a value outside its domain.
     """
-    chosen, penalty = choose_params(speech.params, **given), repetition_penalty
+    chosen = choose_params(speech.params, **given)
+    penalty = repetition_penalty
     penalty = speech.repetition_penalty if penalty is None else penalty
     rule = WindowedRepetitionPenalty(penalty, _WHOLE_PREFIX)
     return chosen if rule.penalty == 1 else replace(chosen, processor=rule.over_window)
@@ -138,7 +143,8 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
     Raises:
         OptionError: an invalid duration, or one for which the model has too few positions.
     """
-    columns, limit = speech.layout.columns, getattr(speech.window, "max_positions", None)
+    columns = speech.layout.columns
+    limit = getattr(speech.window, "max_positions", None)
     # The last token is never processed, so it needs no position.
     most_frames = math.inf if limit is None else (limit - prompt) // columns
     per_second = speech.sample_rate / speech.frame_samples

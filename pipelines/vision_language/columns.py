@@ -56,7 +56,8 @@ class ChosenColumns:
 
     def mark(self, others: Tensor, plan: Plan) -> Tensor:
         """`[B, T]` bool: `others`, and the columns that a plan keeps."""
-        stays, kept = others.clone(), self.index.gather(1, plan.keep.clamp(0))
+        stays = others.clone()
+        kept = self.index.gather(1, plan.keep.clamp(0))
         rows = torch.arange(len(kept), device=kept.device)[:, None].expand_as(kept)
         stays[rows[plan.valid], kept[plan.valid]] = True
         return stays
@@ -65,7 +66,8 @@ class ChosenColumns:
         """The states `[B, T, D]` with those of merged slots at the columns that stand for them."""
         if not plan.merges:
             return hidden
-        made, at = reduce(x, plan), self.index.gather(1, plan.keep.clamp(0))
+        made = reduce(x, plan)
+        at = self.index.gather(1, plan.keep.clamp(0))
         rows = torch.arange(len(at), device=at.device)[:, None].expand_as(at)
         hidden = hidden.clone()
         hidden[rows[plan.valid], at[plan.valid]] = made[plan.valid]

@@ -220,7 +220,8 @@ class TowerRun:
             `[n]` bool, True for features that are no token of the tower, and `[n]` float32, how
             many tokens each stands for.
         """
-        last, source = self.levels[-1], place.source
+        last = self.levels[-1]
+        source = place.source
         n_patches = last.column.shape[1] - self.n_special
         row = first + source.clamp(0).div(n_patches, rounding_mode="floor")
         token = self.n_special + source.clamp(0) % n_patches
@@ -332,7 +333,8 @@ class EncoderReduction:
             UnsupportedModelError: features that are no tokens of the tower, if the method asks to
                 drop some.
         """
-        run, wanted = self.runs.get(visuals[0].modality), getattr(self.method, "features", "auto")
+        run = self.runs.get(visuals[0].modality)
+        wanted = getattr(self.method, "features", "auto")
         if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):
             return None
         found = list[tuple[Tensor, Tensor]]()
@@ -388,7 +390,8 @@ class EncoderReduction:
             run = self._run
             if run is None:
                 return None
-            level, hidden = run.levels[-1], args[0]
+            level = run.levels[-1]
+            hidden = args[0]
             patches = ChosenColumns.of(level.is_patch)
             x = patches.take(hidden)
             plan = self.method.plan(self._context(run, index, patches, x))
@@ -436,7 +439,8 @@ class EncoderReduction:
         )
 
     def _end(self, _tower: Any, _args: Any, output: Any) -> None:
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         if run is not None:
             run.noted.clear()
         if run is None or not run.merges:
@@ -472,7 +476,8 @@ def find_rows(
     if ids is None:
         ids = torch.zeros(1, 0)
     left = (ids == find_placeholder(model, modality)).sum(1).tolist()
-    found, row = list[int](), 0
+    found = list[int]()
+    row = 0
     counts = count_tokens(model, inputs, modality, n, sum(left))
     for rows, tokens in counts:
         while left[row] < tokens and row + 1 < len(left):

@@ -109,12 +109,15 @@ class LayerAttention:
             seen = seen.tril(length - width)
         else:  # of bools, or of numbers that are added
             seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > HIDDEN
-        seen, weights = seen.expand(len(q), -1, -1), None
+        seen = seen.expand(len(q), -1, -1)
+        weights = None
         if queries == "last":
-            q, seen = q[:, :, -1:], seen[:, -1:]
+            q = q[:, :, -1:]
+            seen = seen[:, -1:]
         else:
             text = ChosenColumns.of(self.is_text)
-            q, seen = text.take(q.transpose(1, 2)).transpose(1, 2), text.take(seen)
+            q = text.take(q.transpose(1, 2)).transpose(1, 2)
+            seen = text.take(seen)
             weights = text.valid
         return attention_mass(
             q,

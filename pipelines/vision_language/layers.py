@@ -106,7 +106,8 @@ class DecoderLayers:
     """
 
     def __init__(self, call: GenerateCall, method: TokenReducer, seeds: Sequence[int]) -> None:
-        self._model, self._method = call.model, method
+        self._model = call.model
+        self._method = method
         self._layers = list(call.model.get_decoder().layers)
         self.before = method.layers_in(len(self._layers))
         self.mask, self.is_visual = find_columns(call)
@@ -220,7 +221,8 @@ class PromptCuts(LayerAnswer):
 
     def __init__(self, layers: DecoderLayers) -> None:
         self.layers = layers
-        self._mask, self._is_visual = layers.mask, layers.is_visual
+        self._mask = layers.mask
+        self._is_visual = layers.is_visual
         width = self._mask.shape[1]
         self._columns = torch.arange(width, device=self._mask.device).expand_as(self._mask)
         self.cuts: list[Cut] = []

@@ -46,7 +46,8 @@ _REASONS = {
 
 def check_pixels(model: Any) -> None:
     """Raise UnsupportedModelError unless the encoder of a model takes smaller images."""
-    kind, tower = model.config.model_type, _find_tower(model)
+    kind = model.config.model_type
+    tower = _find_tower(model)
     tower_kind = getattr(getattr(tower, "config", None), "model_type", None)
     if kind in _PACKED or kind in _JOINED:
         return
@@ -108,8 +109,11 @@ class PixelReduction:
 
     def __init__(self, model: Any, method: DownsamplePixels, inputs: Mapping[str, Any]) -> None:
         self.method, self._model, self._inputs = method, model, inputs
-        self._kind, self._tower = model.config.model_type, _find_tower(model)
-        self._is_paused, self.ran, self.changed = False, False, False
+        self._kind = model.config.model_type
+        self._tower = _find_tower(model)
+        self._is_paused = False
+        self.ran = False
+        self.changed = False
         self._full: tuple[int, int] = (0, 0)  # of a row's features
         self._small: tuple[int, int] = (0, 0)
         self._grids = torch.zeros(0, 3)
@@ -161,7 +165,9 @@ class PixelReduction:
         found = []
         for visual, place in zip(visuals, places, strict=True):
             index = torch.arange(len(visual.features), device=visual.features.device)
-            full, small, source = self._full, self._small, index
+            full = self._full
+            small = self._small
+            source = index
             if self._kind in _PACKED:
                 grid = self._inputs[f"{visual.modality}_grid_thw"][visual.index].tolist()
                 full, small = self._grids_of(grid)
@@ -173,7 +179,8 @@ class PixelReduction:
                         "the encoder, received features that were pooled or resized after it; use "
                         "Downsample"
                     )
-            cells, n = Cells(full, small), full[0] * full[1]
+            cells = Cells(full, small)
+            n = full[0] * full[1]
             inside = source.clamp(0) % n
             cell = cells.cell.to(inside.device)[inside]
             slot = source.clamp(0).div(n, rounding_mode="floor") * len(cells.size) + cell
@@ -197,7 +204,8 @@ class PixelReduction:
         self._small = small = self.method.shrink(height, width)
         if small == self._full:
             return None
-        self.changed, size = True, tuple(n * patch * unit for n in small)
+        self.changed = True
+        size = tuple(n * patch * unit for n in small)
         given["pixel_values"] = interpolate(pixels.float(), size=size, mode="area").to(pixels.dtype)
         if self._tower.config.model_type in _INTERPOLATES:
             given["interpolate_pos_encoding"] = True
@@ -242,10 +250,14 @@ class PixelReduction:
         self._grids = torch.zeros(0, 3)
         if self._is_paused:
             return None
-        self.ran, given = True, dict(given)
-        pixels, self._grids = args[0], given["grid_thw"]
-        vision, unit = self._model.config.vision_config, self._unit()
-        patches, grids = list[Tensor](), list[list[int]]()
+        self.ran = True
+        given = dict(given)
+        pixels = args[0]
+        self._grids = given["grid_thw"]
+        vision = self._model.config.vision_config
+        unit = self._unit()
+        patches = list[Tensor]()
+        grids = list[list[int]]()
         parts = pixels.split(self._grids.prod(1).tolist())
         for own, grid in zip(parts, self._grids.tolist(), strict=True):
             full, small = self._grids_of(grid)
@@ -253,7 +265,8 @@ class PixelReduction:
             made = own
             if small != full:
                 image = unpack_patches(own, grid, unit, vision.patch_size)
-                self.changed, size = True, tuple(n * unit * vision.patch_size for n in small)
+                self.changed = True
+                size = tuple(n * unit * vision.patch_size for n in small)
                 image = interpolate(image.float(), size=size, mode="area").to(own.dtype)
                 made = pack_patches(image, unit, vision.patch_size)
             patches.append(made)
@@ -263,7 +276,8 @@ class PixelReduction:
     def _restore_packed(self, _tower: Any, _args: Any, output: Any) -> Any:
         if not len(self._grids):
             return None
-        index, first = list[Tensor](), 0
+        index = list[Tensor]()
+        first = 0
         for grid in self._grids.tolist():
             full, small = self._grids_of(grid)
             cell = Cells(full, small).cell

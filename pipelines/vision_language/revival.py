@@ -197,9 +197,11 @@ class _Step(LayerAnswer):
 
     def _compute(self, chosen: Tensor, level: int, hidden: Tensor, given: dict[str, Any]) -> Tensor:
         """Layers behind a choice: the states `[B, n + 1, D]` of what they compute."""
-        tokens, layout = self._tokens, self._layout
+        tokens = self._tokens
+        layout = self._layout
         assert tokens.states is not None
-        self.active, self.revived = chosen, tokens.advance(chosen, level)
+        self.active = chosen
+        self.revived = tokens.advance(chosen, level)
         marks = pad(self.is_revived, (0, 1)).scatter_(1, self.revived, True)
         self.is_revived = marks[:, :-1]
 
@@ -222,7 +224,8 @@ class _Step(LayerAnswer):
 
     def _make_mask(self, at: Tensor, dtype: torch.dtype) -> Tensor:
         """`[B, 1, n + 1, S]`: cache indices up to a token's own, but those that are not active."""
-        tokens, layout = self._tokens, self._layout
+        tokens = self._tokens
+        layout = self._layout
         dropped = torch.zeros(len(at), layout.max_length, dtype=torch.bool, device=at.device)
         dropped.scatter_(1, tokens.index, tokens.valid & ~self.active)
         keys = torch.arange(layout.visible_length, device=at.device)

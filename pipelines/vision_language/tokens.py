@@ -114,7 +114,8 @@ def find_missing(model: Any, modality: str, inputs: Mapping[str, Any]) -> str | 
         modality: "image" or "video".
         inputs: what `generate` was called with.
     """
-    kind, wanted = model.config.model_type, None
+    kind = model.config.model_type
+    wanted = None
     if kind in _GRIDS:
         wanted = f"{modality}_grid_thw"
     elif kind in _TILED and modality == "image":
@@ -156,7 +157,8 @@ def find_places(model: Any, visuals: Sequence[Visual], inputs: Mapping[str, Any]
 
 
 def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Places:
-    kind, n = model.config.model_type, len(visual.features)
+    kind = model.config.model_type
+    n = len(visual.features)
     index = torch.arange(n, device=visual.features.device)
     if kind in _GRIDS:
         thw = inputs[f"{visual.modality}_grid_thw"][visual.index].tolist()
@@ -167,13 +169,15 @@ def _find_places(model: Any, visual: Visual, inputs: Mapping[str, Any]) -> Place
         return Places(index, frame, inside // width, inside % width, tiles=0)
     if kind in _TILED and visual.modality == "image":
         if not _find_tiled(model, inputs)[visual.index]:  # one tile, and the end of its last row
-            side, is_token = isqrt(n - 1), index < n - 1
+            side = isqrt(n - 1)
+            is_token = index < n - 1
             row, column = (part.where(is_token, -1) for part in (index // side, index % side))
             return Places(index.where(is_token, -1), index * 0, row, column)
         return _find_tiles(model, visual, inputs["image_sizes"][visual.index])
     if kind == "llava_onevision":  # frames, and one token that ends the video
         size = (n - 1) // inputs["pixel_values_videos"].shape[1]
-        inside, side = index % size, isqrt(size)
+        inside = index % size
+        side = isqrt(size)
         is_token = index < n - 1
         parts = (index // size, inside // side, inside % side)
         group, row, column = (part.where(is_token, 0) for part in parts)

@@ -82,7 +82,8 @@ def find_visuals(call: GenerateCall, copies: int = 1) -> list[Visual]:
 def find_columns(call: GenerateCall) -> tuple[Tensor, Tensor]:
     """The columns of a prompt that are attended to, and the visual ones of these: `[B, T]` bool."""
     device = call.device
-    ids, mask = call.ids.to(device), call.mask.to(device)
+    ids = call.ids.to(device)
+    mask = call.mask.to(device)
     marks = [find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]]
     return mask, torch.isin(ids, torch.tensor(marks, device=device)) & mask
 
@@ -113,7 +114,8 @@ def find_seeds(rows: Sequence[int], seeds: Sequence[int]) -> list[int]:
         rows: of each image.
         seeds: of each row.
     """
-    found, seen = list[int](), dict[int, int]()
+    found = list[int]()
+    seen = dict[int, int]()
     for row in rows:
         place = seen.get(row, 0)
         seen[row] = place + 1

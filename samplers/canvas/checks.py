@@ -164,7 +164,8 @@ def check_leaks(model: Denoiser, rows: int) -> None:
     Raises:
         UnsupportedModelError: the first block depends on the second.
     """
-    block, mask = model.block, model.mask_token
+    block = model.block
+    mask = model.mask_token
     assert block is not None
     most = model.max_positions
     later = block if most is None else min(block, most - block)
@@ -194,7 +195,8 @@ def _tails(ids: Tensor, rows: int, width: int) -> list[Tensor]:
     """Two second blocks `[R, width]` of ids from the whole vocabulary, the same for every model of
     a size; they differ in every token, where there are two ids.
     """
-    n, spread = len(ids), torch.Generator().manual_seed(0)
+    n = len(ids)
+    spread = torch.Generator().manual_seed(0)
     mixed = ids[torch.randperm(n, generator=spread, device="cpu")]
     at = torch.arange(rows * width, device="cpu").view(rows, width)
     return [mixed[(at + shift) % n] for shift in (0, n // 2)]

@@ -166,7 +166,8 @@ class MeasuredDrafts(FixedDrafts):
 
     def describe(self) -> str:
         """The present choice and what it rests on."""
-        plain, best = self.costs.seconds(1), self._find_best()
+        plain = self.costs.seconds(1)
+        best = self._find_best()
         judged = [number for number in CANDIDATES[1:] if self.costs.seconds(number) is not None]
         if plain is None or not judged:
             return "1 canvas a pass, too few slots for a trial of 2"

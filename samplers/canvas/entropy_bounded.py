@@ -114,7 +114,8 @@ class RelativeBound(LogitsOnly):
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         """See `Selector`."""
-        is_open, is_first = predictions.is_open, state.run.bound.row_passes == 0
+        is_open = predictions.is_open
+        is_first = state.run.bound.row_passes == 0
         total = torch.where(is_open, predictions.entropy.double(), 0.0).sum(1)
         mean = total / is_open.sum(1).clamp(min=1)  # [B]
         bound = torch.where(is_first, self.share * mean, state.saved.get(self, mean))

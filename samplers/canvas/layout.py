@@ -47,8 +47,11 @@ class Columns:
     def __init__(
         self, prompt: Prompt, length: int, block: int | None, copies: int = 1, scratch: int = 0
     ) -> None:
-        longest, device = prompt.tokens.shape[1], prompt.tokens.device
-        self.branches, self.first, self.n = prompt.branches, longest, longest + length
+        longest = prompt.tokens.shape[1]
+        device = prompt.tokens.device
+        self.branches = prompt.branches
+        self.first = longest
+        self.n = longest + length
         self._scratch, self.cache_size = scratch, self.n + copies * scratch + 1
         self.pad = longest - prompt.lengths
         self.index = torch.arange(self.n, device=device)
@@ -108,7 +111,8 @@ class Columns:
 
         Cost: one host synchronisation, for the number of entries.
         """
-        copies, rows = canvases.shape[0], sets.computed.shape[0]
+        copies = canvases.shape[0]
+        rows = sets.computed.shape[0]
         count = int(sets.computed.sum(1).max())
         columns = (~sets.computed).int().argsort(dim=1, stable=True)[:, :count]  # [R, C]
         is_real = sets.computed.gather(1, columns)

@@ -63,7 +63,8 @@ class Local(LogitsOnly):
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         """See `Selector`."""
-        is_open, peak = predictions.is_open, predictions.peak
+        is_open = predictions.is_open
+        peak = predictions.peak
         anchors = is_open & (peak >= self.anchor)
         width = 2 * min(self.radius, anchors.shape[1]) + 1
         near = max_pool1d(anchors[:, None].float(), width, 1, width // 2)[:, 0] > 0

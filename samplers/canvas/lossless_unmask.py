@@ -113,7 +113,8 @@ class LosslessUnmask(RunPolicy):
     def decode(self, run: CanvasRun) -> Generation:
         """Fill the canvas of a run of this policy."""
         assert isinstance(run, DraftRun)
-        order, counts = run.order(self.order), self.draft_counts(run)
+        order = run.order(self.order)
+        counts = self.draft_counts(run)
         carried = None
         with run.interruptible():
             predictions = run.forward() if run.sync() else None
@@ -122,13 +123,15 @@ class LosslessUnmask(RunPolicy):
                 if not run.sync():
                     break
                 if run.needs_single_pass:
-                    predictions, carried = run.forward(), None
+                    predictions = run.forward()
+                    carried = None
                     continue
                 number = counts.choose(run.model_pass.n_rows)
                 began = time.perf_counter()
                 n_right = torch.zeros_like(run.canvas.limit)
                 if number == 1:
-                    predictions, carried = run.forward(), None
+                    predictions = run.forward()
+                    carried = None
                 else:
                     chain = DraftChain(run, order, predictions, carried, number)
                     predictions, carried, n_right = chain.verify()
@@ -229,7 +232,8 @@ class DraftChain:
             SlotPredictions of the canvas, guesses `[B, Q]` for the next chain or None, and `[B]`
             int64, drafts that were right.
         """
-        run, length = self._run, self._length
+        run = self._run
+        length = self._length
         drafts = run.canvas.copies(length)
         index = torch.arange(length, device=self._step.device)[:, None, None]
         chosen = (self._step < index).flatten(0, 1)  # [K * B, Q]

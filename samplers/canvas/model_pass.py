@@ -53,7 +53,9 @@ class ModelPass:
         layout: str,
     ) -> None:
         self.model, self.params, self.cache = model, params, cache
-        self._layout, self.seconds, self.arithmetic = prompt.layout, 0.0, ""
+        self._layout = prompt.layout
+        self.seconds = 0.0
+        self.arithmetic = ""
         self.products = ProductFormats()
         self.live: Tensor | None = None
         self._index = torch.arange(width, device=canvas.tokens.device)
@@ -76,7 +78,8 @@ class ModelPass:
 
     def _prefill(self, canvas: Canvas) -> int:
         """Process the finished blocks of prompts that are longer than the model keeps."""
-        columns, limit = self.columns, self.model.prompt_limit
+        columns = self.columns
+        limit = self.model.prompt_limit
         base = columns.to_pass_rows(canvas.base.clamp(max=0)) + columns.first  # [R]
         lengths = base - columns.pad
         if limit is None or int(lengths.max()) <= limit:
@@ -102,7 +105,8 @@ class ModelPass:
 
     def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Forget the rows of `batch_slots`, `[n]` int64; `prompt` is that of all batch slots."""
-        self.columns, batch = Columns(prompt, *self._shape), prompt.batch
+        self.columns = Columns(prompt, *self._shape)
+        batch = prompt.batch
         rows = torch.cat([batch_slots + branch * batch for branch in range(prompt.branches)])
         self._first_unwritten = self._first_unwritten.index_copy(0, rows, self.columns.pad[rows])
         self._is_new_block = self._is_new_block.index_fill(0, batch_slots, True)
@@ -189,7 +193,8 @@ class ModelPass:
         """The pass over `tokens` `[K, B, L]` that computes `slots` `[B, Q]`, and the number of
         entries in it, `[]` int64. The cache counts as written from here on.
         """
-        columns, batch = self.columns, tokens.shape[1]
+        columns = self.columns
+        batch = tokens.shape[1]
         end = columns.to_pass_rows(canvas.end[:batch]) + columns.first  # [R]
         visible_end = self.cache.visible_end(canvas.end[:batch], canvas.length)
         if canvas.drop_suffix:
@@ -206,13 +211,15 @@ class ModelPass:
             written = computed & (columns.index < base[:, None])
             self._first_unwritten = base
         elif not self.cache.reuses:
-            computed, written = visible, torch.zeros_like(visible)
+            computed = visible
+            written = torch.zeros_like(visible)
         else:
             refreshes = self._needs_refresh(canvas)[:batch]
             start = columns.to_pass_rows(canvas.start[:batch]) + columns.first
             window = self.cache.computed(columns.index, start, end)
             everything = columns.to_pass_rows(refreshes)[:, None]
-            computed, written = visible & (window | everything), visible & everything
+            computed = visible & (window | everything)
+            written = visible & everything
             self._refreshed_at = torch.where(
                 refreshes, canvas.block_commits[:batch], self._refreshed_at
             )

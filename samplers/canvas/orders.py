@@ -81,7 +81,8 @@ def make_order(name: str, length: int, noise: Noise, layout: Layout | None) -> O
     columns = layout.columns if layout is not None else 0
     if name == "auto":
         name = "halton" if columns else "confidence"
-    batch, device = noise.seeds.shape[0], noise.seeds.device
+    batch = noise.seeds.shape[0]
+    device = noise.seeds.device
     if name == "left":
         return Order(name, torch.arange(length, device=device).expand(batch, -1).float())
     if name == "random":
@@ -122,7 +123,8 @@ def halton_ranks(length: int, columns: int) -> Tensor:
 
 def _radical(k: int, base: int) -> float:
     """The radical inverse of k: its digits in `base`, mirrored at the point."""
-    value, share = 0.0, 1.0 / base
+    value = 0.0
+    share = 1.0 / base
     while k:
         k, digit = divmod(k, base)
         value += digit * share

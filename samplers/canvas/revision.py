@@ -130,7 +130,8 @@ class EditReviser:
 
     def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
-        canvas, slots = run.canvas, run.slots
+        canvas = run.canvas
+        slots = run.slots
         self._extra = torch.where(canvas.start == self._start, self._extra, 0)
         self._start = canvas.start
         probability, best = predictions.logits.softmax(-1).max(-1)  # [B, Q]
@@ -169,7 +170,8 @@ class RedoReviser:
 
     def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
-        canvas, slots = run.canvas, run.slots
+        canvas = run.canvas
+        slots = run.slots
         self._is_redoing = self._is_redoing & (canvas.start == self._start)
         self._start = canvas.start
         is_new = canvas.spread(slots, new, False)
@@ -208,14 +210,16 @@ class ShadowReviser:
     def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
         """See `Reviser`."""
         assert isinstance(run, ShadowRun)
-        canvas, n_new = run.canvas, new.sum(1)
+        canvas = run.canvas
+        n_new = new.sum(1)
         most = torch.where(canvas.start == self._start, self._last - 1, 0)
         most = torch.where(n_new > 1, most, 0)
         candidates = run.revisable() & ~new
         run.mark_invalid((candidates & run.left_out.isnan()).any(1))
         back = top(-run.left_out, candidates & (run.left_out < self._least), most)
         canvas.reopen(canvas.spread(run.slots, back, False))
-        self._start, self._last = canvas.start, n_new
+        self._start = canvas.start
+        self._last = n_new
 
 
 class ShadowPass(ModelPass):

@@ -106,8 +106,11 @@ class CanvasRun:
         self.scheduler = None
         if prompt.batching is not None:
             self.scheduler = Scheduler(prompt, prompt.batching, noise, is_fixed=True)
-            prompt, noise = self.scheduler.prompt(), self.scheduler.noise()
-        self.on_step, self.noise, self.layout = on_step, noise, prompt.layout
+            prompt = self.scheduler.prompt()
+            noise = self.scheduler.noise()
+        self.on_step = on_step
+        self.noise = noise
+        self.layout = prompt.layout
         self.draws: Callable[[SlotPredictions], SlotPredictions] | None = None
         self.stats = Stats(
             policy=repr(policy), exactness=policy.exactness, branches=prompt.branches
@@ -247,7 +250,8 @@ class CanvasRun:
         self._update_blocks()
         if self.on_step is None or bool(self._is_invalid.any()):
             return
-        canvas, lengths = self.canvas, self.canvas.lengths
+        canvas = self.canvas
+        lengths = self.canvas.lengths
         progress = CanvasProgress(
             canvas.tokens.clone(),
             canvas.is_committed.clone(),
@@ -302,8 +306,10 @@ class CanvasRun:
         """
         if scheduler.is_endless:  # `on_finish` has had them
             totals = scheduler.totals
-            self.stats.tokens, self.stats.accepted = totals.tokens, totals.accepted
-            self.stats.row_passes, self.stats.nats = totals.row_passes, totals.nats
+            self.stats.tokens = totals.tokens
+            self.stats.accepted = totals.accepted
+            self.stats.row_passes = totals.row_passes
+            self.stats.nats = totals.nats
             return tokens[:0], limit[:0], limit[:0]
         batch_slots = [k for k, is_one in enumerate(scheduler.is_open) if is_one]
         rows = limit.new_tensor([scheduler.rows[k] for k in batch_slots])
@@ -322,7 +328,8 @@ class CanvasRun:
 
     def _committed(self, lengths: Tensor) -> Tensor:
         """`[B, L]` bool of all rows."""
-        scheduler, canvas = self.scheduler, self.canvas
+        scheduler = self.scheduler
+        canvas = self.canvas
         if scheduler is None:
             return canvas.is_committed
         found = self._blank(scheduler.whole).is_committed

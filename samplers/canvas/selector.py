@@ -53,7 +53,8 @@ class SelectorState:
     @classmethod
     def of(cls, run: CanvasRun) -> SelectorState:
         """The state before the first pass."""
-        zeros, is_open = torch.zeros_like(run.canvas.base), run.canvas.is_open
+        zeros = torch.zeros_like(run.canvas.base)
+        is_open = run.canvas.is_open
         state = cls(run, is_open.sum(1), zeros - 1, zeros, zeros, zeros > 0)
         run.track(state)
         return state

@@ -54,7 +54,8 @@ class Canvas:
         block: int | None,
         offset: Tensor,
     ) -> None:
-        batch, device = prompt.batch, prompt.tokens.device
+        batch = prompt.batch
+        device = prompt.tokens.device
         self.length, self.mask_token = length, mask_token
         self._blank = 0 if mask_token is None else mask_token
         self.tokens = torch.full((batch, length), self._blank, device=device)
@@ -162,7 +163,8 @@ class Canvas:
         self.cut_at_stop_tokens()
         is_open = self.is_open
         first = torch.where(is_open, self.slots, self.limit[:, None]).amin(1)  # [B]
-        base, end = torch.zeros_like(first), torch.full_like(first, self.length)
+        base = torch.zeros_like(first)
+        end = torch.full_like(first, self.length)
         if self._block is not None:
             base = (first + self._offset) // self._block * self._block - self._offset
             end = (base + self._block).clamp(max=self.length)
@@ -176,7 +178,8 @@ class Canvas:
         base = torch.where(self.stays_in_block, self.base, base)
         end = torch.where(self.stays_in_block, self.end, end)
         is_new = base != self.base
-        self.base, self.start = base, base.clamp(min=0)
+        self.base = base
+        self.start = base.clamp(min=0)
         self.end = torch.maximum(end, self.start)
         self.block_commits = torch.where(is_new, 0, self.block_commits)
         return is_new

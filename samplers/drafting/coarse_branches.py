@@ -130,7 +130,8 @@ def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tup
         slots: K of each row.
         now: `[B, K, N]` int64, the tokens of their neighbours.
     """
-    weights, scale = drafter.sweep_weights, drafter.find_scale(run)
+    weights = drafter.sweep_weights
+    scale = drafter.find_scale(run)
     hidden = drafter.find_hidden(now, slots.base)
     change = (hidden - slots.hidden_seen)[..., None]
     moved = (weights.head[slots.ids] @ change)[..., 0] * scale  # [B, K, M]

@@ -103,7 +103,8 @@ class OpenedCoarse:
 
     def table(self, run: OpenRun) -> Tensor:
         """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
-        origin, n_columns = run.buffer.origin, run.buffer.tokens.shape[1]
+        origin = run.buffer.origin
+        n_columns = run.buffer.tokens.shape[1]
         tables = self._tables[run.runner.is_static]
         table = tables.get((origin, n_columns))
         if table is None:
@@ -326,8 +327,11 @@ class CoarseDrafter(Drafter):
         self._record(run, values, torch.cat([likely, rest.indices], -1), scores)
 
     def _record(self, run: OpenRun, values: Tensor, ids: Tensor, scores: PassScores) -> None:
-        state, slots, path = self.state, run.buffer.slots, scores.path
-        states, prompts = self.guided_states(run), state.prompts.value
+        state = self.state
+        slots = run.buffer.slots
+        path = scores.path
+        states = self.guided_states(run)
+        prompts = state.prompts.value
         if path is not None:
             rows = torch.arange(len(states), device=states.device)[:, None]
             states = states[rows, path.entries]
@@ -381,12 +385,17 @@ class CoarseDrafter(Drafter):
 
     def sweep_slots(self, run: OpenRun, noise: Tensor) -> SweepSlots | None:
         """What the next sweep knows; None before the first pass and for a window of one slot."""
-        held, model, buffer = self.state, self.opened.model, run.buffer
+        held = self.state
+        model = self.opened.model
+        buffer = run.buffer
         slots = buffer.slots[:, :-1]
         if held.values.value is None or not slots.shape[1] or run.is_retry:
             return None
-        values, ids, states = held.values.get(), held.ids.get(), held.states.get()
-        seen, prompts = held.neighbours.get(), held.prompts.get()
+        values = held.values.get()
+        ids = held.ids.get()
+        states = held.states.get()
+        seen = held.neighbours.get()
+        prompts = held.prompts.get()
         first, last = held.first.get(), held.end.get()  # slots of the last pass
         is_seen = buffer.is_predicted()
         distances = (slots - last).masked_fill(is_seen, 0).clamp(min=0)
@@ -410,7 +419,8 @@ class CoarseDrafter(Drafter):
 
     def _stale_scores(self, run: OpenRun) -> Tensor:
         """`[B, W-1, V]`, the last pass's scores of the window's slots; meaningless for new ones."""
-        scores, first = self.state.scores.get(), self.state.first.get()
+        scores = self.state.scores.get()
+        first = self.state.first.get()
         at = (run.buffer.slots[:, :-1] - first).clamp(0, scores.shape[1] - 1)
         rows = torch.arange(len(at), device=at.device)[:, None]
         return scores[rows, at]
@@ -425,7 +435,8 @@ class CoarseDrafter(Drafter):
 
     def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
         """`CoarseModel.hidden` from the table of neighbours."""
-        weights, n_ids = self.opened.weights, self.opened.config.vocab_size + 1
+        weights = self.opened.weights
+        n_ids = self.opened.config.vocab_size + 1
         offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
         flat = (neighbours + offsets).flatten()
         starts = torch.arange(0, len(flat), len(offsets), device=base.device)

@@ -33,7 +33,8 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.kernels.coarse_sweep import SweepWeights
 from mmaccel.kernels.coarse_sweep_numpy import SlotWeights
 
-CONFIG, WEIGHTS = "coarse.json", "coarse.safetensors"
+CONFIG = "coarse.json"
+WEIGHTS = "coarse.safetensors"
 GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)
     (0, 0, -1), (0, 0, -2), (0, 0, -3),
     (0, 1, -2), (0, 1, -1), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 1, 3),
@@ -88,7 +89,8 @@ class CoarseConfig:
         if not self.columns:
             return found, found < slots
         inside = slots % self.frame if self.frame else slots
-        column, row = inside % self.columns + columns, inside // self.columns - rows
+        column = inside % self.columns + columns
+        row = inside // self.columns - rows
         exists = (column >= 0) & (column < self.columns) & (row >= 0) & (found >= 0)
         if self.frame:
             exists &= row < -(-self.frame // self.columns)
@@ -284,7 +286,8 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
             f"{output.shape[1]}, received one for {shape[0]} and {shape[1]} in {folder}; make one "
             "for this model"
         )
-    known, own = content.get("fingerprint"), make_fingerprint(output)
+    known = content.get("fingerprint")
+    own = make_fingerprint(output)
     is_own = isinstance(known, list) and len(known) == len(own) and all(
         isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in zip(known, own)
     )  # fmt: skip

@@ -36,7 +36,8 @@ class RowByRow:
         """
         n_ids = coarse.opened.config.vocab_size
         rows = [read_tokens(tokens, n_ids) for tokens in run.buffer.tokens.numpy()]
-        table, firsts = coarse.opened.table(run).numpy(), run.buffer.n_generated.tolist()
+        table = coarse.opened.table(run).numpy()
+        firsts = run.buffer.n_generated.tolist()
         has_seen = coarse.state.scores.value is not None and not run.is_retry
         if has_seen and drafts.shape[1]:
             drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
@@ -54,8 +55,10 @@ class RowByRow:
             run: after `redraft` and its forward pass.
             scores: of the pass.
         """
-        held, model = coarse.state, coarse.opened.model
-        states, prompts = coarse.guided_states(run), held.prompts.value
+        held = coarse.state
+        model = coarse.opened.model
+        states = coarse.guided_states(run)
+        prompts = held.prompts.value
         if prompts is None:
             held.prompts.hold(model.of_prompt(states[:, 0]))
         elif 0 in run.buffer.n_generated.tolist():  # rows that were admitted later
@@ -69,21 +72,32 @@ def _sweep(
     coarse: CoarseDrafter, run: OpenRun, rows: list[Any], table: Any, drafts: Tensor,
     noise: Tensor, p_draft: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    buffer, layout, forced = run.buffer, run.prompt.layout, run.rows.forced()
-    slots, origin, ended = buffer.slots[:, :-1], buffer.origin, run.rows.ended.tolist()
-    tokens, filled, drafts = buffer.tokens.numpy(), buffer.filled.tolist(), drafts.clone()
+    buffer = run.buffer
+    layout = run.prompt.layout
+    forced = run.rows.forced()
+    slots = buffer.slots[:, :-1]
+    origin = buffer.origin
+    ended = run.rows.ended.tolist()
+    tokens = buffer.tokens.numpy()
+    filled = buffer.filled.tolist()
+    drafts = drafts.clone()
     found = drafts.numpy()
     allowed = None if layout is None else layout.allowed(slots)
     if allowed is not None:
         allowed = allowed.expand(*slots.shape, run.vocab_size)
         noise = torch.where(allowed, noise, _NEVER)
-    temperature, recorded = run.params.temperature, None
+    temperature = run.params.temperature
+    recorded = None
     if p_draft is not None:
         p_draft, recorded = p_draft.clone(), torch.empty(p_draft.shape[1:])
-    held, opened = coarse.state, coarse.opened
-    seen, scores = held.neighbours.get().numpy(), held.scores.get().numpy()
-    last, prompts = held.last.get().numpy(), held.prompts.get().numpy()
-    states, firsts = held.states.get(), held.first.get()[:, 0].tolist()
+    held = coarse.state
+    opened = coarse.opened
+    seen = held.neighbours.get().numpy()
+    scores = held.scores.get().numpy()
+    last = held.last.get().numpy()
+    prompts = held.prompts.get().numpy()
+    states = held.states.get()
+    firsts = held.first.get()[:, 0].tolist()
     for b, n_made in enumerate(buffer.n_generated.tolist()):
         if not n_made or ended[b]:  # before the row's first pass, or after its end
             continue

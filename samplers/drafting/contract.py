@@ -413,7 +413,8 @@ def check_proposed(
             "propose a token for every slot of frontier.slots"
         )
     if bool(((tokens < 0) | (tokens >= size)).any()):
-        low, high = int(tokens.min()), int(tokens.max())
+        low = int(tokens.min())
+        high = int(tokens.max())
         raise ShapeError(
             f"{name} tokens in 0..{size - 1}, received {low}..{high}; leave out padding, which is "
             "-1 in frontier.token_buffer"

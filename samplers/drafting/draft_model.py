@@ -83,9 +83,11 @@ class ModelDrafter(Drafter):
         buffer, passes = run.buffer, run.counters.passes  # [B]
         unread = self._unread(run)
         work = buffer.tokens.clone()  # the token buffer with the drafts so far
-        is_predicted, probabilities = buffer.is_predicted(), []
+        is_predicted = buffer.is_predicted()
+        probabilities = []
         for k in range(run.width - 1):
-            column, slots = buffer.columns[:, k : k + 1], buffer.slots[:, k : k + 1]
+            column = buffer.columns[:, k : k + 1]
+            slots = buffer.slots[:, k : k + 1]
             logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
             scores = run.params.apply(
                 logits, run.prompt.branches, work, column, slots, run.prompt.layout
@@ -113,7 +115,8 @@ class ModelDrafter(Drafter):
         They are one after a window that was accepted as a whole, and more where the loop repeated a
         pass with drafts of its own, or had passes of one slot, which need no draft.
         """
-        n_generated, next_slot = run.buffer.n_generated, self.next_slot.value
+        n_generated = run.buffer.n_generated
+        next_slot = self.next_slot.value
         if next_slot is None:  # it has read the prompt alone
             return n_generated.clone()
         return (n_generated - 1 - next_slot).clamp(min=0)

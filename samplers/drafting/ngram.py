@@ -31,7 +31,8 @@ class NGram(DraftSource):
 
 def _continue_ngram(frontier: Frontier) -> Tensor:
     """`[B, K]`, what followed the most recent earlier occurrence of the longest suffix."""
-    token_buffer, filled = frontier.token_buffer, frontier.filled[:, None]
+    token_buffer = frontier.token_buffer
+    filled = frontier.filled[:, None]
     index = torch.arange(token_buffer.shape[1], device=token_buffer.device)[None]  # [1, N]
     matched = torch.ones_like(token_buffer, dtype=torch.bool) & (index < filled - 1)
     best = torch.full_like(filled, -1)

@@ -76,10 +76,13 @@ class OnlineDrafter(CoarseDrafter):
 
     def hold_pass(self, run: OpenRun, seen: Tensor, states: Tensor, last: Tensor) -> None:
         """As in `CoarseDrafter`; C is first shown the slots that the last pass evaluated too."""
-        model, held = self.opened.model, self.state
+        model = self.opened.model
+        held = self.state
         assert isinstance(model, OnlineModel)
         if held.neighbours.value is not None:
-            first, end, slots = held.first.get(), held.end.get(), run.buffer.slots
+            first = held.first.get()
+            end = held.end.get()
+            slots = run.buffer.slots
             is_both = (
                 (slots <= end) & (run.buffer.n_generated > 0)[:, None] & ~run.rows.is_over(slots)
             )
@@ -94,7 +97,8 @@ class OnlineDrafter(CoarseDrafter):
 
 def _open_weights(model: StateModel, layout: Layout | None, length: int) -> OpenedCoarse:
     """One for each kind of tokens, which keeps what it has learned."""
-    output, opened = model.output_matrix(), opened_for(model)
+    output = model.output_matrix()
+    opened = opened_for(model)
     grid = None if layout is None else (layout.columns, layout.frame, length > layout.frame)
     key = (Online.name, output.data_ptr(), output.device, grid)
     if key not in opened:
@@ -120,7 +124,8 @@ class OnlineModel:
     def __init__(self, output: Tensor, layout: Layout | None, length: int) -> None:
         output = output.detach().float()
         neighbours = _find_neighbours(layout, length)
-        size, width = output.shape[0], min(WIDTH, output.shape[1])
+        size = output.shape[0]
+        width = min(WIDTH, output.shape[1])
         while width > 16 and len(neighbours) * size * width > _LARGEST:
             width //= 2
         centred = output - output.mean(0)

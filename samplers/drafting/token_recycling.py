@@ -83,7 +83,8 @@ class RecyclingDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
-        frontier, table = run.frontier(), self._table(run)
+        frontier = run.frontier()
+        table = self._table(run)
         token = frontier.token_buffer.gather(1, frontier.filled[:, None] - 1)  # [B, 1], the last
         token = token.clamp(max=frontier.vocab_size)
         chain = [token[:, :0]]
@@ -96,7 +97,8 @@ class RecyclingDrafter(Drafter):
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
         """See `Drafter.branch`: ranks 1, 2, … at the first draft, then at the next ones."""
-        table, n_others = self._table(run), self.n_ranks - 1
+        table = self._table(run)
+        n_others = self.n_ranks - 1
         if n_others == 0:
             return None
         # branch b: at draft k, the successor of rank 1 + b % (n - 1) of the token before
@@ -129,7 +131,9 @@ class RecyclingDrafter(Drafter):
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
-        table, buffer, n_ids = self._table(run), run.buffer, run.vocab_size
+        table = self._table(run)
+        buffer = run.buffer
+        n_ids = run.vocab_size
         # where a branch won, its tokens are what the scores follow
         tokens = buffer.tokens if scores.path is None else scores.path.tokens
         read = tokens.gather(1, buffer.columns - 1).clamp(max=n_ids)  # [B, W]

@@ -99,7 +99,8 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 
     Cost: two host synchronisations, for the ranges and the depths.
     """
-    rows, width = len(drafts), drafts.shape[1] + 1
+    rows = len(drafts)
+    width = drafts.shape[1] + 1
     name = f"tree: expected {shape!r} to grow"
     for what, tensor in nodes._asdict().items():
         size = list(nodes.tokens.shape)

@@ -31,7 +31,8 @@ class TreeEntries:
     @classmethod
     def of(cls, drafts: Tensor, nodes: Nodes) -> TreeEntries:
         """Of a chain `[B, W-1]` and nodes."""
-        rows, width = len(drafts), drafts.shape[1] + 1
+        rows = len(drafts)
+        width = drafts.shape[1] + 1
         first = torch.zeros_like(nodes.tokens[:, :1])
         chain = torch.arange(-1, width - 1, device=drafts.device).expand(rows, -1)
         tokens = torch.cat([first, drafts, nodes.tokens], 1)
@@ -65,7 +66,8 @@ class TreeEntries:
         Args:
             last: `[B]` int64, an entry.
         """
-        depths, ancestors = self.depths(), self._ancestors()
+        depths = self.depths()
+        ancestors = self._ancestors()
         # the leaf below: the first child's first child and so on
         leaf = self._first_children()
         for _ in ancestors:

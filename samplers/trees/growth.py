@@ -43,7 +43,8 @@ class Growth:
         self._drafter = drafter
         self._drafts = drafts
         self._noise = noise
-        rows, self.width = len(drafts), drafts.shape[1] + 1
+        rows = len(drafts)
+        self.width = drafts.shape[1] + 1
         number = torch.arange(self.width, device=drafts.device).expand(rows, -1)
         self.tokens = torch.cat([torch.zeros_like(number[:, :1]), drafts], 1)
         self.parents = number - 1
@@ -127,7 +128,8 @@ class Growth:
             is_needed: `[B, N]` bool; a node that is not, and that none which is follows, becomes a
                 copy of the chain's first draft. None: all are.
         """
-        tokens, parents = self.tokens[:, self.width :], self.parents[:, self.width :]
+        tokens = self.tokens[:, self.width :]
+        parents = self.parents[:, self.width :]
         if is_needed is not None:
             tokens = tokens.where(is_needed, self._drafts[:, :1])
             parents = parents.where(is_needed, 0)

@@ -164,10 +164,8 @@ def _between(weights: Tensor, low: Tensor, high: Tensor, group: int) -> Tensor:
     running[..., 1 + size :] = running[..., size : size + 1]
     sums = running.new_empty(*rows, size)
     sums[..., :head] = running.gather(-1, high) - running.gather(-1, low)
-    last, first = (
-        running[..., head + above : size + above],
-        running[..., head - group : size - group],
-    )
+    last = running[..., head + above : size + above]
+    first = running[..., head - group : size - group]
     if head < size:
         torch.sub(last, first, out=sums[..., head:])
     return sums

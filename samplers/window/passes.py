@@ -133,7 +133,8 @@ class ModelCalls:
 
     def describe(self) -> None:
         """Fill in the statistics what the model says of its passes."""
-        stats, model = self._stats, self.model
+        stats = self._stats
+        model = self.model
         if self._spare:
             model.make_room(0)
         reason = model.attention_reason
@@ -226,8 +227,11 @@ class ScorePasses:
             parents: `[B, E]` int64, see `Pass`.
             slots: `[B, E]` int64, which each entry predicts.
         """
-        inputs, prompt, buffer = self._rows.take_inputs(), self._rows.prompt, self._rows.buffer
-        width, branches = inputs.tokens.shape[1], prompt.branches
+        inputs = self._rows.take_inputs()
+        prompt = self._rows.prompt
+        buffer = self._rows.buffer
+        width = inputs.tokens.shape[1]
+        branches = prompt.branches
         behind = tokens[:, width:].repeat(branches, 1)
         entries = torch.cat([inputs.tokens, behind], 1)
         logits = self._calls.forward(
@@ -271,8 +275,10 @@ class ScorePasses:
 
     def _to_scores(self, logits: Tensor, part: slice) -> Tensor:
         """Logits of a part of the window's slots to scores of their target distribution."""
-        buffer, prompt = self._rows.buffer, self._rows.prompt
-        columns, slots = buffer.columns[:, part], buffer.slots[:, part]
+        buffer = self._rows.buffer
+        prompt = self._rows.prompt
+        columns = buffer.columns[:, part]
+        slots = buffer.slots[:, part]
         processed = self.params.to_processed_scores(
             logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
         )

@@ -75,7 +75,8 @@ def process_filler(run: EndedRun, recorder: StepRecorder, filler: Tensor) -> Non
     """
     buffer = run.buffer
     lengths = buffer.n_generated.clone()
-    first, end = int(lengths.min()), int(lengths.max())
+    first = int(lengths.min())
+    end = int(lengths.max())
     made = buffer.generated(end)
     is_made = torch.arange(end, device=made.device) < lengths[:, None]
     made.copy_(torch.where(is_made, made, filler.to(made.device)))

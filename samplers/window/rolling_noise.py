@@ -91,7 +91,8 @@ class RollingNoise:
     def __init__(
         self, noise: Noise, vocab_size: int, widest: int, length: int | None = None
     ) -> None:
-        rows, room = noise.seeds.shape[0], widest + min(max(widest, 16), _AHEAD // vocab_size)
+        rows = noise.seeds.shape[0]
+        room = widest + min(max(widest, 16), _AHEAD // vocab_size)
         self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
         self._values = torch.empty(rows, room, vocab_size, device=device)
@@ -107,7 +108,8 @@ class RollingNoise:
             `[B, W', V]` float32, what `Noise.gumbel` gives; of a single row a view, which stays as
             it is until the next call.
         """
-        width, found = slots.shape[1], []
+        width = slots.shape[1]
+        found = []
         for row, first in enumerate(slots[:, 0].tolist()):
             made = self._made[row]
             if first < made.start or first + width > made.stop:
@@ -118,7 +120,8 @@ class RollingNoise:
 
     def _make(self, row: int, first: int, width: int) -> range:
         """Make what a row lacks of slots `first`, … and of some more; returns what stands there."""
-        made, values = self._made[row], self._values[row]
+        made = self._made[row]
+        values = self._values[row]
         end = first + len(values)
         if self._length is not None:
             end = min(end, max(self._length, first + width))
@@ -156,12 +159,14 @@ class FreshAhead:
         Returns:
             What `Noise.fresh` gives.
         """
-        width, wanted = slots.shape[1], list(zip(passes.tolist(), slots[:, 0].tolist()))
+        width = slots.shape[1]
+        wanted = list(zip(passes.tolist(), slots[:, 0].tolist()))
         at = [(p - p0, s - s0) for (p, s), (p0, s0) in zip(wanted, self._first)]
         room = self._made[0].shape[2] - width if self._made else -1
         if len(at) != len(wanted) or any(not (0 <= p < _PASSES and 0 <= s <= room) for p, s in at):
             self._make(slots[:, :1], passes, 4 * width)
-            self._first, at = wanted, [(0, 0)] * len(wanted)
+            self._first = wanted
+            at = [(0, 0)] * len(wanted)
         if len(at) == 1:
             ((p, s),) = at
             return Fresh(*(made[:, p, s : s + width] for made in self._made))
@@ -171,7 +176,8 @@ class FreshAhead:
         ))  # fmt: skip
 
     def _make(self, first: Tensor, passes: Tensor, n_slots: int) -> None:
-        batch, device = len(passes), first.device
+        batch = len(passes)
+        device = first.device
         rows = torch.arange(batch, device=device).repeat_interleave(_PASSES)
         steps = (passes[:, None] + torch.arange(_PASSES, device=device)).flatten()
         slots = first[rows] + torch.arange(n_slots, device=device)

@@ -44,7 +44,8 @@ def measure(
         rounded: round up, so that other prompts and lengths fit too.
         most: the model's positions, if known. Rounding never goes beyond them.
     """
-    origin, needed = prompt.tokens.shape[1], prompt.tokens.shape[1] + length - 1
+    origin = prompt.tokens.shape[1]
+    needed = prompt.tokens.shape[1] + length - 1
     if not rounded:
         return Capacity(origin, length, needed)  # the last token is never processed
     origin, slots = (-(-n // _STEP) * _STEP for n in (origin, length))
@@ -73,7 +74,8 @@ class TokenBuffer(StaticPart):
     static = ("tokens", "n_generated", "filled", "last_of_prompt", "index")
 
     def __init__(self, prompt: Prompt, capacity: Capacity, widest: int) -> None:
-        self.origin, self._branches = capacity.origin, prompt.branches
+        self.origin = capacity.origin
+        self._branches = prompt.branches
         self._n_free = capacity.slots + widest  # columns from slot 0 on
         self.tokens = self._align(prompt)
         self.n_generated = prompt.tokens.new_zeros(prompt.batch)
@@ -349,7 +351,8 @@ class RunRows(StaticPart):
         return Summary(remaining, n_open, n_tokens, bool(is_bad))
 
     def _state(self) -> RowState:
-        buffer, counters = self.buffer, self.counters
+        buffer = self.buffer
+        counters = self.counters
         return RowState(
             buffer.tokens, buffer.n_generated, buffer.filled, self.ended, self.n_new,
             counters.is_bad, counters.passes, counters.gains, counters.spent, self.summary,
@@ -364,7 +367,8 @@ class RunRows(StaticPart):
             rows: the row in each batch slot; empty without continuous batching.
         """
         buffer = self.buffer
-        tokens, lengths = buffer.generated(self.length), buffer.n_generated.clone()
+        tokens = buffer.generated(self.length)
+        lengths = buffer.n_generated.clone()
         previous = lengths - self.n_new
         limit = on_step(Progress(tokens, lengths, previous, passes, rows))
         if limit is not None:

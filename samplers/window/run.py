@@ -316,7 +316,8 @@ class WindowRun(RunParts):
         """
         if variation is not None:
             self.variation.hold(variation)
-        rows, calls = self.rows, self.calls
+        rows = self.rows
+        calls = self.calls
         before = self.buffer.n_generated.clone() if calls.is_recorded else None
         rows.accept(
             tokens, kept, self.scores.peak, self.variation.value, counts=self.on_step is None
@@ -335,7 +336,8 @@ class WindowRun(RunParts):
         Raises:
             NumericsError: the next token of a row has invalid logits, whatever the drafts.
         """
-        rows, scheduler = self.rows, self.scheduler
+        rows = self.rows
+        scheduler = self.scheduler
         self.stats.passes += n_passes
         self.stats.tokens_processed += n_passes * self.width * len(rows.lengths)
         if self.on_step is not None:

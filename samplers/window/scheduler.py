@@ -138,7 +138,8 @@ class WindowScheduler(Scheduler):
 
     def _receive(self, run: RefilledRun) -> None:
         """Let rows join, with batch slots for them."""
-        can_resize, n_slots = self._can_resize(run), len(self.rows)
+        can_resize = self._can_resize(run)
+        n_slots = len(self.rows)
         most = (self._max_num_seqs if can_resize else n_slots) - self.n_open
         before = [
             model.get_row_inputs() if isinstance(model, SupportsContinuousBatching) else None
@@ -162,7 +163,8 @@ class WindowScheduler(Scheduler):
 
     def _prefill(self, run: RefilledRun, filled: list[int]) -> None:
         """Begin anew in the filled batch slots and prefill their prompts without the last token."""
-        prompt, device = self.prompt(), run.buffer.tokens.device
+        prompt = self.prompt()
+        device = run.buffer.tokens.device
         run.restart(torch.tensor(filled, device=device), prompt, self.noise())
         self._select_rows()
         rows = expand_rows(filled, len(self.rows), prompt.branches, device)

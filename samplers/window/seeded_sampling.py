@@ -85,7 +85,8 @@ class StepwiseDraws:
 
     def drafts(self, scores: Tensor) -> Tensor:
         """See `FrozenDraws.drafts`."""
-        noise, n_new = self.noise[:, :-1], self._run.rows.n_new_drafts()
+        noise = self.noise[:, :-1]
+        n_new = self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new
         if scores.shape[1] > 1:
             scores = scores[:, n_predicted:]
@@ -101,7 +102,8 @@ class StepwiseDraws:
 
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
-        run, noise = self._run, self.noise
+        run = self._run
+        noise = self.noise
         found = run.backend.run(argmax, run.forward() + noise)
         run.observe(noise)
         return found
@@ -130,8 +132,11 @@ class FusedDraws:
 
     def tokens(self) -> Tensor:
         """See `FrozenDraws.tokens`."""
-        run, params = self._run, self._run.params
-        slots, layout, branches = run.buffer.slots, run.prompt.layout, run.prompt.branches
+        run = self._run
+        params = self._run.params
+        slots = run.buffer.slots
+        layout = run.prompt.layout
+        branches = run.prompt.branches
         params.check_branches(branches)
         logits = run.scores.logits()  # [R, W, V]
         mask = None if layout is None else layout.allowed(slots)

@@ -108,10 +108,13 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
             p_draft = p_own
         scores = run.forward()  # [B, W, V]
         run.observe(noise)
-        coins, spent = fresh.coins[:, :-1], None
+        coins = fresh.coins[:, :-1]
+        spent = None
         if is_fused:
             coupled = dispatch.run(couple, scores, p_draft, drafts, coins, fresh.redraws)
-            p_target, tokens, accepted = coupled.p_target, coupled.verified, coupled.kept
+            p_target = coupled.p_target
+            tokens = coupled.verified
+            accepted = coupled.kept
         else:
             p_target = scores.softmax(-1)
             accepted, spent = compute(verify, rule, p_target[:, :-1], p_draft, drafts, coins)

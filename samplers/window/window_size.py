@@ -168,8 +168,11 @@ class AdaptiveWidth:
         self.calibration = Calibration() if calibration is None else calibration
         self.widest = CANDIDATES[-1]
         self._lag = lag_of_slowest(rows, length)
-        self._length, self._stretch = length, 0
-        self._current, self._stayed, self._is_cut = CANDIDATES[0], 0, False
+        self._length = length
+        self._stretch = 0
+        self._current = CANDIDATES[0]
+        self._stayed = 0
+        self._is_cut = False
 
     def rate(self, width: int) -> float | None:
         """Tokens per second of the slowest row; None while the width has no timed pass."""
@@ -183,7 +186,8 @@ class AdaptiveWidth:
         """Width of the next pass; see `FixedWidth.choose`."""
         width = self._choose_width(remaining)
         if width != self._current:
-            self._current, self._stayed = width, 0
+            self._current = width
+            self._stayed = 0
         self._is_cut = remaining < width
         self._stretch = max(self._length - remaining, 0) // _STRETCH
         return min(width, remaining)
@@ -212,7 +216,8 @@ class AdaptiveWidth:
 
     def _check_drift(self, seconds: float) -> None:
         """Time all widths again when the step time of the chosen one has changed for long."""
-        calibration, stretch = self.calibration, self._stretch
+        calibration = self.calibration
+        stretch = self._stretch
         recent = calibration.recent.setdefault(stretch, deque(maxlen=_RECENT))
         recent.append(seconds)
         if len(recent) < _RECENT:
@@ -261,7 +266,8 @@ class AdaptiveWidth:
 
     def _is_hopeless(self, width: int) -> bool:
         """Whether a width loses to width 1 even if all its tokens were accepted, or for certain."""
-        plain, stats = self.rate(1), self.calibration.widths[width]
+        plain = self.rate(1)
+        stats = self.calibration.widths[width]
         if width == 1 or plain is None or len(stats.seconds) < 2:  # one pass may be a hiccup
             return False
         most = stats.tokens_per_pass * (1 + 2 * stats.doubt) if stats.row_passes else width

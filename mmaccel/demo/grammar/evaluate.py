@@ -85,7 +85,8 @@ class GrammarText:
         """Prompts of B rows; a row ends after its first `end`."""
         rows = [encode_prompt(words) for words in prompts]
         longest = max(map(len, rows))
-        padded, device = [[*row, *[PAD] * (longest - len(row))] for row in rows], self.model.device
+        padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+        device = self.model.device
         tokens = torch.tensor(padded, device=device)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         stop = torch.tensor([END], device=device)

@@ -84,7 +84,9 @@ def _encode(words: Sequence[str]) -> list[int]:
     return [_IDS[word] for word in words]
 
 
-TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 1, 2, 3
+TRAIN_SEED = 1
+VALIDATION_SEED = 2
+EVALUATION_SEED = 3
 
 Words = tuple[str, ...]
 

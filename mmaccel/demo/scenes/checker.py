@@ -136,7 +136,8 @@ def is_shape(fit: Fit, shape: str) -> bool:
 
 
 def _stands(relation: str, first: Fit, second: Fit) -> bool:
-    right, down = second.x - first.x, second.y - first.y
+    right = second.x - first.x
+    down = second.y - first.y
     if relation == "inside":
         return max(abs(right), abs(down)) < second.radius / 2 and first.radius < second.radius
     if max(abs(right), abs(down)) < _NEAR:

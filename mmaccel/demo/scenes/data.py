@@ -32,7 +32,10 @@ class CaptionWords(caption_words.CaptionWords):
     max_words: int = MAX_WORDS
 
 
-TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED, TOKENIZER_SEED = 1, 2, 3, 4
+TRAIN_SEED = 1
+VALIDATION_SEED = 2
+EVALUATION_SEED = 3
+TOKENIZER_SEED = 4
 
 
 def make_scenes(seed: int, indices: Iterable[int]) -> tuple[list[Scene], list[str], Tensor]:

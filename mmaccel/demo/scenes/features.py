@@ -97,7 +97,8 @@ def make_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
     """
     n = len(COLOURS)
     shapes = torch.full((len(scenes), n), len(SHAPES))
-    sizes, places = torch.zeros(len(scenes), n, dtype=torch.long), torch.zeros(len(scenes), n, 2)
+    sizes = torch.zeros(len(scenes), n, dtype=torch.long)
+    places = torch.zeros(len(scenes), n, 2)
     for b, scene in enumerate(scenes):
         for thing in scene.objects:
             c = COLOURS.index(thing.colour)

@@ -60,9 +60,11 @@ def render(
     """
     grain, middle, low = (torch.from_numpy(np.stack(f)) for f in zip(*noises, strict=True))
     axis = torch.arange(CANVAS, dtype=torch.float32) + 0.5
-    ys, xs = axis[:, None], axis[None, :]
+    ys = axis[:, None]
+    xs = axis[None, :]
     light = column([s.light for s in scenes])
-    lx, ly = light.cos(), light.sin()
+    lx = light.cos()
+    ly = light.sin()
     speckle = resize(middle, CANVAS)
     image = draw_background(scenes, xs, ys, middle, resize(low, CANVAS))
     tone = 1 + 0.14 * ((xs - 32) * lx + (ys - 32) * ly) / 32
@@ -112,7 +114,8 @@ def draw_background(
     base = torch.tensor([BACKGROUND_RGB[s.background] for s in scenes])[:, :, None, None]
     kind = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes])
     relief = torch.zeros(len(scenes), side, side)
-    phase, tilt = column([s.phase for s in scenes]), column([s.tilt for s in scenes])
+    phase = column([s.phase for s in scenes])
+    tilt = column([s.tilt for s in scenes])
     for k, name in enumerate(BACKGROUNDS):
         r = (kind == k).nonzero()[:, 0]
         if len(r) == 0:
@@ -176,8 +179,10 @@ def _coverage(
     kind: Tensor, dx: Tensor, dy: Tensor, radius: Tensor, angle: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Coverage 0..1 and depth under the edge in pixels, both [B, side, side]."""
-    c, s = angle.cos(), angle.sin()
-    u, v = dx * c + dy * s, dy * c - dx * s
+    c = angle.cos()
+    s = angle.sin()
+    u = dx * c + dy * s
+    v = dy * c - dx * s
     depth = torch.empty_like(u)
     for k, name in enumerate(SHAPES):
         r = (kind == k).nonzero()[:, 0]
@@ -211,8 +216,10 @@ def _star(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     turn = math.tau / 5
     theta = torch.remainder(torch.atan2(u, -v) + turn / 2, turn) - turn / 2  # 0 at a tip
     length = (u * u + v * v).sqrt()
-    px, py = length * theta.cos(), length * theta.abs().sin()
-    qx, qy = inner * math.cos(turn / 2), inner * math.sin(turn / 2)
+    px = length * theta.cos()
+    py = length * theta.abs().sin()
+    qx = inner * math.cos(turn / 2)
+    qy = inner * math.sin(turn / 2)
     ex, ey = qx - outer, qy  # edge from the tip to the notch
     return (py * ex - (px - outer) * ey) / (ex * ex + ey * ey).sqrt()
 

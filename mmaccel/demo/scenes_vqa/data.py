@@ -14,8 +14,12 @@ from mmaccel.demo.scenes_vqa.layout import BusyScene, draw_scene, stream
 from mmaccel.demo.scenes_vqa.questions import Question, ask
 from mmaccel.demo.scenes_vqa.render import draw_noise, render
 
-TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED = 21, 22, 23
-_SCENE, _NOISE, _QUESTIONS = 0, 1, 2
+TRAIN_SEED = 21
+VALIDATION_SEED = 22
+EVALUATION_SEED = 23
+_SCENE = 0
+_NOISE = 1
+_QUESTIONS = 2
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def _share(right: list[bool]) -> dict[str, float]:
 def interval(right: int, count: int) -> tuple[float, float]:
     """The 95 % interval of a share (Wilson, 1927)."""
     z = 1.959964
-    share, bonus = right / count, z * z / count
+    share = right / count
+    bonus = z * z / count
     half = z * math.sqrt(share * (1 - share) / count + bonus / (4 * count))
     return (share + bonus / 2 - half) / (1 + bonus), (share + bonus / 2 + half) / (1 + bonus)

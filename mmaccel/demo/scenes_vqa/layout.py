@@ -20,11 +20,13 @@ from mmaccel.demo.scenes.layout import BACKGROUNDS, COLOURS, SHAPES, TEXTURES, S
 CANVAS = 80
 TILE = 40
 SIGN_COLOURS = ("red", "green", "blue", "purple")
-SIGN_WIDTH, SIGN_HEIGHT = 15, 11
+SIGN_WIDTH = 15
+SIGN_HEIGHT = 11
 
 _RADIUS = {"small": (4.6, 5.4), "large": (8.6, 10.0)}
 _REACH = {"circle": 1.0, "square": 1.3, "triangle": 1.2, "star": 1.2, "ring": 1.0}
-_GAP, _MARGIN = 2.5, 1.5
+_GAP = 2.5
+_MARGIN = 1.5
 _MOST_LARGE = 3
 _HAS_DOT = ("circle", "square", "triangle")  # large shapes with room for one
 
@@ -135,7 +137,8 @@ def _draw_thing(
     colour, shape = noun
     others = [c for c in COLOURS if c != colour]
     dot = str(rng.choice(others))
-    turn, away = float(rng.uniform(0, math.tau)), float(rng.uniform(0, 0.22)) * radius
+    turn = float(rng.uniform(0, math.tau))
+    away = float(rng.uniform(0, 0.22)) * radius
     has_dot = size == "large" and shape in _HAS_DOT and rng.random() < 0.75
     return Thing(
         colour,
@@ -153,7 +156,8 @@ def _draw_thing(
 
 
 def _draw_stroke(rng: np.random.Generator) -> Stroke:
-    turn, length = float(rng.uniform(0, math.tau)), float(rng.uniform(3, 8))
+    turn = float(rng.uniform(0, math.tau))
+    length = float(rng.uniform(3, 8))
     x, y = rng.uniform(2, CANVAS - 2, 2)
     light = float(rng.choice((0.55, 1.5)))
     return Stroke(float(x), float(y), length * math.cos(turn), length * math.sin(turn), light)

@@ -182,7 +182,8 @@ def find_nearest(scene: BusyScene, thing: Thing, direction: str) -> Thing | None
 
 def _leads(start: Thing, end: Thing, direction: str) -> tuple[float, float]:
     """How far `end` lies from `start` along a direction and across it, pixels."""
-    dx, dy = end.x - start.x, end.y - start.y
+    dx = end.x - start.x
+    dy = end.y - start.y
     along = {"left of": -dx, "right of": dx, "above": -dy, "below": dy}[direction]
     return along, abs(dy if direction in ("left of", "right of") else dx)
 

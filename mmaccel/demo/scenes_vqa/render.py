@@ -62,9 +62,11 @@ def render(
     """
     grain, middle, low = (torch.from_numpy(np.stack(f)) for f in zip(*noises, strict=True))
     axis = torch.arange(CANVAS, dtype=torch.float32) + 0.5
-    ys, xs = axis[:, None], axis[None, :]
+    ys = axis[:, None]
+    xs = axis[None, :]
     light = column([s.light for s in scenes])
-    lx, ly = light.cos(), light.sin()
+    lx = light.cos()
+    ly = light.sin()
     speckle = resize(middle, CANVAS)
     image = draw_background(scenes, xs, ys, middle, resize(low, CANVAS))
     half = CANVAS / 2
@@ -87,8 +89,10 @@ def render(
 
 def _window(x: float, y: float, reach: float) -> tuple[slice, slice, Tensor, Tensor]:
     """Rows and columns within `reach` of a point, and their pixels' distances from it."""
-    left, right = max(int(x - reach), 0), min(int(x + reach) + 1, CANVAS)
-    top, bottom = max(int(y - reach), 0), min(int(y + reach) + 1, CANVAS)
+    left = max(int(x - reach), 0)
+    right = min(int(x + reach) + 1, CANVAS)
+    top = max(int(y - reach), 0)
+    bottom = min(int(y + reach) + 1, CANVAS)
     dx = torch.arange(left, right) + 0.5 - x
     dy = torch.arange(top, bottom) + 0.5 - y
     return slice(top, bottom), slice(left, right), dx[None, :], dy[:, None]
@@ -119,7 +123,8 @@ def _draw_dots(scene: BusyScene, pixels: Tensor) -> None:
 
 def _draw_signs(scene: BusyScene, pixels: Tensor, named: Tensor) -> None:
     for k, sign in enumerate(scene.signs):
-        rows, columns = slice(sign.y, sign.y + SIGN_HEIGHT), slice(sign.x, sign.x + SIGN_WIDTH)
+        rows = slice(sign.y, sign.y + SIGN_HEIGHT)
+        columns = slice(sign.x, sign.x + SIGN_WIDTH)
         ink = torch.zeros(SIGN_HEIGHT, SIGN_WIDTH)
         for place, digit in enumerate(divmod(sign.number, 10)):
             ink[2:9, 2 + 6 * place : 7 + 6 * place] = torch.from_numpy(GLYPHS[digit])

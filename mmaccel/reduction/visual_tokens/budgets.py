@@ -36,7 +36,8 @@ def uniform(available: Tensor, keep: float | None, n_keep: int | None) -> Tensor
         return available.clamp(max=n_keep)
     assert keep is not None
     share = Fraction(keep).limit_denominator(_LONGEST)  # 0.22 is 11/50 again
-    top, bottom = 2 * share.numerator, 2 * share.denominator
+    top = 2 * share.numerator
+    bottom = 2 * share.denominator
     rounded = (available * top + bottom // 2).div(bottom, rounding_mode="floor")
     return rounded.clamp(min=1).minimum(available)
 

@@ -36,7 +36,8 @@ class DivPrune(TokenReducer):
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         """See `TokenReducer.select`."""
-        valid, vectors = context.valid, unit(context.x, context.valid)
+        valid = context.valid
+        vectors = unit(context.x, context.valid)
         n = valid.shape[1]
         pairs = _distance(vectors @ vectors.mT) if len(valid) * n * n <= _PAIRS else None
         picks = torch.full((len(valid), int(budget.max())), -1, device=valid.device)

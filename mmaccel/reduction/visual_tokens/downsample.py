@@ -62,7 +62,9 @@ class Downsample(TokenReducer):
 
 def _order(context: VisualContext, group: Tensor, cells: Tensor) -> Tensor:
     """Tokens group by group, band by band, columns to and fro: `[B, N]` indices, invalid last."""
-    valid, row, column = context.valid, context.row.clamp(0), context.column.clamp(0)
+    valid = context.valid
+    row = context.row.clamp(0)
+    column = context.column.clamp(0)
     extents = [
         torch.ones_like(cells).scatter_reduce_(1, group, (axis + 1).where(valid, 1), "amax")
         for axis in (row, column)

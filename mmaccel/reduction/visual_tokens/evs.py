@@ -60,7 +60,8 @@ class EVS(TokenReducer):
 
     def score(self, context: VisualContext) -> Tensor:
         """Change since the frame before, `[B, N]`."""
-        valid, vectors = context.valid, unit(context.x, context.valid)
+        valid = context.valid
+        vectors = unit(context.x, context.valid)
         before = _same_place_before(context)
         index = before.clamp(min=0)[..., None].expand_as(vectors)
         change = 1 - (vectors * vectors.gather(1, index)).sum(2)

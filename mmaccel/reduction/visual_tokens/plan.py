@@ -259,7 +259,8 @@ def find_broken_laws(plan: Plan, valid: Tensor, size: Tensor | None = None) -> l
     """
     broken = []
     n, (batch, slots) = valid.shape[1], plan.keep.shape
-    used, moved = plan.valid, plan.assign >= 0
+    used = plan.valid
+    moved = plan.assign >= 0
     where = torch.arange(n, device=valid.device)
     sizes = torch.ones_like(plan.weight) if size is None else size.float()
     if bool((used[:, 1:] & ~used[:, :-1]).any()) or bool((plan.keep >= n).any()):

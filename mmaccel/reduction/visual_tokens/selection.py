@@ -12,7 +12,8 @@ from torch.nn.functional import normalize
 from mmaccel.kernels.noise import uniforms
 from mmaccel.reduction.visual_tokens.plan import keep_tokens, take
 
-_LOWEST, _HIGHEST = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max
+_LOWEST = torch.finfo(torch.float32).min
+_HIGHEST = torch.finfo(torch.float32).max
 _RANDOM_TOKENS = 0x76746F6B  # what these random numbers are for; no sampler uses this word
 
 

@@ -32,7 +32,8 @@ class UniformTokens(TokenReducer):
 
 def spaced(valid: Tensor, budget: Tensor) -> Tensor:
     """`budget [B]` of the valid tokens `[B, N]` at equal distances: a mask `[B, N]`."""
-    n, k = valid.sum(1).clamp(min=1)[:, None], budget[:, None]
+    n = valid.sum(1).clamp(min=1)[:, None]
+    k = budget[:, None]
     before = order_of(valid) * k  # n-th parts of a step
     steps = [(2 * passed + n).div(2 * n, rounding_mode="floor") for passed in (before, before + k)]
     return valid & (steps[1] > steps[0])

@@ -55,7 +55,8 @@ class VidCom2(TokenReducer):
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
         """See `TokenReducer.select`."""
-        valid, frame = context.valid, context.group.where(context.valid, 0)
+        valid = context.valid
+        frame = context.group.where(context.valid, 0)
         shares = self.shares(context, budget)
         return keep_tokens(top_in_groups(scores, frame, valid, shares), valid, context.size)
 
@@ -72,7 +73,8 @@ class VidCom2(TokenReducer):
 
 def _similarities(context: VisualContext) -> tuple[Tensor, Tensor]:
     """Similarity of each token to its video's centre and to its frame's, `[B, N]` each."""
-    valid, frame = context.valid, context.group.where(context.valid, 0)
+    valid = context.valid
+    frame = context.group.where(context.valid, 0)
     vectors = unit(_quiet_half(context), valid)
     sizes = count_groups(frame, valid, count_of_groups(frame, valid))
     whole = vectors.sum(1, keepdim=True) / context.counts.clamp(min=1)[:, None, None]
@@ -89,7 +91,8 @@ def sum_gaussians(distance: Tensor) -> Tensor:
 
 def _quiet_half(context: VisualContext) -> Tensor:
     """The half of the channels with the lowest variance: `[B, N, C // 2]` float32."""
-    x, valid = context.x.float(), context.valid[..., None]
+    x = context.x.float()
+    valid = context.valid[..., None]
     counts = context.counts.clamp(min=1)[:, None, None]
     mean = x.where(valid, 0.0).sum(1, keepdim=True) / counts
     variance = ((x - mean).where(valid, 0.0) ** 2).sum(1)

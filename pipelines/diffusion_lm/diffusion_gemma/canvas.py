@@ -64,8 +64,11 @@ class GemmaDecoder(Denoiser):
         self._carried: Tensor | None = inputs.pop("self_conditioning_logits")
         inputs["decoder_attention_mask"] = inputs.pop("mask_mapping")
         self._inputs, self._steps, self._dtype = inputs, steps, dtype
-        self.vocab_size, self._length, self._passes = vocab_size, length, 0
-        self.scores, self.positions = torch.empty(0, device="cpu"), 0
+        self.vocab_size = vocab_size
+        self._length = length
+        self._passes = 0
+        self.scores = torch.empty(0, device="cpu")
+        self.positions = 0
 
     @property
     def device(self) -> torch.device:
@@ -175,11 +178,13 @@ class StopRule:
         self._criterion, self._decoder, self._after_pass = criterion, decoder, after_pass
         self._params, self._noise, self._layout = params, noise, layout
         self.ended = torch.zeros_like(noise.seeds, dtype=torch.bool)
-        self.tokens, self.nats = torch.empty(0, device="cpu"), 0.0
+        self.tokens = torch.empty(0, device="cpu")
+        self.nats = 0.0
 
     def __call__(self, progress: CanvasProgress) -> Tensor | None:
         """See `OnCanvasStep`."""
-        scores, committed = self._decoder.scores, progress.is_committed
+        scores = self._decoder.scores
+        committed = progress.is_committed
         likely = torch.where(committed, progress.tokens, scores.argmax(-1))
         if self._criterion is not None:
             self._end(progress, likely, scores)

@@ -73,10 +73,13 @@ class GemmaRun:
         after_pass: AfterPass | None = None,
     ) -> None:
         self._model, self._policy, self._seed, self._layout = model, policy, seed, layout
-        self._params, self._change_config = params or SamplingParams(), change_config
+        self._params = params or SamplingParams()
+        self._change_config = change_config
         self._after_pass = after_pass
         self._noise: Noise | None = None
-        self._index, self._n_prompt, self._steps = 0, 0, 1
+        self._index = 0
+        self._n_prompt = 0
+        self._steps = 1
         self._ends: Tensor | None = None
         self._pad: int | None = None
         self.passes: Any = 0
@@ -100,7 +103,8 @@ class GemmaRun:
         """
         if self._change_config is not None:
             self._change_config(config)
-        self._steps, self._pad = config.max_denoising_steps, config.pad_token_id
+        self._steps = config.max_denoising_steps
+        self._pad = config.pad_token_id
         ends = config.eos_token_id
         if ends is not None and self._pad is not None:
             self._ends = torch.as_tensor(ends, device=device).view(-1)
@@ -171,7 +175,8 @@ class GemmaRun:
         n_slots = torch.full_like(generation.lengths, tokens.shape[1])
         if self._ends is not None:
             n_slots = count_to_end(tokens, self._ends)
-        stats.exactness, stats.dtype = new.exactness, new.dtype
+        stats.exactness = new.exactness
+        stats.dtype = new.dtype
         stats.tokens += int(torch.where(ended, 0, n_slots).sum())
         stats.passes += new.passes
         stats.prefill_passes += 1
@@ -194,7 +199,8 @@ class GemmaRun:
         tokens = torch.cat([before, own.tokens], 1)
         committed = torch.cat([torch.ones_like(before, dtype=torch.bool), stop.is_committed], 1)
         self.stats.passes += own.stats.passes
-        lengths, passes = before.shape[1] + own.lengths, self.passes + own.passes
+        lengths = before.shape[1] + own.lengths
+        passes = self.passes + own.passes
         return CanvasInterrupt(Generation(tokens, lengths, passes, self.stats), committed)
 
 
@@ -207,7 +213,8 @@ class GemmaService(PolicyService):
 
     def open(self) -> int | None:
         """See `PolicyService.open`."""
-        policy, name = self.policy, type(self._target).__name__
+        policy = self.policy
+        name = type(self._target).__name__
         if isinstance(policy, LosslessUnmask):
             raise OptionError(
                 f"policy: expected another one for a {name}, received {policy!r}; a pass carries "

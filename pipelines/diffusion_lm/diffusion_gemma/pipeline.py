@@ -46,7 +46,8 @@ class GemmaPipelineService(GemmaService):
         given = bind_call(own, args, options)
         if given is None:
             return own(*args, **options)
-        callback, names = given["callback_on_step_end"], callback_tensors(given, ("canvas",))
+        callback = given["callback_on_step_end"]
+        names = callback_tensors(given, ("canvas",))
         check_inputs(pipe, {**given, "callback_on_step_end_tensor_inputs": names})
         wanted = ("prompt", "messages", "image", "add_generation_prompt")
         ids, visible, images = pipe._prepare_inputs(**{name: given[name] for name in wanted})

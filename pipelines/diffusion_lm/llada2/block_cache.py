@@ -105,12 +105,15 @@ class CachedCalls:
         run: BlockCall,
     ) -> None:
         self._call, self._model, self._reading, self._check = call, model, reading, check
-        self._block, self._mask_token = run.block, run.mask_token
+        self._block = run.block
+        self._mask_token = run.mask_token
         self._max_new_columns = run.max_new_columns
         self.tokens: Tensor | None = None
         self._cached: _Inputs | None = None
         self.passes = self.positions = 0
-        self.seconds, self.reason, self.arithmetic = 0.0, "", ""
+        self.seconds = 0.0
+        self.reason = ""
+        self.arithmetic = ""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
@@ -125,7 +128,8 @@ class CachedCalls:
         self.reason = self.reason or self._check(not bool(inputs.visible.all()))
         began = time.perf_counter()
         if self.reason or self._reading is None:
-            out, computed = self._call(*args, **options), inputs.ids.numel()
+            out = self._call(*args, **options)
+            computed = inputs.ids.numel()
         else:
             out, computed = self._run_cached(inputs, self._reading)
             self.arithmetic = find_arithmetic(self._model, out.logits, self._model.product_dtypes)
@@ -139,19 +143,22 @@ class CachedCalls:
         return out
 
     def _run_cached(self, inputs: _Inputs, reading: str) -> tuple[BlockLogits, int]:
-        first, last = self._find_first(inputs), inputs.ids.shape[1]
+        first = self._find_first(inputs)
+        last = inputs.ids.shape[1]
         if first == 0:
             self._model.reserve(inputs.ids.shape[0], last + self._max_new_columns)
         reads = make_reads(inputs.visible, first, last, self._block, reading)
         columns = torch.arange(first, last, device=inputs.ids.device)
-        ids, positions = inputs.ids[:, first:], inputs.positions[:, first:]
+        ids = inputs.ids[:, first:]
+        positions = inputs.positions[:, first:]
         logits = self._model.run_all(ids, positions, columns.expand(ids.shape[0], -1), reads)
         self._cached = _Inputs(inputs.ids.clone(), inputs.visible, inputs.positions)
         return BlockLogits(logits), ids.numel()
 
     def _find_first(self, inputs: _Inputs) -> int:
         """The first column that has to be computed. Cost: one host synchronisation."""
-        cached, n = self._cached, inputs.ids.shape[1]
+        cached = self._cached
+        n = inputs.ids.shape[1]
         if cached is None or cached.ids.shape[0] != inputs.ids.shape[0]:
             return 0
         both = min(n, cached.ids.shape[1])

@@ -84,7 +84,8 @@ def decode(
         **{name: given[name] for name in (*wanted, "add_generation_prompt")},
         chat_template_kwargs=None,
     )
-    ids, visible = ids.to(model.device), visible.to(model.device).bool()
+    ids = ids.to(model.device)
+    visible = visible.to(model.device).bool()
     order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
     stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)

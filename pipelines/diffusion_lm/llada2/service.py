@@ -38,7 +38,8 @@ class LLaDA2Service(PolicyService):
         self._model = self._target.model
         self._call: BlockCall | None = None
         self._cached: CachedCalls | None = None
-        declared, name = find_masks(self._model), type(self._model).__name__
+        declared = find_masks(self._model)
+        name = type(self._model).__name__
         self._masks = declared or BlockMasks()
         self._undeclared = ""
         if declared is None:
@@ -108,9 +109,11 @@ class LLaDA2Service(PolicyService):
     def _run_cached(
         self, own: Callable[..., Any], call: BlockCall, args: Any, options: Any
     ) -> tuple[Any, Stats]:
-        check, reading = self._check_call, self._masks.reading
+        check = self._check_call
+        reading = self._masks.reading
         if self.policy.mask == "blocks":
-            check, reading = self._check_mask, "blocks"
+            check = self._check_mask
+            reading = "blocks"
         check_run = partial(check, call.block)
         cached = CachedCalls(self._own, self._make_cached_model(), reading, check_run, call)
         return self._run_pipeline(own, cached, call, args, options)

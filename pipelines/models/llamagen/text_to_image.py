@@ -95,7 +95,8 @@ class ClassImages(LlamaGenImages):
         Raises:
             OptionError: not the number of a class.
         """
-        number, n_classes = str(text).strip(), self.window.model.config.num_classes
+        number = str(text).strip()
+        n_classes = self.window.model.config.num_classes
         if not number.isdecimal() or int(number) >= n_classes:
             raise OptionError(
                 f"prompt: expected the number of a class, 0..{n_classes - 1} (ImageNet's order), "
@@ -142,7 +143,8 @@ class PromptImages(LlamaGenImages):
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
         """See `ImageModel.make_prompt`."""
-        width, device = self.window.model.config.cls_token_num, self.window.device
+        width = self.window.model.config.cls_token_num
+        device = self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (width - len(ids))] for ids in encoded]
         lengths = torch.tensor([len(ids) for ids in encoded], device=device)
         mask = torch.arange(width, device=device) < lengths[:, None]  # [B, T]

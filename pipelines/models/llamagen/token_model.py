@@ -45,13 +45,15 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
     """
 
     max_positions: int
-    row_inputs, constants = ("_conditions", "_lengths"), ("_rotations",)
+    row_inputs = ("_conditions", "_lengths")
+    constants = ("_rotations",)
 
     def __init__(
         self, model: LlamaGenTransformer, attention: Literal["auto", "model", "kernel"] = "auto"
     ) -> None:
         check_attention(attention)
-        self.attention, self.attention_reason = attention, "nothing is reserved"
+        self.attention = attention
+        self.attention_reason = "nothing is reserved"
         self.model = model
         self.vocab_size = model.config.vocab_size
         self.max_positions = model.config.cls_token_num + model.config.block_size
@@ -191,7 +193,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
-        stores, lengths = self._reserved_stores(entries), entries.lengths
+        stores = self._reserved_stores(entries)
+        lengths = entries.lengths
         if lengths is None:  # the prompt goes on, or rows are admitted
             self._pass(entries)
             return
@@ -207,7 +210,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         Raises:
             ShapeError: other rows than reserved.
         """
-        layout, rows = self._kv_layout, list(entries.tokens.shape)
+        layout = self._kv_layout
+        rows = list(entries.tokens.shape)
         if layout is None or self._conditions is None or rows[0] != layout.rows:
             raise ShapeError(
                 f"tokens: expected as many rows as reserved, received {rows}; "
@@ -219,8 +223,10 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
     @torch.no_grad()
     def _pass(self, entries: Pass, **options: Any) -> Tensor:
         """Hidden states `[R, W, dim]` of a pass; options are fields of `WindowPass`."""
-        tokens, start = entries.tokens, entries.start
-        conditions, lengths = self._conditions, self._lengths
+        tokens = entries.tokens
+        start = entries.start
+        conditions = self._conditions
+        lengths = self._lengths
         assert start is not None and conditions is not None and lengths is not None
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
@@ -243,7 +249,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
             return ""
         if self.device.type != "cuda" and dispatch.mode() != "triton":
             return f"the model is on {self.device}"
-        weight, config = self.model.output.weight, self.model.config
+        weight = self.model.output.weight
+        config = self.model.config
         shape = (rows, config.n_head, cache_size, config.dim // config.n_head)
         keys = weight.new_zeros(1, 1, 1, shape[-1]).expand(shape)
         start = torch.zeros(rows, dtype=torch.int64, device=self.device)

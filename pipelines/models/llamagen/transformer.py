@@ -110,7 +110,8 @@ class Block(nn.Module):
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
-        dim, hidden = config.dim, config.hidden
+        dim = config.dim
+        hidden = config.hidden
         self.n_head = config.n_head
         self.attention = nn.ModuleDict(
             {"wqkv": nn.Linear(dim, 3 * dim, bias=False), "wo": nn.Linear(dim, dim, bias=False)}
@@ -140,7 +141,8 @@ class Block(nn.Module):
         scale = q.shape[-1] ** -0.5
         attended = entries.attend(layer, rotate(q, rotations), keys, values, scale=scale)
         hidden = hidden + self.attention["wo"](attended.transpose(1, 2).reshape(rows, width, dim))
-        ffn, normed = self.feed_forward, self.ffn_norm(hidden)
+        ffn = self.feed_forward
+        normed = self.ffn_norm(hidden)
         return hidden + ffn["w2"](F.silu(ffn["w1"](normed)) * ffn["w3"](normed))
 
 
