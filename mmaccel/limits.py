@@ -24,7 +24,6 @@ MAX_ITEMS = 2_000_000  # images of a prompt file: a million prompts twice; 0.7 K
 MAX_IMAGES = 100_000  # of a row or of `--count`, which keep a list of them: a day on a GPU
 MAX_MEASURED = 10_000  # images of a measurement, all in memory: an interval of 1 % needs as many
 MAX_SAMPLES = 10_000_000  # sequences of the G-test: 200 times its default, ten minutes
-MAX_CELLS = 2_000_000_000  # pairs of words compared in an utterance: 40 000 words all wrong
 MAX_BATCH = 65_536  # rows decoded together: 1000 times what fills the largest GPU
 MAX_RUNS = 100_000  # of a speed measurement: percentiles stop changing long before
 MAX_RETRIES = 1_000  # of an item: what failed so often will fail again
@@ -41,7 +40,6 @@ MAX_DECODED = 4 * 10**9  # pixels of all frames of an animation: ten minutes of 
 MAX_PROMPT = 20_000  # characters: far more than any text encoder here reads
 MAX_VALUE = 10_000  # characters of a `--set` or a path: the longest is a tuple of token ids
 MAX_EXPRESSION_DEPTH = 16  # brackets within brackets of a `--set`, whose deepest has one
-MAX_MARKS = 1_000  # combining marks in a row: Unicode asks for 30 at most, jokes have 100
 MAX_DIGITS = 40  # of an integer: a seed has 20, and no float holds one of 309
 MAX_DEPTH = 64  # brackets within brackets of a JSON text: those of this library have up to 6
 
