@@ -32,10 +32,17 @@ from mmaccel.demo.grammar.tasks import (
 )
 from mmaccel.demo.scenes.data import MAX_WORDS
 from mmaccel.demo.scenes.data import WORDS as SCENE_WORDS
+from mmaccel.evaluation.speed.rows import half_width
 from mmaccel.options import LoadOptions
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
+
+KEYS = {  # of a row in the file, which other programs read
+    *("policy", "window", "dtype", "drafts", "guidance", "settings", "route", "exactness"),
+    *("images", "passes", "tokens_per_pass", "half_width", "seconds", "speed_up", "identical"),
+    *("sampler_share", "total_variation", "promise"),
+}
 
 
 def bench(tiny_folder: Path, *arguments: str) -> int:
@@ -82,6 +89,7 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
     wanted = [("autoregressive", None), *((name, w) for name in names for w in (1, 4))]
     assert [(r["policy"], r["window"]) for r in rows] == wanted * 2
     assert [r["guidance"] for r in rows] == [1.0] * 13 + [2.0] * 13
+    assert {key for row in rows for key in row} == KEYS
     for row in rows:
         if row["policy"] in ("autoregressive", "jacobi"):
             assert row["identical"] == row["images"] == 1
@@ -99,15 +107,14 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
 def test_ctrl_c_keeps_what_bench_has_measured(
     tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    file, made = tmp_path / "bench.json", []
+    file, calls = tmp_path / "bench.json", []
     stream = TextToImage.stream
 
-    def stop_in_the_third(pipe: TextToImage, captions: Any, *args: Any, **options: Any) -> Any:
-        for batch in stream(pipe, captions, *args, **options):
-            made.append(batch.first)
-            if made.count(2) == 2 and len(captions) > 1:
-                raise KeyboardInterrupt
-            yield batch
+    def stop_in_the_third(pipe: TextToImage, *args: Any, **options: Any) -> Any:
+        calls.append(options["seed"])
+        if len(calls) == 6:  # the second of the third round
+            raise KeyboardInterrupt
+        return stream(pipe, *args, **options)
 
     monkeypatch.setattr(TextToImage, "stream", stop_in_the_third)
     options = ["--windows", "4", "--guidance", "1.0", "--count", "5", "--json", str(file)]
@@ -115,6 +122,7 @@ def test_ctrl_c_keeps_what_bench_has_measured(
     assert main(["bench", *options, CAPTIONS[0]]) == 130
     report, captured = json.loads(file.read_text()), capsys.readouterr()
     assert len(report["captions"]) == 2 and [r["images"] for r in report["rows"]] == [2, 2]
+    assert calls == [[0], [0], [1], [1], [2], [2]]
     assert "stopped; measured 2 of 5 prompts" in captured.err and "2 prompts" in captured.out
 
 
@@ -124,9 +132,9 @@ def test_interval_of_the_tokens_a_pass() -> None:
     stats = Stats(tokens=16 * 240, row_passes=int(passes.sum()))
     made = ImageOutput([], tokens, passes, stats, ["a"] * 16)
     spread = 10 * (16 / 15) ** 0.5  # standard deviation of the passes
-    assert bench_window.half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
+    assert half_width(made) == pytest.approx(4 * 1.96 * spread / 60 / 4)
     few = ImageOutput([], tokens[:9], passes[:9], stats, ["a"] * 9)
-    assert bench_window.half_width(few) is None
+    assert half_width(few) is None
 
 
 @pytest.fixture
@@ -191,7 +199,7 @@ def test_the_table_is_printed_although_results_are_not_written(
 def test_a_name_that_cannot_be_written_is_found_before_anything_is_measured(
     tiny_folder: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("mmaccel.commands.bench.window.measure", None)  # would not be callable
+    monkeypatch.setattr(bench_window, "measure_images", None)  # would not be callable
     assert bench(tiny_folder, "--json", str(tmp_path / ("x" * 250))) == 2
     assert "File name too long" in capsys.readouterr().err
     os.mkfifo(tmp_path / "pipe")

@@ -114,12 +114,11 @@ def test_ctrl_c_keeps_the_images_that_all_four_have(
 ) -> None:
     stream, begun = TextToImage.stream, []
 
-    def stop(pipe: TextToImage, captions: Any, *args: Any, **options: Any) -> Any:
-        begun.append(len(captions))
-        for k, batch in enumerate(stream(pipe, captions, *args, **options)):
-            if k == 1 and begun.count(2) == 3:
-                raise KeyboardInterrupt
-            yield batch
+    def stop(pipe: TextToImage, *args: Any, **options: Any) -> Any:
+        begun.append(options["seed"])
+        if len(begun) == 5:  # of three sides a round; generate is none of them
+            raise KeyboardInterrupt
+        return stream(pipe, *args, **options)
 
     monkeypatch.setattr(TextToImage, "stream", stop)
     file = tmp_path / "a.json"
@@ -147,6 +146,6 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
     monkeypatch: Any,
     capsys: Any,
 ) -> None:
-    monkeypatch.setattr(bench_peers, "measure", None)  # would not be callable
+    monkeypatch.setattr(bench_peers, "measure_images", None)  # would not be callable
     assert bench(tiny_folder, tmp_path / "a.json", *arguments) == 2
     assert said in capsys.readouterr().err

@@ -22,7 +22,6 @@ from mmaccel.evaluation.quality.features import extract_all, open_extractor
 from mmaccel.evaluation.quality.frechet import frechet_of
 from mmaccel.evaluation.quality.image_folder import list_items, read_list, read_pixels
 from mmaccel.evaluation.quality.kid import squared_mmd
-from mmaccel.evaluation.speed import measure as speed_measure
 from mmaccel.limits import read_lines
 from mmaccel.results import Generation
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
@@ -213,7 +212,7 @@ def test_speed_writes_its_report(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(speed_measure, "LEAST_RUNS", RUNS)
+    monkeypatch.setattr("mmaccel.evaluation.speed.measure.LEAST_RUNS", RUNS)
     out = tmp_path / "speed"
     policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "1,2")
     assert (

@@ -114,10 +114,10 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
     Raises:
         Stopped: by a signal; what was measured is in the file.
     """
-    from mmaccel.commands.evaluate.setup import synchronise_for
     from mmaccel.commands.files import write_json
     from mmaccel.commands.process import Stopped
     from mmaccel.commands.terminal import progress_bar
+    from mmaccel.evaluation.speed.measure import synchronise_for
     from mmaccel.evaluation.visual_tokens.measure import count_rounds, measure_sides, new_record
 
     records, sessions = _read_records(file, report)

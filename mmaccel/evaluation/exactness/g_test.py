@@ -232,8 +232,8 @@ def import_stats() -> Any:
         from scipy import stats
     except ImportError as error:
         raise MissingBackendError(
-            "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', or "
-            "leave the test out with --samples 0"
+            "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', "
+            "or leave the test out with --samples 0"
         ) from error
     return stats
 
