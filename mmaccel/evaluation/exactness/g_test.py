@@ -177,8 +177,8 @@ def sampling_floor(distribution: Tensor, n_samples: int) -> float:
         distribution: `[K]` float.
         n_samples: N.
     """
-    p = distribution.double().clamp(0, 1)
-    p = p[(p > 0) & (p < 1)].numpy()
+    chances = distribution.double().clamp(0, 1)
+    p = chances[(chances > 0) & (chances < 1)].numpy()
     k = (n_samples * p).astype(int) + 1  # E|X - N p| = 2 k (1 - p) P(X = k)
     deviations = k * (1 - p) * import_stats().binom.pmf(k, n_samples, p)
     return float(deviations.sum()) / n_samples
