@@ -126,26 +126,3 @@ def test_ctrl_c_keeps_the_images_that_all_four_have(
     rows = json.loads(file.read_text(encoding="utf-8"))["first_screen"]
     assert [(row["guidance"], row["images"]) for row in rows] == [(1.0, 1)] * 4
     assert "stopped; measured 1 of 4 images a row" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--guidance", ","], "--guidance: expected at least one"),
-        (["--guidance", "one"], "--guidance: expected numbers with commas, received 'one'"),
-        (["--temperature", "-1"], "temperature: expected"),
-        (["--json", "."], "--json: expected a file name"),
-        (["--device", "cdua"], "device: expected a device of this machine"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_measured(
-    arguments: list[str],
-    said: str,
-    tiny_folder: Path,
-    tmp_path: Path,
-    monkeypatch: Any,
-    capsys: Any,
-) -> None:
-    monkeypatch.setattr(bench_peers, "measure_images", None)  # would not be callable
-    assert bench(tiny_folder, tmp_path / "a.json", *arguments) == 2
-    assert said in capsys.readouterr().err

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmaccel.cli import main
+from tests.fixtures.commands import Said, say
 from tests.messages.case import Refused
 
 CALLABLES = """
@@ -38,10 +36,6 @@ def names(images, texts):
 MEANS = ("--features", "mine:means")
 AGAINST = ("pictures", "five", "--against", "five")
 INCEPTION = (*AGAINST, "--features", "inception")
-
-
-class Said(Exception):
-    """What a command said on stderr."""
 
 
 def _make_folder(folder: Path) -> None:
@@ -79,13 +73,11 @@ def _evaluate(*arguments: object, files: dict[str, str] | None = None) -> Callab
             patch.chdir(folder)
             patch.setattr("mmaccel.loading.open_pipeline", lambda *_, **__: pytest.fail("opened"))
             patch.delitem(sys.modules, "mine", raising=False)
-            out, error = io.StringIO(), io.StringIO()
-            with redirect_stdout(out), redirect_stderr(error):
-                code = main(["evaluate", *map(str, arguments)])
-            made = {p for p in map(str, folder.rglob("*")) if "__pycache__" not in p} - before
-            assert code in (1, 2) and out.getvalue() == "" and not made, (code, made)
-            assert error.getvalue().count("\n") == 1
-            raise Said(error.getvalue())
+            try:
+                say("evaluate", *arguments)
+            finally:
+                found = {str(path) for path in folder.rglob("*")}
+                assert not {path for path in found - before if "__pycache__" not in path}
 
     return run
 
