@@ -96,9 +96,16 @@ def compare_rows(
         noise = Noise.from_seed([seeds[row]], 1, pipe.model.device)
         slot, caption = int(parts[row]), plain.prompts[row]
         parting = explain_divergence(
-            pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), params, noise,
-            min(width, length), getattr(torch, dtype),
-        )  # fmt: skip
+            pipe,
+            caption,
+            plain.tokens[row],
+            slot,
+            int(made.tokens[row, slot]),
+            params,
+            noise,
+            min(width, length),
+            getattr(torch, dtype),
+        )
         found.append({"row": row, "caption": caption, "seed": seeds[row], **asdict(parting)})
     is_rounding = bool(found) and all(f["is_rounding"] for f in found)
     said = f"{total - len(rows)} of {total} rows the same"
@@ -163,9 +170,16 @@ class Divergence:
 
 
 def explain_divergence(
-    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, params: SamplingParams,
-    noise: Noise, width: int, dtype: torch.dtype = torch.float32,
-) -> Divergence:  # fmt: skip
+    pipe: Any,
+    caption: str,
+    tokens: Tensor,
+    slot: int,
+    other: int,
+    params: SamplingParams,
+    noise: Noise,
+    width: int,
+    dtype: torch.dtype = torch.float32,
+) -> Divergence:
     """Measure the slot where a run diverged from the plain loop.
 
     Args:

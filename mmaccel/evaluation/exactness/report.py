@@ -104,10 +104,17 @@ def check_all(plan: Plan) -> list[Check]:
     width = plan.width if plan.policy.exactness == "bitwise" else None
     checks.append(
         compare_rows(
-            "same seeds", plan.pipe, plain, made, plan.seeds, plan.params,
-            guaranteed=plan.keeps_tokens, width=width, dtype=plan.dtype,
+            "same seeds",
+            plan.pipe,
+            plain,
+            made,
+            plan.seeds,
+            plan.params,
+            guaranteed=plan.keeps_tokens,
+            width=width,
+            dtype=plan.dtype,
         )
-    )  # fmt: skip
+    )
     checks += _batches(plan, plain, made)
     if plan.samples:
         checks += check_distribution(plan.policy, kind, plan.samples)
@@ -122,9 +129,16 @@ def _greedy(plan: Plan, greedy: SamplingParams) -> Check:
     # at temperature 0 a distribution is one sequence: a policy exact in one is exact in both
     guaranteed = plan.keeps_tokens or plan.policy.exactness == "distribution"
     return compare_rows(
-        "greedy", plan.pipe, plain, made, plan.seeds, greedy,
-        guaranteed=guaranteed, width=plan.width, dtype=plan.dtype,
-    )  # fmt: skip
+        "greedy",
+        plan.pipe,
+        plain,
+        made,
+        plan.seeds,
+        greedy,
+        guaranteed=guaranteed,
+        width=plan.width,
+        dtype=plan.dtype,
+    )
 
 
 def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
@@ -144,10 +158,17 @@ def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
         rows = cut_rows(together, count)
         found.append(
             compare_rows(
-                name, plan.pipe, alone, rows, part.seeds, plan.params,
-                guaranteed=guaranteed, width=width, dtype=plan.dtype,
+                name,
+                plan.pipe,
+                alone,
+                rows,
+                part.seeds,
+                plan.params,
+                guaranteed=guaranteed,
+                width=width,
+                dtype=plan.dtype,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -13,9 +13,19 @@ from mmaccel.errors import MissingBackendError
 from mmaccel.evaluation.tables import grid
 
 _HEADS = (
-    "batch", "side", "median s", "p90", "p99", "IQR", "pictures/s", "speed-up", "passes",
-    "tokens a pass", "window unused", "peak MiB",
-)  # fmt: skip
+    "batch",
+    "side",
+    "median s",
+    "p90",
+    "p99",
+    "IQR",
+    "pictures/s",
+    "speed-up",
+    "passes",
+    "tokens a pass",
+    "window unused",
+    "peak MiB",
+)
 _COLOURS = {
     "plain": "#777777",
     "policy": "#1f6feb",

@@ -28,9 +28,14 @@ lists with a number a round: `seconds`, `encoder_seconds` and `prefill_seconds` 
 layer, mean over layers, operations of the prompt. `sessions` has the run that measured the round.
 """
 PER_ROUND = (
-    "seconds", "encoder_seconds", "prefill_seconds", "visual_tokens", "layer_tokens", "flops",
+    "seconds",
+    "encoder_seconds",
+    "prefill_seconds",
+    "visual_tokens",
+    "layer_tokens",
+    "flops",
     "sessions",
-)  # fmt: skip
+)
 
 
 def new_record() -> Record:
@@ -109,9 +114,13 @@ def answer(
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
     with attach(
-        vlm.model, "autoregressive", strict=True, seed=list(seeds), visual_tokens=method,
+        vlm.model,
+        "autoregressive",
+        strict=True,
+        seed=list(seeds),
+        visual_tokens=method,
         cuda_graphs=False,
-    ):  # fmt: skip
+    ):
         with watch_prompt(vlm.model, synchronise) as cost, torch.no_grad():
             ids = vlm.model.generate(**inputs, **options)
     return vlm.decode(ids[:, inputs["input_ids"].shape[1] :]), cost
