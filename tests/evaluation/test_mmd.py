@@ -80,11 +80,11 @@ def test_labels_are_permuted_within_groups() -> None:
 def test_power_rises_with_the_shift_and_the_items() -> None:
     items = np.random.default_rng(7).normal(size=(100, 3)) * [3, 1, 1]
     options = {"shifts": (0.0, 0.5, 1.0, 2.0), "trials": 20, "level": 0.05, "permutations": 39}
-    few, many = (measure_power(items, n, n, **options) for n in (10, 60))
+    few, many = (measure_power(items, (n, n), **options) for n in (10, 60))
     assert few.chances[0.0] <= 0.25 and many.chances[0.0] <= 0.25
     assert many.visible is not None and few.visible is not None and many.visible < few.visible
     assert max(many.chances) == many.visible  # no shift is tested after the one that was seen
-    assert measure_power(items, 3, 3, **(options | {"shifts": (0.0,)})).visible is None
+    assert measure_power(items, (3, 3), **(options | {"shifts": (0.0,)})).visible is None
 
 
 def test_far_from_zero_distances_keep_their_digits() -> None:

@@ -95,7 +95,7 @@ TESTS = (
     Refused("few permutations", _test(permutations=18), ("permutations", "19", "18", "999")),
     Refused(
         "few permutations for a level",
-        lambda: measure_power(ITEMS, 9, 9, permutations=39, level=0.01),
+        lambda: measure_power(ITEMS, (9, 9), permutations=39, level=0.01),
         ("at least 99", "0.01", "39"),
     ),
     Refused("cells without counts", _counts([1, 2], [1.0]), ("[2] and [1]", "same"), ShapeError),

@@ -143,7 +143,6 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
     from mmaccel.commands.files import write_json
     from mmaccel.commands.process import Stopped
     from mmaccel.commands.terminal import watch
-    from mmaccel.evaluation.speed.measure import synchronise_for
     from mmaccel.evaluation.visual_tokens.measure import count_rounds, measure_sides, new_record
 
     records, sessions = _read_records(file, report)
@@ -170,7 +169,6 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
         max_new_tokens=report["max_new_tokens"],
         seed=report["seed"],
         session=len(sessions) - 1,
-        synchronise=synchronise_for(report["device"]),
     )
     done = 0
     try:

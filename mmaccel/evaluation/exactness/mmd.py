@@ -184,8 +184,7 @@ class Power:
 
 def measure_power(
     features: npt.ArrayLike,
-    n_first: int,
-    n_second: int,
+    sizes: tuple[int, int],
     *,
     groups: tuple[Sequence[int], Sequence[int]] | None = None,
     level: float = 0.01,
@@ -201,7 +200,7 @@ def measure_power(
 
     Args:
         features: `[K, D]`, the distribution of the trials.
-        n_first, n_second: items of a repetition's sets.
+        sizes: items of a repetition's two sets.
         groups: within which labels are permuted, as in `permutation_test`.
         level: p-value at which the test rejects.
         shifts: in standard deviations of that direction, rising.
@@ -225,8 +224,8 @@ def measure_power(
     for shift in shifts:
         rejected = 0
         for _ in range(trials):
-            one = pool[rng.integers(len(pool), size=n_first)]
-            other = pool[rng.integers(len(pool), size=n_second)] + shift * step
+            one = pool[rng.integers(len(pool), size=sizes[0])]
+            other = pool[rng.integers(len(pool), size=sizes[1])] + shift * step
             seeds = int(rng.integers(2**32))
             test = permutation_test(
                 one, other, groups=groups, permutations=permutations, seed=seeds

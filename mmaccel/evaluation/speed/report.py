@@ -68,12 +68,12 @@ def write_speed(report: Report) -> str:
         f"{report['temperature']:g}, seed {report['seed']}; exactness: {report['promise']}.",
         f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, the "
         "sides in turn and changing places, the device synchronised around each. A run makes a "
-        "batch from captions to pixels. " + _tell_baselines(report),
+        "batch from captions to pixels. " + _describe_baselines(report),
         f"Made by `{report['command']}`.",
         "## Batch sizes",
         grid(_HEADS, [_cells(row) for row in rows]),
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
-        _tell_strongest(rows),
+        _compare_strongest(rows),
         "Window unused: share of full windows' slots that gave no token: rejected drafts, and what "
         "a window reaches beyond the end of an image.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
@@ -109,7 +109,7 @@ def write_speed(report: Report) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def _tell_baselines(report: Report) -> str:
+def _describe_baselines(report: Report) -> str:
     """Which sides there are, and which could not be had."""
     told = "plain: the plain loop of this library, one token a pass. "
     told += "".join(f"{name}: {_BASELINES[name]}. " for name in report["baselines"])
@@ -119,7 +119,7 @@ def _tell_baselines(report: Report) -> str:
     return told + "No baseline of another library was measured (--baseline compiled)."
 
 
-def _tell_strongest(rows: list[Report]) -> str:
+def _compare_strongest(rows: list[Report]) -> str:
     """The policy against the fastest other side of each size, by medians."""
     told = []
     for size in dict.fromkeys(row["batch_size"] for row in rows):
