@@ -62,18 +62,12 @@ def test_four_rows_at_two_scales(
     assert report["command"] == "mmaccel bench --seed 5"
     said = capsys.readouterr()
     assert first in said.out and "2/2" in said.out and "guidance 2: transformers" in said.err
-
-
-def test_the_rows_become_the_first_table(tiny_folder: Path, tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    assert bench(tiny_folder, file, "--guidance", "1") == 0
-    report = json.loads(file.read_text(encoding="utf-8"))
     table = fill_tables(MARK, {"scenes-cpu-batch1": {"rows": []}, "first-screen": report})
     lines = [line for line in table.splitlines() if line.startswith("| 1 |")]
     assert len(lines) == 4 and "| reference |" in lines[0] and "old" not in table
-    spent = report["first_screen"][2]["total_variation"]
+    spent = rows[2]["total_variation"]
     assert f"| relaxed, total variation {spent:.3f} a token |" in lines[2] and spent > 0
-    row = report["first_screen"][1]
+    row = rows[1]
     figures = f"{row['tokens_per_pass']:.2f} | {row['seconds']:.3f} | {row['speed_up']:.2f}× |"
     assert f"| 1 | Jacobi, as it comes | {figures} 2 of 2 | bitwise |" == lines[1]
     assert "Made by `mmaccel" in table and f"transformers {transformers.__version__}" in table

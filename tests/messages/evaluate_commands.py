@@ -179,4 +179,19 @@ OTHERS = (
     _case("a long seed", ("exactness", "--seed", 2**64), "seed", "64-bit integer"),
     _case("few sequences", ("exactness", "--samples", 10), "--samples", "1000", "10"),
 )
-CASES = (*PICTURES, *LISTS, *SUITES, *SPEED, *OTHERS)
+VISUAL = (
+    _case("fraction", ("visual-tokens", "--keep", "1.5"), "--keep", "a number in (0, 1]"),
+    _case("method", ("visual-tokens", "--methods", "nonsense"), "--methods: expected some of"),
+    _case("no questions", ("visual-tokens", "--questions", "0"), "--questions", "at least 1"),
+    _case("no data", ("visual-tokens", "--data", "no.jsonl"), "--data: expected a file"),
+    _case("dtype", ("visual-tokens", "--dtype", "float8"), "dtype: expected auto"),
+    _case("no model", ("visual-tokens", "nowhere"), "model: expected a folder"),
+    _case("an empty folder", ("visual-tokens", "empty"), "expected config.json"),
+    _case(
+        "no configuration",
+        ("visual-tokens", "empty"),
+        "a configuration of transformers",
+        **{"empty/tokenizer.json": ""},
+    ),
+)
+CASES = (*PICTURES, *LISTS, *SUITES, *SPEED, *VISUAL, *OTHERS)
