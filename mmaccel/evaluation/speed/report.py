@@ -111,23 +111,23 @@ def write_speed(report: Report) -> str:
 
 def _describe_baselines(report: Report) -> str:
     """Which sides there are, and which could not be had."""
-    told = "plain: the plain loop of this library, one token a pass. "
-    told += "".join(f"{name}: {_BASELINES[name]}. " for name in report["baselines"])
-    told += "".join(f"Left out: {name}, as {why}. " for name, why in report["left_out"].items())
+    text = "plain: the plain loop of this library, one token a pass. "
+    text += "".join(f"{name}: {_BASELINES[name]}. " for name in report["baselines"])
+    text += "".join(f"Left out: {name}, as {why}. " for name, why in report["left_out"].items())
     if report["baselines"]:
-        return told + "All sides draw with the same noise, and count passes and tokens alike."
-    return told + "No baseline of another library was measured (--baseline compiled)."
+        return text + "All sides draw with the same noise, and count passes and tokens alike."
+    return text + "No baseline of another library was measured (--baseline compiled)."
 
 
 def _compare_strongest(rows: list[Report]) -> str:
     """The policy against the fastest other side of each size, by medians."""
-    told = []
+    compared = []
     for size in dict.fromkeys(row["batch_size"] for row in rows):
         medians = {r["side"]: r["seconds"]["median"] for r in rows if r["batch_size"] == size}
         own = medians.pop("policy")
         best = min(medians, key=medians.__getitem__)
-        told.append(f"batch {size}: {medians[best] / own:.2f} times as fast as {best}")
-    return f"Against the fastest of the other sides: {'; '.join(told)}."
+        compared.append(f"batch {size}: {medians[best] / own:.2f} times as fast as {best}")
+    return f"Against the fastest of the other sides: {'; '.join(compared)}."
 
 
 def _seconds(value: float | None) -> str:
