@@ -16,7 +16,7 @@ from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
 from mmaccel.evaluation.quality.clip_score import score_batches
 from mmaccel.evaluation.quality.frechet import frechet_of
 from mmaccel.evaluation.quality.kid import measure_kid, squared_mmd
-from mmaccel.evaluation.quality.word_errors import compare_transcripts, count_word_errors
+from mmaccel.evaluation.quality.word_errors import compare_transcripts, count_word_errors, simplify
 from tests.messages.case import Refused
 
 GOOD = [[1.0, 2.0], [3.0, 4.0]]
@@ -109,6 +109,11 @@ TESTS = (
     ),
 )
 WORDS = (
+    Refused(
+        "marks without letters",
+        lambda: simplify("a" + "\u0315\u0300" * 501),
+        ("utterance", "1000 combining marks", "take the line out"),
+    ),
     Refused(
         "a rate of no words",
         lambda: count_word_errors("", "a").rate,

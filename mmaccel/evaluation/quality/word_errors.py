@@ -13,9 +13,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+from mmaccel.limits import MAX_MARKS
 
 _FORMS = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2010": "-", "\u2011": "-"})
 
@@ -64,6 +65,7 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
 
     Raises:
         MissingBackendError: jiwer is not installed.
+        OptionError: more than `MAX_MARKS` marks in a row.
     """
     jiwer = _import_jiwer()
     reference = _compose(reference)
@@ -78,7 +80,25 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
 
 def _compose(text: str) -> str:
     """A text of composed characters, with one blank between words."""
-    return " ".join(unicodedata.normalize("NFC", text).split())
+    return " ".join(_normalize("NFC", text).split())
+
+
+def _normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
+    """`unicodedata.normalize`, whose time is the square of the number of marks in a row.
+
+    Raises:
+        OptionError: more than `MAX_MARKS` marks in a row.
+    """
+    if len(text) > MAX_MARKS and not text.isascii():
+        marks = 0
+        for char in text:
+            marks = marks + 1 if unicodedata.combining(char) else 0
+            if marks > MAX_MARKS:
+                raise OptionError(
+                    f"utterance: expected at most {MAX_MARKS} combining marks in a row, received "
+                    "more; it is no text, take the line out"
+                )
+    return unicodedata.normalize(form, text)
 
 
 def _import_jiwer() -> Any:
@@ -123,7 +143,7 @@ def simplify(text: str) -> str:
     For transcripts that differ in such things alone; a rate of simplified texts is another rate and
     is to be called so.
     """
-    text = unicodedata.normalize("NFKC", text.casefold()).translate(_FORMS)
+    text = _normalize("NFKC", text.casefold()).translate(_FORMS)
     chars = []
     for k, char in enumerate(text):
         is_inside = text[k - 1 : k].isalnum() and text[k + 1 : k + 2].isalnum()
