@@ -28,12 +28,12 @@ sys.path.insert(0, str(ROOT))
 
 import mmaccel  # noqa: E402
 from benchmarks.coarse_tables import coarse_study_tables  # noqa: E402
-from mmaccel.commands.bench.window import Row, Setup, measure  # noqa: E402
+from mmaccel.commands.bench.measure import measure_images  # noqa: E402
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions  # noqa: E402
+from mmaccel.evaluation.speed.measure import Side  # noqa: E402
 from mmaccel.outputs.machine import describe_machine  # noqa: E402
 from mmaccel.outputs.whole_files import write_whole  # noqa: E402
 from mmaccel.pipelines.text_to_image.model import choose_params  # noqa: E402
-from mmaccel.results import EXACT_DTYPE  # noqa: E402
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter  # noqa: E402
 from mmaccel.samplers.drafting.coarse_model import describe_coarse  # noqa: E402
 from mmaccel.samplers.sampling_params import SamplingParams  # noqa: E402
@@ -62,7 +62,7 @@ def main() -> None:
     args = parser.parse_args()
     folders, windows = args.coarse.split(","), [int(text) for text in args.windows.split(",")]
     coarse = {folder: describe_coarse(folder) for folder in folders}
-    setups = make_setups(folders, windows, [int(text) for text in args.candidates.split(",")])
+    policies = list_policies(folders, windows, [int(text) for text in args.candidates.split(",")])
     pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu", compile=False)
     captions = make_captions(EVALUATION_SEED, range(args.count))
     params = [
@@ -72,7 +72,8 @@ def main() -> None:
         for text in args.guidance.split(",")
     ]
     with timed_sweeps() as seconds:
-        rows = measure({EXACT_DTYPE: pipe}, captions, setups, params, args.seed, 1)
+        sides = [Side(name, pipe, policy, own) for own in params for name, policy in policies]
+        rows = measure_images(sides, captions, args.seed, 1)
         learned = [
             measure_online(args.model, captions, int(window), own, args.seed)
             for own in params
@@ -88,16 +89,16 @@ def main() -> None:
         "coarse": coarse,
         "coarse_study": [
             {
-                **row.to_dict(),
-                "candidates": getattr(setup.policy.drafts, "candidates", None),
+                **row,
+                "candidates": getattr(side.policy.drafts, "candidates", None),
                 "sweep_share": share_of_a_pass(row, seconds),
             }
-            for row, setup in zip(rows, setups * len(params), strict=True)
-            if setup.name == "jacobi"
+            for row, side in zip(rows, sides, strict=True)
+            if side.name == "jacobi"
         ]
         + [
             {
-                **row.to_dict(),
+                **row,
                 "candidates": None,
                 "sweep_share": share_of_a_pass(row, seconds),
                 "neighbour_seconds": beside,
@@ -111,7 +112,9 @@ def main() -> None:
     print(coarse_study_tables({"study": report}))
 
 
-def make_setups(folders: list[str], windows: list[int], candidates: list[int]) -> list[Setup]:
+def list_policies(
+    folders: list[str], windows: list[int], candidates: list[int]
+) -> list[tuple[str, Any]]:
     """What runs: token by token, then Jacobi by window, draft source and candidates.
 
     Further numbers of candidates are for the first folder alone.
@@ -119,9 +122,9 @@ def make_setups(folders: list[str], windows: list[int], candidates: list[int]) -
     sources: list[Any] = ["neighbour", *(mmaccel.Coarse(folder) for folder in folders)]
     more = [mmaccel.Coarse(folders[0], n) for n in candidates if n != _CANDIDATES]
     return [
-        Setup("autoregressive", mmaccel.Autoregressive(), None, EXACT_DTYPE),
+        ("autoregressive", mmaccel.Autoregressive()),
         *(
-            Setup("jacobi", mmaccel.Jacobi(window, source), window, EXACT_DTYPE)
+            ("jacobi", mmaccel.Jacobi(window, source))
             for window in windows
             for source in (*sources, *more)
         ),
@@ -130,15 +133,15 @@ def make_setups(folders: list[str], windows: list[int], candidates: list[int]) -
 
 def measure_online(
     model: str, captions: list[str], window: int, params: SamplingParams, seed: int
-) -> tuple[Row, float]:
+) -> tuple[dict[str, Any], float]:
     """Drafts that a newly loaded model learns, and the seconds an image of the neighbour source."""
     pipe = mmaccel.TextToImage.from_pretrained(model, device="cpu", compile=False)
-    setups = [
-        Setup("jacobi", mmaccel.Jacobi(window, drafts), window, EXACT_DTYPE)
+    sides = [
+        Side("jacobi", pipe, mmaccel.Jacobi(window, drafts), params)
         for drafts in ("neighbour", "online")
     ]
-    neighbour, online = measure({EXACT_DTYPE: pipe}, captions, setups, [params], seed, 1)
-    return online, neighbour.seconds
+    neighbour, online = measure_images(sides, captions, seed, 1)
+    return online, neighbour["seconds"]
 
 
 @contextmanager
@@ -166,13 +169,13 @@ def _timed(name: str, original: Callable[..., Any], seconds: Seconds) -> Callabl
     return call
 
 
-def share_of_a_pass(row: Row, seconds: Seconds) -> float | None:
+def share_of_a_pass(row: dict[str, Any], seconds: Seconds) -> float | None:
     """Median time of a sweep over the mean time of a forward pass; None without sweeps."""
-    of_row = seconds.get((row.settings, row.guidance))
+    of_row = seconds.get((row["settings"], row["guidance"]))
     if of_row is None:
         return None
     sweep = sum(statistics.median(calls) for calls in of_row.values())
-    return sweep / (row.seconds * (1 - row.sampler_share) / row.passes)
+    return sweep / (row["seconds"] * (1 - row["sampler_share"]) / row["passes"])
 
 
 if __name__ == "__main__":

@@ -16,14 +16,14 @@ from benchmarks.choosing_table import choosing_tables
 from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.gpu.tables import GPU_TABLES
-from mmaccel.errors import OptionError
-from mmaccel.evaluation.tables import (
+from benchmarks.tables import (
     canvas_tables,
-    grid,
     routes_tables,
     sampler_share_tables,
     visual_tokens_tables,
 )
+from mmaccel.errors import OptionError
+from mmaccel.evaluation.tables import grid
 from mmaccel.results import EXACT_DTYPE, exactness_in
 
 Report = dict[str, Any]

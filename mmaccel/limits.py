@@ -24,7 +24,6 @@ MAX_ITEMS = 2_000_000  # images of a prompt file: a million prompts twice; 0.7 K
 MAX_IMAGES = 100_000  # of a row or of `--count`, which keep a list of them: a day on a GPU
 MAX_MEASURED = 10_000  # images of a measurement, all in memory: an interval of 1 % needs as many
 MAX_SAMPLES = 10_000_000  # sequences of the G-test: 200 times its default, ten minutes
-MAX_CELLS = 2_000_000_000  # pairs of words compared in an utterance: 40 000 words all wrong
 MAX_BATCH = 65_536  # rows decoded together: 1000 times what fills the largest GPU
 MAX_RUNS = 100_000  # of a speed measurement: percentiles stop changing long before
 MAX_RETRIES = 1_000  # of an item: what failed so often will fail again

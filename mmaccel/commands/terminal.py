@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
     from rich.text import Text
+
+T = TypeVar("T")
 
 _FILE_WIDTH = 120
 _HARMLESS = "\n\t\u200c\u200d"  # the last two join letters in Persian, and emoji
@@ -62,6 +65,15 @@ def progress_bar(*columns: Any, **options: Any) -> Progress:
     from rich.progress import Progress
 
     return Progress(*columns, console=stderr_console(), redirect_stdout=False, **options)
+
+
+def watch(items: Iterable[T], total: int, text: str) -> Iterator[T]:
+    """Items as they come, beside a bar on stderr."""
+    with progress_bar() as bar:
+        task = bar.add_task(text, total=total)
+        for item in items:
+            yield item
+            bar.advance(task)
 
 
 def make_table(*heads: str, title: str | None = None) -> Table:

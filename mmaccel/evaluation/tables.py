@@ -1,23 +1,9 @@
-"""Markdown tables of measured results.
-
-`routes_tables` are those of `benchmarks/routes.py`: what an attached policy costs. `canvas_tables`
-are those of `mmaccel bench --family canvas`: what canvas policies cost and make.
-`visual_tokens_tables` are those of `mmaccel evaluate visual-tokens`.
-"""
+"""Cells of tables that reports and commands share."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_CANVAS_HEADS = (
-    "policy",
-    "exactness",
-    "passes",
-    "tokens a pass",
-    "positions",
-    "nats",
-    "same tokens",
-)
 SHOWN = {  # column: its name in the report
     "right": "right",
     "distance": "total_variation",
@@ -27,159 +13,12 @@ SHOWN = {  # column: its name in the report
     "relations": "relations",
     "whole": "whole",
 }
-_ROUTE_HEADS = (
-    "route",
-    "forward",
-    "policy",
-    "passes",
-    "tokens a pass",
-    "s an image",
-    "speed-up",
-    "of direct",
-)
-_VISUAL_HEADS = (
-    "method",
-    "keep",
-    "right, % (95 %)",
-    "less all tokens",
-    "over `RandomTokens`",
-    "of informative questions, %",
-    "visual tokens (mean over layers)",
-    "GFLOP of the prefill",
-    "prefill, ms",
-    "image to answer, ms",
-)
-_ROUTE_NAMES = {
-    "library": "transformers alone",
-    "library-compiled": "transformers, static cache, compiled",
-    "transformers": "attached",
-    "direct": "`TextToImage`",
-}
-
-
-def routes_tables(reports: dict[str, dict[str, Any]]) -> str:
-    """One table per batch size and guidance scale of every report that compares routes.
-
-    "speed-up" is over transformers alone; "of direct" is the time over that of `TextToImage` under
-    the same policy and forward (`fused` and `compile` of `mmaccel.attach`).
-    """
-    parts = []
-    for report in (r for r in reports.values() if "routes" in r):
-        machine = report["machine"]
-        parts.append(
-            f"`{report['model']}` in {report['dtype']}, temperature {report['temperature']:g}; "
-            f"{machine['name']}, {machine['threads']} threads, torch "
-            f"{machine['versions']['torch']}, transformers {machine['versions']['transformers']}. "
-            f"Made by `{report['command']}`."
-        )
-        rows = report["routes"]
-        for size, scale in dict.fromkeys((row["batch_size"], row["guidance"]) for row in rows):
-            own = [row for row in rows if (row["batch_size"], row["guidance"]) == (size, scale)]
-            parts.append(f"Batch {size}, guidance {scale:g}, {own[0]['images']} captions:")
-            parts.append(grid(_ROUTE_HEADS, [_route_cells(row) for row in own]))
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
-def sampler_share_tables(reports: dict[str, dict[str, Any]]) -> str:
-    """One table per report of what a pass costs in the model's forward and outside of it."""
-    parts = []
-    for report in (r for r in reports.values() if "sampler_share" in r):
-        machine = report["machine"]
-        parts.append(
-            f"`{report['model']}` in {report['dtype']}, batch 1, {report['images']} images, "
-            f"{'the fused decoder' if report['fused'] else 'its own forward'}; {machine['name']}, "
-            f"{machine['threads']} threads, torch {machine['versions']['torch']}. Made by "
-            f"`{report['command']}`."
-        )
-        heads = ("guidance", "policy", "window", "forward, ms", "outside, ms", "share")
-        parts.append(grid(heads, [_share_cells(row) for row in report["sampler_share"]]))
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
-def _share_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        f"{row['guidance']:g}",
-        row["policy"] + (f", {row['drafts']} drafts" if row["drafts"] else ""),
-        str(row["window"]),
-        f"{row['forward_ms']:.2f}",
-        f"{row['sampler_ms']:.2f}",
-        f"{100 * row['share']:.1f} %",
-    )
 
 
 def grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _route_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    of_direct = row["of_direct"]
-    return (
-        _ROUTE_NAMES[row["route"]],
-        row.get("forward", "model") or "",
-        "" if row["policy"] is None else f"`{row['policy']}`",
-        f"{row['passes']:.1f}",
-        f"{row['tokens_per_pass']:.2f}",
-        f"{row['seconds']:.3f}",
-        f"{row['speed_up']:.2f}×",
-        "" if of_direct is None else f"{of_direct:.2f}×",
-    )
-
-
-def canvas_tables(reports: dict[str, dict[str, Any]]) -> str:
-    """One table per model of every report of canvas policies."""
-    parts = []
-    for report in (r for r in reports.values() if "canvas" in r):
-        machine = report["machine"]
-        for model in dict.fromkeys(row["model"] for row in report["canvas"]):
-            rows = [row for row in report["canvas"] if row["model"] == model]
-            shown = {head: name for head, name in SHOWN.items() if name in rows[0]["quality"]}
-            floor = rows[0]["quality"].get("floor")
-            noise = "" if floor is None else f" Noise alone gives a distance of {floor:.3f}."
-            parts.append(
-                f"`{model}`, {rows[0]['rows']} rows, seed {report['seed']}; torch "
-                f"{machine['versions']['torch']}. Made by `{report['command']}`.{noise}"
-            )
-            parts.append(
-                grid((*_CANVAS_HEADS, *shown), [_canvas_cells(row, shown) for row in rows])
-            )
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
-def _canvas_cells(row: dict[str, Any], shown: dict[str, str]) -> tuple[str, ...]:
-    return (
-        row["policy"],
-        row["exactness"],
-        f"{row['passes']:.2f}",
-        f"{row['tokens_per_pass']:.2f}",
-        f"{row['positions']:.0f}",
-        f"{row['nats']:.3f}",
-        "" if row["same"] is None else f"{row['same']} of {row['rows']}",
-        *(f"{row['quality'][name]:.3f}" for name in shown.values()),
-    )
-
-
-def visual_tokens_tables(reports: dict[str, dict[str, Any]]) -> str:
-    """Two tables for each report of reducers: what each costs, and accuracy by kind."""
-    parts = []
-    for report in (r for r in reports.values() if "sides" in r):
-        machine, names = report["machine"], report["kind_names"]
-        parts += [
-            f"`{report['model']}`, {report['questions']} questions of {len(names)} kinds, batch "
-            f"{report['batch']}, {report['dtype']}; {machine['name']}, {machine['threads']} "
-            f"threads, torch {machine['versions']['torch']}. Made by `{report['command']}`.",
-            grid(_VISUAL_HEADS, [visual_tokens_cells(row) for row in report["sides"]]),
-            "Right answers by kind, %:",
-            grid(
-                ("method", "keep", *names),
-                [
-                    (row["method"], f"{row['keep']:g}", *kind_cells(row, names))
-                    for row in report["sides"]
-                ],
-            ),
-        ]
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
 def visual_tokens_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -8,13 +8,14 @@ Nie et al., 2025, arXiv 2502.09992. Departures: none but the size.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.demo.grammar.evaluate import share_right, total_variation
+from mmaccel.demo.grammar.evaluate import is_right, total_variation
 from mmaccel.demo.grammar.tasks import (
     ASK,
     BOS,
@@ -224,3 +225,9 @@ def true_entropy(count: int) -> float:
     """Entropy of the true distribution, nats per slot, over the validation prompts."""
     examples = make_examples(VALIDATION_SEED, range(count))
     return sum(math.log(len(right_answers(e.prompt))) for e in examples) / (count * CANVAS)
+
+
+def share_right(prompts: Sequence[Words], canvases: Sequence[Sequence[int]]) -> float:
+    """Share of prompts answered rightly."""
+    right = [is_right(p, c) for p, c in zip(prompts, canvases, strict=True)]
+    return sum(right) / len(right)

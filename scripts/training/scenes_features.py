@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -25,9 +25,8 @@ from mmaccel.demo.scenes.features import (
     draw_reference,
     extract_features,
     load_features,
-    make_targets,
 )
-from mmaccel.demo.scenes.layout import SHAPES
+from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, COLOURS, SHAPES, SIZES, Scene
 
 FEATURES_SEED = 6  # of no other collection
 _DRAWN = 500  # images drawn together
@@ -184,3 +183,20 @@ DAMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "grey": lambda p: p.mean(1, keepdim=True).expand_as(p),
     "upside down": lambda p: p.flip(-2),
 }
+
+
+def make_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
+    """What the heads are to say of B scenes: `ground` `[B]`, `shapes` and `sizes` `[B, 7]` int64
+    (size 0 where a colour is absent) and `places` `[B, 7, 2]` float32.
+    """
+    n = len(COLOURS)
+    shapes = torch.full((len(scenes), n), len(SHAPES))
+    sizes, places = torch.zeros(len(scenes), n, dtype=torch.long), torch.zeros(len(scenes), n, 2)
+    for b, scene in enumerate(scenes):
+        for thing in scene.objects:
+            c = COLOURS.index(thing.colour)
+            shapes[b, c] = SHAPES.index(thing.shape)
+            sizes[b, c] = SIZES.index(thing.size)
+            places[b, c] = torch.tensor([thing.x, thing.y]) / CANVAS - 0.5
+    ground = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes])
+    return {"ground": ground, "shapes": shapes, "sizes": sizes, "places": places}

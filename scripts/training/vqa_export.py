@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmaccel.demo.scenes_vqa.evaluate import measure_answers, measure_guesses
 from mmaccel.demo.vision import load_demo
 from scripts.training.cards import write_vqa_card
 from scripts.training.export import (
@@ -18,6 +17,7 @@ from scripts.training.export import (
     write_folder,
 )
 from scripts.training.vqa import N_VISUAL, PLANS, STAGES
+from scripts.training.vqa_answers import measure_answers, measure_guesses
 
 
 def export_vqa(work: str | Path, target: str | Path) -> None:

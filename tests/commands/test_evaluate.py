@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -22,12 +21,9 @@ from mmaccel.evaluation.quality.features import extract_all, open_extractor
 from mmaccel.evaluation.quality.frechet import frechet_of
 from mmaccel.evaluation.quality.image_folder import list_items, read_list, read_pixels
 from mmaccel.evaluation.quality.kid import squared_mmd
-from mmaccel.evaluation.speed import measure as speed_measure
 from mmaccel.limits import read_lines
 from mmaccel.results import Generation
-from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
-
-RUNS = 4  # fewer than the command allows, so that the test is fast
+from tests.fixtures.tiny_model import CAPTIONS
 
 
 def evaluate(*arguments: object) -> int:
@@ -85,12 +81,11 @@ def test_images_against_scenes_and_wrong_captions(scenes: Any, tmp_path: Path) -
 
 
 def test_images_with_the_users_own_callables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_features.py").write_text(
         "def means(images):\n    return images.float().mean((2, 3))\n"
-        "def flat(images):\n    return images.float().mean()\n"
         "def embed(images, texts):\n"
         "    import torch\n    e = torch.eye(2)\n"
         "    return e[[0] * len(texts)], e[[int('b' in t) for t in texts]]\n"
@@ -107,40 +102,6 @@ def test_images_with_the_users_own_callables(
     items = [json.loads(line) for line in (tmp_path / "i.jsonl").read_text().splitlines()]
     assert [item["clip"] for item in items] == [100.0, 0.0, 100.0, 100.0]
     assert [item["verdict"] for item in items] == [None] * 4  # no captions of scenes
-    assert evaluate("pictures", "one", "--against", "two", "--features", "my_features:flat") == 1
-    assert "expected [4, D]" in capsys.readouterr().err
-    assert evaluate("pictures", "two", "--clip", "my_features:embed") == 2
-    assert "images with captions" in capsys.readouterr().err
-
-
-def test_bad_folders(scenes: Any, tmp_path: Path, capsys: Any) -> None:
-    _, images = scenes
-    own, empty = save(tmp_path / "own", images[:3]), tmp_path / "empty"
-    empty.mkdir()
-    one = save(tmp_path / "one", images[:1])
-    mixed = save(tmp_path / "mixed", images[:2])
-    Image.new("RGB", (32, 16)).save(mixed / "zz.png")
-    broken = save(tmp_path / "broken", images[:2])
-    whole = (broken / "001.png").read_bytes()
-    (broken / "001.png").write_bytes(whole[: len(whole) // 2])
-    for folder, code, words in (
-        (tmp_path / "none", 2, "expected a folder"),
-        (empty, 2, "received none in"),
-        (one, 2, "at least 2 on both sides, received 1 and 3"),
-        (mixed, 1, "64x64 (000.png) and 32x16 (zz.png)"),
-        (broken, 2, "001.png"),
-    ):
-        assert evaluate("pictures", folder, "--against", own) == code
-        assert words in capsys.readouterr().err, folder
-    for options, words in (
-        (("--features", "inception"), "a file for inception"),
-        (("--features", "inception", "--weights", own / "000.png"), "torch-fidelity"),
-        (("--features", "scenes", "--weights", "w.pth"), "expected none for scenes"),
-        (("--json", empty), "expected a file name"),
-        (("--batch-size", "0"), "at least 1"),
-    ):
-        assert evaluate("pictures", own, "--against", own, *options) in (1, 2)
-        assert words in capsys.readouterr().err, options
 
 
 class Wrong(Jacobi):
@@ -209,43 +170,9 @@ def test_exactness_with_features_of_images(
     assert evaluate("exactness", tiny_folder, *policy, *options, *largest) == 0 and file.exists()
 
 
-def test_speed_writes_its_report(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_plots_need_their_package(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(speed_measure, "LEAST_RUNS", RUNS)
-    out = tmp_path / "speed"
-    policy = ("--policy", "jacobi", "--set", "window=4", "--batch-sizes", "1,2")
-    assert (
-        evaluate("speed", tiny_folder, *policy, "--out", out, "--warm-up", 1, "--runs", RUNS) == 0
-    )
-    names = {"speed.md", "speed.json", "speed.jsonl", "scaling.png", "tokens.png", "runs.png"}
-    assert {f.name for f in out.iterdir()} == names
-    report = json.loads((out / "speed.json").read_text())
-    lines = [json.loads(line) for line in (out / "speed.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * 2 * (RUNS + 1) and sum(x["index"] < 0 for x in lines) == 4
-    assert [r["batch_size"] for r in report["rows"]] == [1, 1, 2, 2]
-    plain, policy_row = report["rows"][:2]
-    assert plain["passes"] == N_TOKENS and plain["tokens_per_pass"] == 1.0
-    assert 1 < policy_row["tokens_per_pass"] <= 4 and policy_row["passes"] < N_TOKENS
-    assert sum((k + 1) * n for k, n in enumerate(policy_row["histogram"])) == RUNS * N_TOKENS
-    for name in ("scaling.png", "tokens.png", "runs.png"):
-        with Image.open(out / name) as image:
-            assert image.size == (770, 462) and len(set(image.get_flattened_data())) > 20
-    text = (out / "speed.md").read_text()
-    assert "| 2 | policy |" in text and "exactness: bitwise" in text
-    assert "speed.md" in capsys.readouterr().out
-
-
-def test_speed_refuses(tiny_folder: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    for options, words in (
-        (("--runs", 19), "at least 20 and 1, received 19 and 2"),
-        (("--batch-sizes", "1,x"), "integers in 1..65536"),
-        (("--policy", "nonsense"), "expected one of"),
-        (("--prompts", tmp_path / "none.txt"), "--prompts: expected a file that can be read"),
-    ):
-        assert evaluate("speed", tiny_folder, "--out", tmp_path / "s", *options) == 2
-        assert words in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert evaluate("speed", tiny_folder, "--out", tmp_path / "t") == 1
@@ -263,28 +190,16 @@ def test_words(tmp_path: Path, capsys: Any) -> None:
     assert len((tmp_path / "w.jsonl").read_text().splitlines()) == 2
     assert evaluate("words", reference, heard, "--simplify") == 0
     assert "simplified texts: 50.00 %" in capsys.readouterr().out
-    heard.write_text("a\n")
-    assert evaluate("words", reference, heard) == 2
-    assert "expected 2, one for each reference, received 1" in capsys.readouterr().err
-    assert evaluate("words", reference, tmp_path / "none.txt") == 2
+    reference.write_text("\nsome\n")
+    heard.write_text("thing\nsome\n")  # one word inserted, one word in all
+    assert evaluate("words", reference, heard, *files) == 0
+    assert json.loads((tmp_path / "w.json").read_text())["rate"] == 1.0
 
 
 CODE = """
 import torch
-calls = []
 def means(images):
-    calls.append(len(images))
-    with open("worked", "a") as file:
-        file.write("x")
     return images.float().mean((2, 3))
-def text(images):
-    return "no numbers"
-def one(images, texts):
-    return torch.ones(len(texts), 2)
-def turned(images):
-    return torch.ones(len(images), 2) * 1j
-def names(images, texts):
-    return texts, texts
 def largest(images, texts):
     with open("largest", "a") as file:
         file.write(f"{len(images)} ")
@@ -309,57 +224,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "own_callables", raising=False)
     (tmp_path / "own_callables.py").write_text(CODE)
-    (tmp_path / "not_python.py").write_text("def means(:\n")
     save_blank(tmp_path / "five", 5)
     save_blank(tmp_path / "listed", 5, captions=True)
-    save_blank(tmp_path / "single", 1)
     return tmp_path
 
 
 OWN = ("--features", "own_callables:means")
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (("--against", "none", *OWN), 2, "expected a folder, received 'none'"),
-        (("--against", "single", *OWN), 2, "on both sides, received 5 and 1"),
-        (("--against", "five", *OWN, "--clip", "no_module:f"), 2, "no_module"),
-        (("--against", "five", *OWN, "--clip", "own_callables:one"), 2, "images with captions"),
-        (("--against", "five", *OWN, "--count", 9), 2, "--against scenes with it"),
-        (("--against", "scenes", *OWN, "--count", 1), 2, "on both sides, received 5 and 1"),
-        (("--against", "five", "--features", "not_python:means"), 2, "not_python"),
-        (
-            ("--against", "five", "--features", ".own_callables:means"),
-            2,
-            "expected scenes, inception or module:function",
-        ),
-        (("--against", "five", "--features", "own_callables:calls"), 2, "name a callable"),
-        (OWN, 2, "--against with them"),
-        (("--weights", "w.pth"), 2, "--against with them"),
-        (("--against", "five", *OWN, "--items", "five"), 2, "expected a file name"),
-    ],
-    ids=str,
-)
-def test_wrong_options_are_refused_before_extraction(
-    here: Path, options: Any, code: int, words: str, capsys: Any
-) -> None:
-    assert evaluate("pictures", "five", *options) == code
-    said = capsys.readouterr()
-    assert words in said.err and said.err.count("\n") == 1 and said.out == ""
-    assert not (here / "worked").exists()
-
-
-def test_results_of_callables_are_checked(here: Path, capsys: Any) -> None:
-    options = ("--against", "five", "--features", "own_callables:text")
-    assert evaluate("pictures", "five", *options) == 1
-    assert "expected a tensor [B, D], received str" in capsys.readouterr().err
-    options = ("--against", "five", "--features", "own_callables:turned")
-    assert evaluate("pictures", "five", *options) == 1
-    assert "expected real numbers, received complex ones" in capsys.readouterr().err
-    for name, words in (("one", "received 1 (Tensor)"), ("names", "received 2 (list, list)")):
-        assert evaluate("pictures", "listed", "--clip", f"own_callables:{name}") == 1
-        assert words in capsys.readouterr().err
 
 
 def test_clip_holds_one_batch_at_a_time(here: Path) -> None:
@@ -380,38 +250,11 @@ def test_a_distance_of_few_images_has_a_note(here: Path, capsys: Any) -> None:
     assert "low rank" not in json.loads(file.read_text())["frechet"]["bias"]
 
 
-def test_images_of_16_bits_are_refused(tmp_path: Path) -> None:
-    wide = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
-    Image.fromarray(wide).save(tmp_path / "a.png")
-    with pytest.raises(OptionError, match="8 bits a channel, received mode I"):
-        list(read_pixels(list_items(tmp_path)))
-
-
 def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("RGB", (40, 40)).save(tmp_path / "a.jpg")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(OptionError, match="a.jpg"):
         list(read_pixels(list_items(tmp_path)))
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("[1]", "on line 1"),
-        ('"text"', "on line 1"),
-        ('{"file": "0.png", "prompt": 5}', "on line 1"),
-        ('{"file": ["0.png"], "prompt": "a"}', "on line 1"),
-        ('{"file": "0.png", "prompt": "a", "seed": "3"}', "on line 1"),
-        ('{"file": "9.png", "prompt": "a"}', "a file in its folder, received '9.png'"),
-        ('{"file": "../0.png", "prompt": "a"}', "a file in its folder"),
-        ('{"file": "0.png", "prompt": "a"}\n{"file": "0.png", "prompt": "b"}', "again on line 2"),
-    ],
-)
-def test_bad_lines_of_a_list(tmp_path: Path, line: str, words: str) -> None:
-    folder = save_blank(tmp_path / "f", 2)
-    (folder / "prompts.jsonl").write_text(line)
-    with pytest.raises(OptionError, match=words):
-        list_items(folder)
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path: Path, capsys: Any) -> None:
@@ -483,33 +326,6 @@ def test_images_that_are_links_are_not_exported_as_links(tmp_path: Path) -> None
     assert not made.is_symlink() and made.read_bytes() == (store / "0.png").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("suite", "content", "options", "words"),
-    [
-        ("geneval", '{"prompt": 5}', (), "expected a text each, received 5"),
-        ("geneval", '{"prompt": " "}', (), "expected a text each"),
-        ("geneval", "[1]", (), "TypeError"),
-        ("hpsv2", '{"a cat": 1}', (), "no list in"),
-        ("hpsv2", '["a", null]', (), "received None for 'prompts/00001'"),
-        ("partiprompts", "Category\tPrompt\nAnimals\n", (), "received None for '00000'"),
-        ("partiprompts", "Prompt\n" + "x" * 200_000, (), "field larger"),
-        ("vbench", "\n\n", (), "received none in"),
-        ("hpsv2", '["image 0", "image 9"]', ("--partial",), "scores the next image"),
-        ("geneval", '{"prompt": "image 0"}', ("--per-prompt", "0"), "at least 1"),
-        ("hpsv2", '["image 0"]', ("--per-prompt", "2"), "expected 1 for hpsv2"),
-    ],
-)
-def test_bad_prompts_of_suites(
-    tmp_path: Path, suite: str, content: str, options: tuple[str, ...], words: str, capsys: Any
-) -> None:
-    folder, prompts = save_blank(tmp_path / "f", 2, captions=True), tmp_path / "prompts.json"
-    prompts.write_text(content)
-    assert export(folder, suite, prompts, tmp_path / "o", *options) == 2
-    said = capsys.readouterr()
-    assert words in said.err and said.err.count("\n") == 1
-    assert {file.name for file in tmp_path.iterdir()} == {"f", "prompts.json"}
-
-
 def test_grids_of_different_sizes_are_refused(tmp_path: Path, capsys: Any) -> None:
     folder, prompts = save_blank(tmp_path / "f", 4), tmp_path / "p"
     Image.new("RGB", (8, 8)).save(folder / "3.png")
@@ -520,42 +336,3 @@ def test_grids_of_different_sizes_are_refused(tmp_path: Path, capsys: Any) -> No
     assert export(folder, "dpg", prompts, tmp_path / "o") == 1
     assert "expected one size for a grid" in capsys.readouterr().err
     assert {file.name for file in tmp_path.iterdir()} == {"f", "p"}
-
-
-def test_unicode_forms_are_normalised(tmp_path: Path, capsys: Any) -> None:
-    composed, parts = tmp_path / "a", tmp_path / "b"
-    composed.write_text("un café\n")
-    parts.write_text("un cafe\u0301\n")
-    assert evaluate("words", composed, parts) == 0
-    assert "word error rate: 0.00 %" in capsys.readouterr().out
-    composed.write_text("don't well-known \uff21\n")
-    parts.write_text("Don\u02bct well\u2011known a\n")
-    assert evaluate("words", composed, parts, "--simplify") == 0
-    assert "0.00 %" in capsys.readouterr().out
-
-
-def test_an_empty_reference_has_no_rate(tmp_path: Path, capsys: Any) -> None:
-    empty, heard, file = tmp_path / "a", tmp_path / "b", tmp_path / "r.json"
-    empty.write_text("\n")
-    heard.write_text("something\n")
-    assert evaluate("words", empty, heard, "--json", file) == 2
-    assert "at least one word" in capsys.readouterr().err and not file.exists()
-    empty.write_text("\nsome\n")
-    heard.write_text("thing\nsome\n")  # one word inserted, one word in all
-    assert evaluate("words", empty, heard, "--json", file) == 0
-    assert json.loads(file.read_text())["rate"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--count", 1), "--count: expected at least 2 to compare features, received 1"),
-        (("--seed", 2**64), f"seed: expected a 64-bit integer, received {2**64}"),
-    ],
-)
-def test_exactness_is_refused_before_a_model_is_opened(
-    options: tuple[Any, ...], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mmaccel.loading.open_pipeline", lambda *_, **__: pytest.fail("opened"))
-    assert evaluate("exactness", "scenes", *options) == 2
-    assert words in capsys.readouterr().err

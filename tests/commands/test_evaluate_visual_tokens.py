@@ -130,21 +130,3 @@ def test_questions_of_ones_own(folder: Path, tmp_path: Path, capsys: Any) -> Non
     assert (columns[0]["all tokens"], columns[0]["RandomTokens"]) == (520, 250)
     assert evaluate(full) == 2
     assert "--data: expected questions" in capsys.readouterr().err
-
-
-def test_wrong_input_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    for options, said in (
-        (("--methods", "nonsense"), "--methods: expected some of"),
-        (("--questions", "0"), "--questions: expected at least 1"),
-        (("--data", tmp_path / "no.jsonl"), "--data: expected a file"),
-        (("--dtype", "float8"), "dtype: expected auto"),
-    ):
-        assert evaluate(folder, *options) == 2
-        assert said in capsys.readouterr().err
-    assert evaluate(folder, keep="1.5") == 2
-    assert "--keep: expected a number in (0, 1]" in capsys.readouterr().err
-    assert evaluate(tmp_path / "nowhere") == 2
-    assert "model: expected a folder" in capsys.readouterr().err
-    (tmp_path / "tokenizer.json").touch()
-    assert evaluate(tmp_path) == 1
-    assert "expected a configuration of transformers" in capsys.readouterr().err

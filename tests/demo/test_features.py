@@ -8,9 +8,9 @@ from mmaccel.demo.scenes.features import (
     SceneFeatures,
     draw_reference,
     extract_features,
-    make_targets,
 )
 from mmaccel.demo.scenes.layout import Scene, SceneObject
+from scripts.training.scenes_features import make_targets
 
 
 def thing(colour: str, shape: str, size: str, x: float, y: float) -> SceneObject:

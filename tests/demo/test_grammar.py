@@ -5,8 +5,9 @@ from collections import Counter
 import pytest
 
 from mmaccel.demo.grammar import tasks
-from mmaccel.demo.grammar.evaluate import is_right, share_right, total_variation
+from mmaccel.demo.grammar.evaluate import is_right, total_variation
 from mmaccel.demo.grammar.tasks import CANVAS, END, MASK, TRAIN_SEED, encode_answer, make_examples
+from scripts.training.grammar_masked import share_right
 
 
 def answers(text: str) -> list[str]:

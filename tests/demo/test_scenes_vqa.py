@@ -13,8 +13,7 @@ from torch import Tensor
 
 from mmaccel.demo.scenes.layout import COLOURS, SHAPES
 from mmaccel.demo.scenes.render import COLOUR_RGB
-from mmaccel.demo.scenes_vqa.data import make_examples, make_questions
-from mmaccel.demo.scenes_vqa.evaluate import interval, list_questions, measure_guesses
+from mmaccel.demo.scenes_vqa.data import list_questions, make_examples, make_questions
 from mmaccel.demo.scenes_vqa.layout import (
     SIGN_HEIGHT,
     SIGN_WIDTH,
@@ -25,6 +24,7 @@ from mmaccel.demo.scenes_vqa.layout import (
 )
 from mmaccel.demo.scenes_vqa.questions import KINDS
 from mmaccel.demo.scenes_vqa.render import FIRST_SIGN, GLYPHS
+from scripts.training.vqa_answers import interval, measure_guesses
 
 EXAMPLES = make_examples(7, range(60), per_kind=4)
 SCENES = [draw_scene(stream(8, k, 0)) for k in range(300)]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import stats
 
-from mmaccel import OptionError, ShapeError
 from mmaccel.evaluation.exactness.g_test import (
     combine,
     count_sequences,
@@ -141,13 +140,3 @@ def test_first_divergence() -> None:
     first = torch.tensor([[1, 2, 3], [1, 2, 3], [0, 2, 3], [1, 0, 3]])
     second = torch.tensor([[1, 2, 3], [1, 2, 4], [1, 2, 3], [1, 2, 3]])
     assert first_divergence(first, second).tolist() == [3, 2, 0, 1]
-
-
-def test_bad_input() -> None:
-    with pytest.raises(ShapeError, match="distribution: expected .*, received .*; "):
-        g_test(torch.tensor([1, 2]), torch.tensor([1.0]))
-    for counts, model in (([1, 2], [0.5, 0.6]), ([0, 0], [0.5, 0.5])):
-        with pytest.raises(OptionError, match="distribution: expected .*, received .*; "):
-            g_test(torch.tensor(counts), torch.tensor(model))
-    with pytest.raises(ShapeError, match="tokens: expected .*, received .*; "):
-        first_divergence(torch.zeros(2, 3), torch.zeros(2, 4))

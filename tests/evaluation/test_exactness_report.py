@@ -28,6 +28,7 @@ from mmaccel.evaluation.exactness import report as exactness_report
 from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
 from mmaccel.evaluation.exactness.identity import (
     Check,
+    Decoding,
     Divergence,
     explain_divergence,
     forced_scores,
@@ -87,6 +88,20 @@ def second_of(
     return int(scores[slot].topk(2).indices[1])
 
 
+def explain(
+    pipe: TextToImage,
+    tokens: Tensor,
+    slot: int,
+    other: int,
+    params: SamplingParams | None = None,
+    dtype: str = "float32",
+) -> Divergence:
+    """Of windows of 4 on the image of CAPTIONS[1] and seed 3."""
+    decoding = Decoding(pipe, params or pipe.image_model.params, 4, dtype)
+    noise = Noise.from_seed([3], 1)
+    return explain_divergence(decoding, CAPTIONS[1], tokens, slot, other=other, noise=noise)
+
+
 def outcomes(checks: Sequence[Check]) -> dict[str, tuple[bool, bool]]:
     return {check.name: (check.guaranteed, check.holds) for check in checks}
 
@@ -121,20 +136,18 @@ def test_a_wrong_token_breaks_the_guarantee_and_is_not_called_rounding(pipe: Tex
 def test_one_wrong_row_of_many_is_seen_and_rounding_is_that_of_the_dtype(
     pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dtypes: list[torch.dtype] = []
+    dtypes: list[str] = []
 
-    def explain(*arguments: Any) -> Any:
-        dtypes.append(arguments[-1])
-        return explain_divergence(*arguments)
+    def explain(decoding: Decoding, *arguments: Any, **options: Any) -> Any:
+        dtypes.append(decoding.dtype)
+        return explain_divergence(decoding, *arguments, **options)
 
     monkeypatch.setattr("mmaccel.evaluation.exactness.identity.explain_divergence", explain)
     checks = check_all(replace(plan_of(pipe, Rare()), dtype="float16"))
     found = outcomes(checks)
     assert found["same seeds"] == (True, False) == found["greedy"]
     assert checks[1].figures["first_divergence"] == [None, None, None, 9]
-    assert (
-        set(dtypes) == {torch.float16} and len(dtypes) == 3
-    )  # batches of four held to single rows
+    assert set(dtypes) == {"float16"} and len(dtypes) == 3  # batches of four held to single rows
 
 
 def test_each_guarantee_has_its_own_checks(pipe: TextToImage) -> None:
@@ -155,9 +168,7 @@ def test_scores_are_those_that_tokens_are_drawn_from(pipe: TextToImage) -> None:
     for found in scores:
         assert found.shape == (N_TOKENS, 30) and torch.equal(found.argmax(-1), made)
         assert torch.allclose(found, scores[0], atol=1e-3)
-    parting = explain_divergence(
-        pipe, CAPTIONS[1], made, 6, second_of(pipe, made, 6), params, noise, 4
-    )
+    parting = explain(pipe, made, 6, second_of(pipe, made, 6))
     first, second = scores[0][6].sort(descending=True).values[:2]
     assert parting.gap == pytest.approx(float(first - second), abs=1e-5)
     assert parting.rounding < 1e-3 and not parting.is_rounding
@@ -170,12 +181,12 @@ def test_greedy_scores_keep_the_second_best(pipe: TextToImage) -> None:
     scores = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1)
     assert torch.equal(scores.argmax(-1), made) and bool(scores.isfinite().all())
     other = second_of(pipe, made, 2, params)
-    gap = explain_divergence(pipe, CAPTIONS[1], made, 2, other, params, noise, 4).gap
+    gap = explain(pipe, made, 2, other, params).gap
     assert gap is not None and 0 < gap < 20
     alone = replace(pipe.image_model.params, top_k=1)
     only = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3], top_k=1).tokens[0]
     other = (int(only[2]) + 1) % 30
-    parting = explain_divergence(pipe, CAPTIONS[1], only, 2, other, alone, noise, 4)
+    parting = explain(pipe, only, 2, other, alone)
     assert parting.gap is None and not parting.is_rounding
 
 
@@ -188,7 +199,7 @@ def test_the_gap_is_that_of_the_token_that_was_taken(
     scores = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1)[6]
     order = scores.argsort(descending=True).tolist()
     for rank in (1, 4, 29):
-        parting = explain_divergence(pipe, CAPTIONS[1], made, 6, order[rank], params, noise, 4)
+        parting = explain(pipe, made, 6, order[rank])
         wanted = float(scores[order[0]] - scores[order[rank]])
         assert parting.gap == pytest.approx(wanted, abs=1e-5)
 
@@ -219,8 +230,7 @@ def test_a_window_that_attends_to_later_tokens_is_no_rounding(
 def test_half_of_the_digits_are_the_limit(pipe: TextToImage, dtype: str, limit: float) -> None:
     params, noise = pipe.image_model.params, Noise.from_seed([3], 1)
     made = pipe(CAPTIONS[1], policy=Autoregressive(), seed=[3]).tokens[0]
-    options = (params, noise, 4, getattr(torch, dtype))
-    found = explain_divergence(pipe, CAPTIONS[1], made, 15, 0, *options)
+    found = explain(pipe, made, 15, 0, dtype=dtype)
     largest = forced_scores(pipe, CAPTIONS[1], made, params, noise, 1).abs().max()
     assert found.limit == pytest.approx(limit * float(largest), rel=0.02)
 
@@ -244,11 +254,10 @@ def test_a_gap_below_the_differences_is_rounding(
 
         return coarse
 
-    options = (slot, other, params, noise, 4, torch.bfloat16)  # of wide limits
     for step, is_rounding in ((0.3 * gap, True), (0.1 * gap, False)):
         with monkeypatch.context() as patch:
             patch.setattr(type(pipe.model), "forward", noisy(step))
-            parting = explain_divergence(pipe, CAPTIONS[1], made, *options)
+            parting = explain(pipe, made, slot, other, dtype="bfloat16")  # of wide limits
         assert parting.rounding == pytest.approx(step, rel=0.02)
         assert parting.is_rounding == is_rounding
 
@@ -332,9 +341,9 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_guarantee(
 ) -> None:
     explained: list[int] = []
 
-    def explain(pipe: Any, caption: str, *rest: Any) -> Any:
+    def explain(decoding: Decoding, caption: str, *_: Any, **__: Any) -> Any:
         explained.append(int(caption))
-        assert rest[-1] is torch.bfloat16  # which rounds more than float32
+        assert decoding.dtype == "bfloat16"  # which rounds more than float32
         own = {"gap": 1.0, "rounding": 1.0, "limit": 2.0, "is_rounding": int(caption) != worst}
         return Divergence(**{name: own.get(name) for name in Divergence.__dataclass_fields__})
 
@@ -346,17 +355,9 @@ def test_one_row_that_rounding_does_not_explain_breaks_the_guarantee(
     plain = ImageOutput([], tokens, passes, stats, names)
     other = ImageOutput([], tokens + torch.tensor([0, 0, 1, 0, 0]), passes, stats, names)
     pipe: Any = SimpleNamespace(model=SimpleNamespace(device=torch.device("cpu"), kind="window"))
-    check = identity.compare_rows(
-        "x",
-        pipe,
-        plain,
-        other,
-        list(range(ROWS)),
-        SamplingParams(),
-        guaranteed=True,
-        width=4,
-        dtype="bfloat16",
-    )
+    decoding = Decoding(pipe, SamplingParams(), 4, "bfloat16")
+    seeds = list(range(ROWS))
+    check = identity.compare_rows("x", decoding, plain, other, seeds, guaranteed=True)
     assert explained == list(range(ROWS))
     assert check.holds == (worst is None) and check.is_broken == (worst is not None)
 

@@ -135,26 +135,6 @@ def test_missing_images_are_listed_and_nothing_is_written(
     assert "expected an empty folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("suite", "content", "words"),
-    [
-        ("genevall", "{}", "expected one of geneval, dpg"),
-        ("geneval", "{", "expected what geneval has"),
-        ("geneval", '{"text": "a cat"}', "KeyError"),
-        ("dpg", "a cat", "a folder of \\*.txt for dpg"),
-        ("partiprompts", "Text\na cat\n", "KeyError"),
-    ],
-)
-def test_bad_prompts(
-    made: Path, tmp_path: Path, suite: str, content: str, words: str, capsys: pytest.CaptureFixture
-) -> None:
-    source = tmp_path / "prompts.txt"
-    source.write_text(content)
-    assert export(tmp_path, suite, source)[0] == 2
-    said = capsys.readouterr().err
-    assert words.replace("\\", "") in said
-
-
 def test_a_prompt_twice_takes_the_next_images() -> None:
     items = [Item(Path(f"{k}.png"), "a cat", k) for k in (2, 0, 1)]
     twice = [Prompt("a cat", "0"), Prompt("a cat", "1")]
@@ -180,6 +160,3 @@ def test_what_counts_in_a_folder(made: Path, tmp_path: Path) -> None:
     assert [(i.file.name, i.prompt, i.seed) for i in list_items(plain)] == [
         ("a.jpg", "a cat", None)
     ]
-    (plain / "prompts.jsonl").write_text('{"file": "a.jpg", "prompt": "x"}\n{"file": "b.png"}\n')
-    with pytest.raises(OptionError, match="on line 2"):
-        list_items(plain)

@@ -7,10 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from mmaccel.errors import NumericsError, OptionError, ShapeError
-from mmaccel.evaluation.exactness import mmd
 from mmaccel.evaluation.exactness.mmd import measure_power, permutation_test
-from mmaccel.evaluation.quality.kid import squared_mmd
 
 
 @pytest.mark.parametrize("permutations", [19, 99, 999])
@@ -22,34 +19,12 @@ def test_sets_that_nothing_mixes_have_the_least_p_value_and_never_0(permutations
     assert found.permutations == permutations
 
 
-@pytest.mark.parametrize(("drawn_as_large", "wanted"), [(0, 0.05), (1, 0.1), (7, 0.4), (19, 1.0)])
-def test_labellings_are_counted_by_hand(
-    monkeypatch: pytest.MonkeyPatch, drawn_as_large: int, wanted: float
-) -> None:
-    """Of 19 drawn ones, and the observed one."""
-    values = np.array([1.0, *[1.0] * drawn_as_large, *[0.5] * (19 - drawn_as_large)])
-    monkeypatch.setattr(mmd, "_statistics", lambda kernel, labels: values)
-    found = permutation_test(np.zeros((3, 1)), np.ones((3, 1)), permutations=19)
-    assert found.p_value == pytest.approx(wanted, rel=1e-12) and found.statistic == 1.0
-
-
-def test_the_first_labelling_is_the_observed_one_and_the_others_have_its_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[np.ndarray] = []
-    statistics = mmd._statistics
-
-    def record(kernel: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        seen.append(labels)
-        return statistics(kernel, labels)
-
-    monkeypatch.setattr(mmd, "_statistics", record)
-    rng = np.random.default_rng(1)
-    permutation_test(rng.normal(size=(2, 3)), rng.normal(size=(4, 3)), permutations=400)
-    (labels,) = seen
-    assert labels.shape == (401, 6) and labels[0].tolist() == [True] * 2 + [False] * 4
-    drawn = {tuple(np.flatnonzero(row).tolist()) for row in labels[1:]}
-    assert drawn == set(combinations(range(6), 2))  # all 15 of them, the observed one too
+def test_labellings_have_the_sizes_of_the_sets() -> None:
+    """One of the 15 labellings of 2 of 6 items is as extreme, and is drawn in its turn."""
+    items = np.array([[0.0], [0.0], [9.0], [9.0], [9.0], [9.0]])
+    found = permutation_test(items[:2], items[2:], permutations=3000)
+    assert found.p_value == pytest.approx(1 / 15, abs=4 * np.sqrt(1 / 15 * 14 / 15 / 3000))
+    assert found.least == 1 / 15
 
 
 def test_labellings_that_tie_count() -> None:
@@ -100,33 +75,16 @@ def test_labels_are_permuted_within_groups() -> None:
     assert permutation_test(first, second, groups=groups).p_value > 0.05
     moved = second + 1.5  # and what differs within a prompt is seen
     assert permutation_test(first, moved, groups=groups).p_value < 0.01
-    with pytest.raises(OptionError, match="items of both sets"):
-        permutation_test(first, second, groups=([0] * 40, [1] * 40))
-    with pytest.raises(ShapeError, match="expected 40 and 40 numbers, received 1 and 40"):
-        permutation_test(first, second, groups=([0], [1] * 40))
-    with pytest.raises(OptionError, match="at least 19"):
-        permutation_test(first, second, permutations=18)
 
 
 def test_power_rises_with_the_shift_and_the_items() -> None:
     items = np.random.default_rng(7).normal(size=(100, 3)) * [3, 1, 1]
     options = {"shifts": (0.0, 0.5, 1.0, 2.0), "trials": 20, "level": 0.05, "permutations": 39}
-    few, many = (measure_power(items, n, n, **options) for n in (10, 60))
+    few, many = (measure_power(items, (n, n), **options) for n in (10, 60))
     assert few.chances[0.0] <= 0.25 and many.chances[0.0] <= 0.25
     assert many.visible is not None and few.visible is not None and many.visible < few.visible
     assert max(many.chances) == many.visible  # no shift is tested after the one that was seen
-    assert measure_power(items, 3, 3, **(options | {"shifts": (0.0,)})).visible is None
-    with pytest.raises(OptionError, match="at least 99 for level 0.01, received 39"):
-        measure_power(items, 9, 9, permutations=39, level=0.01)
-
-
-def test_features_that_float64_cannot_hold_are_refused_and_not_called_a_difference() -> None:
-    """Distances that overflow are NaN, of which no labelling is "as large": a p-value of 0."""
-    items = np.random.default_rng(0).normal(size=(20, 3))
-    with pytest.raises(NumericsError, match="scale them"):
-        permutation_test(items[:10] * 1e200, items[10:] * 1e200)
-    with pytest.raises(NumericsError, match=r"up to .*e\+120"):
-        squared_mmd(items[:10] * 1e120, items[10:] * 1e120)
+    assert measure_power(items, (3, 3), **(options | {"shifts": (0.0,)})).visible is None
 
 
 def test_far_from_zero_distances_keep_their_digits() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.evaluation.speed.measure import Run, measure_speed, order_of, summarise
+from mmaccel.evaluation.speed.measure import Run, Side, measure, order_of, repeat_batches
 from mmaccel.evaluation.speed.report import write_speed
+from mmaccel.evaluation.speed.rows import summarise
 from mmaccel.results import Stats
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.architecture.source import ROOT
@@ -29,6 +30,12 @@ def run(side: str, index: int, seconds: float, **others: Any) -> Run:
     return Run(side=side, index=index, seconds=seconds, **(facts | others))
 
 
+KEYS = {  # of a row in the file, which other programs read
+    *("side", "batch_size", "runs", "seconds", "first_seconds", "captures", "speed_up", "pairs"),
+    *("pictures_per_second", "tokens_per_second", "passes", "row_passes", "prefill_passes"),
+    *("draft_passes", "tokens_per_pass", "unused", "histogram", "stages", "peak_bytes"),
+    *("loses_to", "loses"),
+}
 FASTER = dict(passes=8, row_passes=14, accepted=[4, 6, 4], slots=14 * 4)
 
 
@@ -55,6 +62,7 @@ def test_rows_by_hand() -> None:
     assert policy["stages"]["forward"] == pytest.approx(1.5)
     assert policy["stages"]["sampler"] == pytest.approx(0.75)
     assert policy["peak_bytes"] == 104
+    assert set(policy) == KEYS
 
 
 def test_a_slower_policy_loses() -> None:
@@ -92,12 +100,14 @@ def test_sides_alternate_and_share_prompts_and_seeds() -> None:
         return [SimpleNamespace(stats=stats)]
 
     pipe = SimpleNamespace(stream=stream, model=SimpleNamespace(device=torch.device("cpu")))
-    made = list(
-        measure_speed(
-            pipe, {"plain": "P", "policy": "Q"}, ["a", "b", "c"], SamplingParams(),
-            batch_sizes=[2, 1], runs=3, warm_up=1, seed=10, synchronise=lambda: waits.append(1),
-        )
-    )  # fmt: skip
+    sides = [
+        Side("plain", pipe, "P", SamplingParams()),
+        Side("policy", pipe, "Q", SamplingParams()),
+    ]
+    made = []
+    for size in (2, 1):
+        batches = repeat_batches(["a", "b", "c"], 10, size, rounds=3, warm_up=1)
+        made += [each.run for each in measure(sides, batches, lambda: waits.append(1))]
     assert [(r.batch_size, r.side, r.index, r.place) for r in made[:8]] == [
         (2, "policy", -1, 0),
         (2, "plain", -1, 1),

@@ -70,9 +70,8 @@ def asked(vlm: VisionModel) -> list[ImageQuestion]:
 
 def run(vlm: VisionModel, asked: Any, sides: Any, records: Any, batch: int = 3) -> Iterator[str]:
     return measure.measure_sides(
-        vlm, asked, sides, records, batch=batch, max_new_tokens=4, seed=11, session=0,
-        synchronise=lambda: None,
-    )  # fmt: skip
+        vlm, asked, sides, records, batch=batch, max_new_tokens=4, seed=11, session=0
+    )
 
 
 @needs_encoding

@@ -182,8 +182,8 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ImageJob, "run", lambda self: None)
     patch.setattr(media_job.MediaJob, "run", lambda self: None)
     patch.setattr(report, "check_all", lambda plan: [])
-    patch.setattr(measure, "measure_speed", lambda *_, **__: iter(()))
-    patch.setattr(bench_window, "measure", lambda *_: [])
+    patch.setattr(measure, "measure", lambda *_: iter(()))
+    patch.setattr(bench_window, "measure_images", lambda *_: [])
     patch.setattr(bench_peers, "_measure", lambda *_: [])
     patch.setattr(bench_canvas, "_measure", lambda *_: iter(()))
 

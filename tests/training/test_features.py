@@ -9,7 +9,6 @@ from mmaccel.demo.scenes.features import (
     draw_reference,
     extract_features,
     load_features,
-    make_targets,
 )
 from mmaccel.demo.scenes.layout import Scene
 from mmaccel.evaluation.quality.frechet import frechet_of
@@ -17,6 +16,7 @@ from mmaccel.evaluation.quality.kid import squared_mmd
 from scripts.training.scenes_features import (
     DAMAGES,
     _mirror,
+    make_targets,
     measure_accuracy,
     measure_loss,
     train_features,

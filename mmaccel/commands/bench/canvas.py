@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import find_policy, make_policy, policy_names
+from mmaccel.commands.bench.flags import ImageFlags
 from mmaccel.commands.files import new_report, open_folder, write_json
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import make_table, stderr_console, wide_console
 from mmaccel.errors import OptionError
 from mmaccel.own_code import TypedName, is_module_name
 
+_HEADS = ("passes", "canvases", "tok/pass", "positions", "seconds", "nats", "same")
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
     "stepwise": ("stepwise", {"order": "confidence"}),
@@ -55,22 +57,16 @@ SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, option
 }
 
 
-def bench_canvas(
-    model: str, labels: str, count: int, seed: int, batch_size: int, json_file: Path | None,
-    device: str,
-) -> None:  # fmt: skip
+def bench_canvas(images: ImageFlags, labels: str, device: str) -> None:
     """Measure and print; the arguments are those of `mmaccel bench`.
 
     Args:
-        model: one of `MODELS`, the folder of a masked model, or "all". "scenes", the default of the
-            command, is not a masked model and means "all" too.
+        images: `model` is one of `MODELS`, the folder of a masked model, or "all". "scenes", the
+            default of the command, is not a masked model and means "all" too. `count` is the number
+            of prompts, for text models of each task.
         labels: keys of `SETUPS` or short names of canvas policies, with commas; or "all". Window
             policies need a next-token model next to a masked image model, and those with
             `end_threshold` a token that ends a row.
-        count: number of prompts; for text models, of each task.
-        seed: of the first image, and of all answers.
-        batch_size: images generated together.
-        json_file: receives the figures.
         device: of the models; the toys run on the CPU.
 
     Raises:
@@ -83,7 +79,10 @@ def bench_canvas(
     from mmaccel.pipelines.text_to_image.registry import find_source
 
     device = str(choose_placement(device, torch.float32)[0])
-    chosen, is_all = _pick_setups(labels), model in ("all", "scenes")
+    model = images.model
+    json_file = images.json_file
+    chosen = _pick_setups(labels)
+    is_all = model in ("all", "scenes")
     if json_file is not None:
         open_folder(json_file.parent, "--json")
     sources: dict[str, Path | None] = {}
@@ -100,10 +99,10 @@ def bench_canvas(
     for label, (short, options) in chosen.items():
         by_kind[find_policy(short).slot][label] = make_policy(short, **options)
     rows: list[dict[str, Any]] = []
-    report = new_report(device, count=count, seed=seed, canvas=rows)
+    report = new_report(device, count=images.count, seed=images.seed, canvas=rows)
     console, is_whole = stderr_console(), False
     try:
-        for row in _measure(sources.values(), by_kind, count, seed, batch_size, device):
+        for row in _measure(sources.values(), by_kind, images, device):
             rows.append(row)
             console.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
             write_json(json_file, report)  # after every row, so that no measurement is lost
@@ -145,9 +144,7 @@ def _pick_setups(labels: str) -> dict[str, tuple[str, dict[str, Any]]]:
 def _measure(
     sources: Iterable[Path | None],
     by_kind: dict[str, dict[str, Any]],
-    count: int,
-    seed: int,
-    batch: int,
+    images: ImageFlags,
     device: str,
 ) -> Iterator[dict[str, Any]]:
     """Rows of the report, model by model; the source None stands for the toys."""
@@ -159,13 +156,13 @@ def _measure(
         if source is None:
             yield from measure_toys(by_kind["canvas"])
         elif read_masked(source) is None:
-            yield from measure_text(source, by_kind["canvas"], count, seed, device)
+            yield from measure_text(source, by_kind["canvas"], images.count, images.seed, device)
         else:
-            yield from _images(source, by_kind, count, seed, batch, device)
+            yield from _images(source, by_kind, images, device)
 
 
 def _images(
-    source: Path, by_kind: dict[str, dict[str, Any]], count: int, seed: int, batch: int, device: str
+    source: Path, by_kind: dict[str, dict[str, Any]], images: ImageFlags, device: str
 ) -> Iterator[dict[str, Any]]:
     from mmaccel.demo.canvas_benchmark import measure_images
     from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
@@ -173,7 +170,7 @@ def _images(
     from mmaccel.options import LoadOptions
     from mmaccel.pipelines.models.scenes_vocabulary import tokenizer_folder
 
-    prompts = make_captions(EVALUATION_SEED, range(count))
+    prompts = make_captions(EVALUATION_SEED, range(images.count))
     window_folder = tokenizer_folder(source)
     canvas = {  # no token ends an image
         label: policy
@@ -184,7 +181,9 @@ def _images(
     for folder, policies in ((source, canvas), (window_folder, window)):
         if policies:
             pipe = open_pipeline(str(folder), LoadOptions(device=device))
-            yield from measure_images(pipe, source.name, policies, prompts, seed, batch)
+            yield from measure_images(
+                pipe, source.name, policies, prompts, images.seed, images.batch_size
+            )
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -194,10 +193,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         shown = {head: name for head, name in SHOWN.items() if name in own[0]["quality"]}
-        table = make_table(
-            "policy", "passes", "canvases", "tok/pass", "positions", "seconds", "nats", "same",
-            *shown, "exactness", title=model,
-        )  # fmt: skip
+        table = make_table("policy", *_HEADS, *shown, "exactness", title=model)
         for row in own:
             same = "" if row["same"] is None else f"{row['same']}/{row['rows']}"
             table.add_row(

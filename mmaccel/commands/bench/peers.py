@@ -15,21 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.catalog import make_policy
+from mmaccel.commands.bench.flags import ImageFlags
+from mmaccel.commands.bench.measure import measure_images
 from mmaccel.commands.bench.setup import (
     check_json,
     list_params,
     parse_scales,
     pick_prompts,
     read_card,
+    write_rows,
 )
-from mmaccel.commands.bench.window import Setup, measure
-from mmaccel.commands.files import new_report, write_json
+from mmaccel.commands.files import new_report
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, stderr_console, wide_console
+from mmaccel.evaluation.speed.measure import Side
 from mmaccel.loading import open_pipeline, place
 from mmaccel.options import LoadOptions
 from mmaccel.outputs.machine import package_version
@@ -48,79 +50,71 @@ _POLICIES: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, fie
 
 
 def bench_peers(
-    *, prompt: str | None, model: str, guidance: str | None, count: int, seed: int,
-    batch_size: int, temperature: float | None, size: str | None, decoder: Path | None,
-    load: LoadOptions, json_file: Path | None,
-) -> None:  # fmt: skip
+    prompt: str | None, images: ImageFlags, size: str | None, load: LoadOptions
+) -> None:
     """Measure and print; the arguments are those of `mmaccel bench`.
 
     Raises:
         OptionError: a wrong option, before any measurement.
         Stopped: Ctrl-C; the file has what was measured.
     """
-    scales = parse_scales(guidance)
-    list_params(SamplingParams(), scales, temperature)
+    scales = parse_scales(images.guidance)
+    list_params(SamplingParams(), scales, images.temperature)
     load = place(replace(load, dtype=EXACT_DTYPE))
-    pipe = open_pipeline(model, load, size=size, decoder=decoder)
-    params = list_params(pipe.image_model.params, scales, temperature)
-    prompts = pick_prompts(prompt, model, pipe.image_model, count)
-    check_json(json_file)
+    pipe = open_pipeline(images.model, load, size=size, decoder=images.decoder)
+    params = list_params(pipe.image_model.params, scales, images.temperature)
+    prompts = pick_prompts(prompt, images.model, pipe.image_model, images.count)
+    check_json(images.json_file)
     rows: list[dict[str, Any]] = []
     for own in params:
         try:
-            found = _measure(pipe, prompts, own, seed, batch_size)
+            found = _measure(pipe, prompts, own, images.seed, images.batch_size)
         except KeyboardInterrupt:  # while the first images were made, which count nowhere
             break
         rows += found
-        if not found or found[0]["images"] < count:
+        if not found or found[0]["images"] < images.count:
             break
     coarse = getattr(pipe.model, "coarse", None)
     report = new_report(
-        load.device, model=model, card=read_card(pipe.source), count=count, batch_size=batch_size,
-        temperature=params[0].temperature, seed=seed, first_screen=rows,
+        load.device,
+        model=images.model,
+        card=read_card(pipe.source),
+        count=images.count,
+        batch_size=images.batch_size,
+        temperature=params[0].temperature,
+        seed=images.seed,
+        first_screen=rows,
         coarse=None if coarse is None else describe_coarse(coarse),
-    )  # fmt: skip
-    try:
-        if rows:
-            write_json(json_file, report)
-    finally:
-        _print(rows)
+    )
+    write_rows(images.json_file if rows else None, report, lambda: _print(rows))
     done = sum(row["images"] for row in rows) // 4
-    if done < count * len(params):
-        raise Stopped(f"stopped; measured {done} of {count_of(count * len(params), 'image')} a row")
+    wanted = images.count * len(params)
+    if done < wanted:
+        raise Stopped(f"stopped; measured {done} of {count_of(wanted, 'image')} a row")
 
 
 def _measure(
     pipe: TextToImage, prompts: Sequence[str], params: SamplingParams, seed: int, batch_size: int
 ) -> list[dict[str, Any]]:
     """The rows of one guidance scale, ready for JSON; none after an early Ctrl-C."""
-    first, baseline = _open_baseline(pipe, prompts, params)
-    setups = [first]
+    first = _open_baseline(pipe, prompts, params)
+    sides = [first]
     for name, fields in _POLICIES.values():
-        policy = make_policy(name, **fields)
-        setups.append(Setup(name, policy, policy.window, EXACT_DTYPE))
+        sides.append(Side(name, pipe, make_policy(name, **fields), params))
     stderr_console().print(
         f"guidance {params.guidance_scale:g}: {first.name}, then images of all four in turn"
     )
     try:
-        rows = measure(
-            {EXACT_DTYPE: pipe}, prompts, setups, [params], seed, batch_size, other=baseline
-        )
+        rows = measure_images(sides, prompts, seed, batch_size)
     finally:
-        if baseline is not None:
-            baseline.close()
+        if first.policy is None:
+            first.source.close()
     labels = [first.name, *_POLICIES]
-    return [{"label": label, **row.to_dict()} for label, row in zip(labels, rows)]
+    return [{"label": label, **row} for label, row in zip(labels, rows)]
 
 
-def _open_baseline(
-    pipe: TextToImage, prompts: Sequence[str], params: SamplingParams
-) -> tuple[Setup, Any]:
-    """The first row: transformers' `generate`, or the plain loop where that makes no images.
-
-    Returns:
-        The setup, whose name says what it is, and what decodes it; None for the plain loop.
-    """
+def _open_baseline(pipe: TextToImage, prompts: Sequence[str], params: SamplingParams) -> Side:
+    """The first row: transformers' `generate`, or the plain loop where that makes no images."""
     from mmaccel.evaluation.speed.transformers_baseline import BaselineDecoding, find_obstacle
 
     generate = f"transformers {package_version('transformers')}"
@@ -128,10 +122,9 @@ def _open_baseline(
         reason = find_obstacle(pipe, name, prompts[0], params)
         if not reason:
             decoding = BaselineDecoding(pipe, name, prompts)
-            return Setup(f"{generate}, {how}", None, None, EXACT_DTYPE), decoding
+            return Side(f"{generate}, {how}", decoding, None, params)
         stderr_console().print(f"{generate}, {how}, is left out: {reason}")
-    plain = make_policy("autoregressive")
-    return Setup("the plain loop of mmaccel", plain, None, EXACT_DTYPE), None
+    return Side("the plain loop of mmaccel", pipe, make_policy("autoregressive"), params)
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:

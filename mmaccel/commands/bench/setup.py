@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import MODELS, load
 from mmaccel.checks import show
-from mmaccel.commands.files import open_folder
+from mmaccel.commands.files import open_folder, write_json
 from mmaccel.commands.options import split_values
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError
@@ -96,3 +96,13 @@ def read_card(folder: Path | None) -> dict[str, Any]:
     card = read_json(file, option="model card") if file and file.is_file() else {}
     kinds = {"name": str, "parameters": int, "generator": dict}
     return {name: card[name] for name, kind in kinds.items() if isinstance(card.get(name), kind)}
+
+
+def write_rows(
+    json_file: Path | None, report: dict[str, Any], show_rows: Callable[[], None]
+) -> None:
+    """Write a report, and print its rows although it cannot be written."""
+    try:
+        write_json(json_file, report)
+    finally:
+        show_rows()

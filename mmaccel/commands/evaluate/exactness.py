@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,51 @@ import typer
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
 from mmaccel.commands.options import PolicyFlags, SizeFlags
+from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES, check_most
 from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _BROKEN = 3  # exit code
+_HELP_PROMPTS = "a prompt a line; by default the model's examples"
 _HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactnessFlags:
+    """What is compared, on how many images and sequences."""
+
+    prompts: Annotated[Path | None, typer.Option(help=_HELP_PROMPTS)] = None
+    count: Annotated[int, typer.Option(help="images; prompts repeat")] = 32
+    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0
+    batch_size: Annotated[int, typer.Option(help="images generated together")] = 8
+    samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000
+    features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None
+    decoder: shared.Decoder = None
+    json_file: shared.JsonFile = None
+
+    def check(self) -> None:
+        """Look at all that can be checked without a model.
+
+        Raises:
+            OptionError: a value outside its domain, or a file that cannot be written or read.
+        """
+        from mmaccel.checks import show
+        from mmaccel.commands.evaluate.setup import read_prompts
+        from mmaccel.commands.files import check_file
+        from mmaccel.samplers.noise import check_seed
+
+        shared.check_count("count", self.count, MAX_MEASURED)
+        shared.check_count("batch-size", self.batch_size, MAX_BATCH)
+        if self.samples and self.samples < 1000:
+            raise OptionError(
+                f"--samples: expected 0 or at least 1000, received {show(self.samples)}; fewer "
+                "have no power"
+            )
+        check_most("--samples", self.samples, MAX_SAMPLES, "ask for fewer")
+        check_file("--json", self.json_file)
+        check_seed(self.seed)
+        if self.prompts is not None:
+            read_prompts(self.prompts)
 
 
 @with_flags
@@ -23,72 +63,68 @@ def exactness(
     model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
     *,
     method: PolicyFlags,
-    prompts: Annotated[
-        Path | None, typer.Option(help="a prompt a line; by default the model's examples")
-    ] = None,
-    count: Annotated[int, typer.Option(help="images; prompts repeat")] = 32,
-    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0,
-    batch_size: Annotated[int, typer.Option(help="images generated together")] = 8,
+    flags: ExactnessFlags,
     sampling: SamplingOptions,
-    samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000,
-    features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None,
     sides: SizeFlags,
-    decoder: shared.Decoder = None,
     load: Annotated[LoadOptions, Without("compile")],
-    json_file: shared.JsonFile = None,
 ) -> None:
     """Exactness report: greedy tokens, first divergence, batches, distributions. Exit code 3 if a
     guarantee is broken."""
-    from mmaccel.checks import show
-    from mmaccel.commands.evaluate.setup import pick_prompts, read_prompts
-    from mmaccel.commands.files import check_file, new_report, write_json
-    from mmaccel.errors import OptionError
+    from mmaccel.commands.evaluate.setup import pick_prompts
+    from mmaccel.commands.files import new_report, write_json
     from mmaccel.evaluation.exactness.report import Plan, check_all
     from mmaccel.evaluation.quality.features import open_extractor
     from mmaccel.loading import open_pipeline, place
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
-    from mmaccel.samplers.noise import check_seed
 
-    shared.check_count("count", count, MAX_MEASURED)
-    shared.check_count("batch-size", batch_size, MAX_BATCH)
-    if samples and samples < 1000:
-        raise OptionError(
-            f"--samples: expected 0 or at least 1000, received {show(samples)}; fewer have no power"
-        )
-    check_most("--samples", samples, MAX_SAMPLES, "ask for fewer")
-    check_file("--json", json_file)
-    check_seed(seed)
+    flags.check()
     # "auto" could compile between the two sides of a comparison
     load = replace(place(load), compile=False)
     method.read()
-    chosen_features = features or ("scenes" if model in ("scenes", "scenes-masked") else None)
+    features = flags.features or ("scenes" if model in ("scenes", "scenes-masked") else None)
     extract = None
-    if chosen_features is not None:
-        if count < 2 and sampling.temperature != 0:
+    if features is not None:
+        if flags.count < 2 and sampling.temperature != 0:
             raise OptionError(
-                f"--count: expected at least 2 to compare features, received {count}; ask for more"
+                f"--count: expected at least 2 to compare features, received {flags.count}; ask "
+                "for more"
             )
-        extract = open_extractor(chosen_features)
-    if prompts is not None:
-        read_prompts(prompts)
-    pipe = open_pipeline(model, load, size=sides.join(), decoder=decoder)
+        extract = open_extractor(features)
+    pipe = open_pipeline(model, load, size=sides.join(), decoder=flags.decoder)
     chosen = method.choose(pipe.model.kind)[1]
     params = choose_params(pipe.image_model.params, **given(sampling))
-    texts = pick_prompts(pipe, model, prompts, count)
+    texts = pick_prompts(pipe, model, flags.prompts, flags.count)
     plan = Plan(
-        pipe, chosen, make_plain(chosen), texts, seed, params, batch_size, load.dtype, samples,
-        extract,
-    )  # fmt: skip
+        pipe=pipe,
+        policy=chosen,
+        plain=make_plain(chosen),
+        captions=texts,
+        seed=flags.seed,
+        params=params,
+        batch_size=flags.batch_size,
+        dtype=load.dtype,
+        samples=flags.samples,
+        extract=extract,
+    )
     checks = check_all(plan)
     broken = [check.name for check in checks if check.is_broken]
     report = new_report(
-        load.device, model=model, policy=repr(chosen), exactness=chosen.exactness, dtype=load.dtype,
-        guidance=params.guidance_scale, temperature=params.temperature, captions=texts,
-        seed=seed, batch_size=batch_size, features=chosen_features,
-        checks=[check.to_dict() for check in checks], broken=broken,
-    )  # fmt: skip
-    write_json(json_file, report)
+        load.device,
+        model=model,
+        policy=repr(chosen),
+        exactness=chosen.exactness,
+        dtype=load.dtype,
+        guidance=params.guidance_scale,
+        temperature=params.temperature,
+        captions=texts,
+        seed=flags.seed,
+        batch_size=flags.batch_size,
+        features=features,
+        checks=[check.to_dict() for check in checks],
+        broken=broken,
+    )
+    write_json(flags.json_file, report)
     _print(report, checks)
     if broken:
         raise typer.Exit(_BROKEN)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands.flags import with_flags
 from mmaccel.commands.options import JsonFile, check_count, parse_path
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
@@ -14,32 +16,65 @@ from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 _FEATURES = "scenes, inception or module:function"
 
 
-def images(
-    folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")],
+@dataclass(frozen=True, kw_only=True)
+class PictureFlags:
+    """What images are compared with, and by what."""
+
     against: Annotated[
         str | None, typer.Option(help="a folder, or scenes: drawn images no training saw")
-    ] = None,
-    features: Annotated[str, typer.Option(help=_FEATURES)] = "scenes",
-    weights: Annotated[Path | None, typer.Option(help="of inception")] = None,
+    ] = None
+    features: Annotated[str, typer.Option(help=_FEATURES)] = "scenes"
+    weights: Annotated[Path | None, typer.Option(help="of inception")] = None
     clip: Annotated[
         str | None, typer.Option(help="module:function; images and texts to two embeddings")
-    ] = None,
+    ] = None
     count: Annotated[
         int | None, typer.Option(help="images of --against scenes; by default as many")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="images extracted together")] = 64,
-    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0,
-    json_file: JsonFile = None,
+    ] = None
+    batch_size: Annotated[int, typer.Option(help="images extracted together")] = 64
+    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0
+    json_file: JsonFile = None
     items_file: Annotated[
         Path | None,
         typer.Option(
             "--items", help="write a line for each image here", parser=parse_path, metavar="FILE"
         ),
-    ] = None,
+    ] = None
+
+    def check(self) -> None:
+        """Refuse options that would be ignored, and files that cannot be written.
+
+        Raises:
+            OptionError: with the name of the option.
+        """
+        from mmaccel.commands.files import check_file
+
+        check_count("batch-size", self.batch_size, MAX_BATCH)
+        if self.count is not None:
+            check_count("count", self.count, MAX_IMAGES)
+            if self.against != "scenes":
+                raise OptionError(
+                    f"--count: expected --against scenes with it, received --against "
+                    f"{self.against}; of a folder all images are used"
+                )
+        if self.against is None and (self.features != "scenes" or self.weights is not None):
+            raise OptionError(
+                "--features, --weights: expected --against with them, received none; give a "
+                "folder, or scenes"
+            )
+        for option, file in (("--json", self.json_file), ("--items", self.items_file)):
+            check_file(option, file)
+
+
+@with_flags
+def images(
+    folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")],
+    *,
+    flags: PictureFlags,
 ) -> None:
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
-    from mmaccel.commands.files import check_file, new_report, write_json, write_lines
+    from mmaccel.commands.files import new_report, write_json, write_lines
     from mmaccel.evaluation.quality.features import extract_all, load_callable, open_extractor
     from mmaccel.evaluation.quality.image_folder import list_items, read_pixels
     from mmaccel.evaluation.quality.report import (
@@ -52,33 +87,30 @@ def images(
         with_captions,
     )
 
-    check_count("batch-size", batch_size, MAX_BATCH)
-    _check_options(against, features, weights, count)
-    for option, file in (("--json", json_file), ("--items", items_file)):
-        check_file(option, file)
+    flags.check()
     items = list_items(folder)
     embed = extract = others = None
-    if clip is not None:
-        embed = load_callable(clip, "clip")
+    if flags.clip is not None:
+        embed = load_callable(flags.clip, "clip")
         with_captions(items)
-    if against is not None:
-        extract = open_extractor(features, weights)
-        others = None if against == "scenes" else list_items(Path(against))
-        check_sizes(items, others, count)
+    if flags.against is not None:
+        extract = open_extractor(flags.features, flags.weights)
+        others = None if flags.against == "scenes" else list_items(Path(flags.against))
+        check_sizes(items, others, flags.count)
     report: dict[str, Any] = new_report(folder=str(folder), n=len(items))
     if extract is not None:
-        own = extract_all(read_pixels(items, batch_size), extract)
-        drawn = reference_pixels(others, count or len(items), batch_size)
+        own = extract_all(read_pixels(items, flags.batch_size), extract)
+        drawn = reference_pixels(others, flags.count or len(items), flags.batch_size)
         theirs = extract_all(drawn, extract)
-        report |= {"against": against, "n_against": len(theirs), "features": features}
-        report |= measure_distances(own, theirs, seed)
-    verdicts = check_captions(items, batch_size)
+        report |= {"against": flags.against, "n_against": len(theirs), "features": flags.features}
+        report |= measure_distances(own, theirs, flags.seed)
+    verdicts = check_captions(items, flags.batch_size)
     report["captions"] = sum_verdicts(verdicts)
     scores: dict[str, float] = {}
     if embed is not None:
-        found = measure_clip(items, embed, batch_size)
+        found = measure_clip(items, embed, flags.batch_size)
         scores = found.pop("scores")
-        report["clip"] = {"by": clip, **found}
+        report["clip"] = {"by": flags.clip, **found}
     lines = [
         {
             "file": item.file.name,
@@ -89,31 +121,9 @@ def images(
         }
         for item, verdict in zip(items, verdicts, strict=True)
     ]
-    write_json(json_file, report)
-    write_lines(items_file, lines)
+    write_json(flags.json_file, report)
+    write_lines(flags.items_file, lines)
     _print(report)
-
-
-def _check_options(
-    against: str | None, features: str, weights: Path | None, count: int | None
-) -> None:
-    """Refuse options that would be ignored.
-
-    Raises:
-        OptionError: with the name of the option.
-    """
-    if count is not None:
-        check_count("count", count, MAX_IMAGES)
-        if against != "scenes":
-            raise OptionError(
-                f"--count: expected --against scenes with it, received --against {against}; of a "
-                "folder all images are used"
-            )
-    if against is None and (features != "scenes" or weights is not None):
-        raise OptionError(
-            "--features, --weights: expected --against with them, received none; give a folder, "
-            "or scenes"
-        )
 
 
 def _print(report: dict[str, Any]) -> None:

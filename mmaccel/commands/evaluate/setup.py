@@ -1,9 +1,8 @@
-"""Prompts, batch sizes and devices of the `evaluate` commands."""
+"""Prompts and batch sizes of the `evaluate` commands."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,12 +64,3 @@ def parse_sizes(text: str) -> list[int]:
             f"{show(text)}; write 1,2,4,8"
         )
     return list(dict.fromkeys(sizes))
-
-
-def synchronise_for(device: str) -> Callable[[], object]:
-    """What waits for a device."""
-    import torch
-
-    if device.startswith("cuda"):
-        return lambda: torch.cuda.synchronize(device)  # of that device, not of the current one
-    return lambda: None

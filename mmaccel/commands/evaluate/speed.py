@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +11,58 @@ import typer
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
 from mmaccel.commands.options import PolicyFlags, SizeFlags
+from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_RUNS, check_most
 from mmaccel.options import LoadOptions, SamplingOptions, given
 
+_HELP_PROMPTS = "a prompt a line; by default the model's examples"
 _HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedFlags:
+    """How often what is run, and where the report goes."""
+
+    prompts: Annotated[Path | None, typer.Option(help=_HELP_PROMPTS)] = None
+    batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,2,4,8"
+    runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20
+    warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2
+    baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None
+    seed: Annotated[int, typer.Option(help="of the first image")] = 0
+    out: Annotated[
+        Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
+    ] = Path("speed")
+    plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True
+    decoder: shared.Decoder = None
+
+    def read(self) -> list[int]:
+        """The batch sizes, after a look at all that can be checked without a model.
+
+        Raises:
+            OptionError: a value outside its domain.
+            MissingBackendError: plots without matplotlib.
+        """
+        from mmaccel.checks import show
+        from mmaccel.commands.evaluate.setup import parse_sizes, read_prompts
+        from mmaccel.evaluation.speed.measure import LEAST_RUNS
+        from mmaccel.evaluation.speed.report import check_plots
+        from mmaccel.evaluation.speed.transformers_baseline import check_names
+
+        if self.runs < LEAST_RUNS or self.warm_up < 1:
+            raise OptionError(
+                f"--runs, --warm-up: expected at least {LEAST_RUNS} and 1, received "
+                f"{show(self.runs)} and {show(self.warm_up)}; p90 needs them (mmaccel bench "
+                "measures quickly)"
+            )
+        for option, value in (("--runs", self.runs), ("--warm-up", self.warm_up)):
+            check_most(option, value, MAX_RUNS, "ask for fewer")
+        sizes = parse_sizes(self.batch_sizes)
+        check_names(self.baseline or [])
+        if self.prompts is not None:
+            read_prompts(self.prompts)
+        if self.plots:
+            check_plots()
+        return sizes
 
 
 @with_flags
@@ -23,96 +70,98 @@ def speed(
     model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
     *,
     method: PolicyFlags,
-    prompts: Annotated[
-        Path | None, typer.Option(help="a prompt a line; by default the model's examples")
-    ] = None,
-    batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,2,4,8",
-    runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20,
-    warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2,
-    baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None,
-    seed: Annotated[int, typer.Option(help="of the first image")] = 0,
+    flags: SpeedFlags,
     sampling: SamplingOptions,
-    out: Annotated[
-        Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
-    ] = Path("speed"),
-    plots: Annotated[bool, typer.Option(help="draw plots (matplotlib)")] = True,
     sides: SizeFlags,
-    decoder: shared.Decoder = None,
     load: Annotated[LoadOptions, Without("compile")],
     compile: shared.CompileFirst = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
-    from mmaccel.checks import show
-    from mmaccel.commands.evaluate.setup import (
-        parse_sizes,
-        pick_prompts,
-        read_prompts,
-        synchronise_for,
-    )
-    from mmaccel.commands.files import new_report, open_folder, write_lines
-    from mmaccel.errors import OptionError
-    from mmaccel.evaluation.speed.measure import LEAST_RUNS, measure_speed, summarise
-    from mmaccel.evaluation.speed.report import check_plots
-    from mmaccel.evaluation.speed.transformers_baseline import check_names
+    from mmaccel.commands.evaluate.setup import pick_prompts
+    from mmaccel.commands.files import new_report, open_folder
+    from mmaccel.evaluation.speed.measure import Side
+    from mmaccel.evaluation.speed.rows import SIDES, summarise
     from mmaccel.loading import open_pipeline, place
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.results import exactness_in
 
-    if runs < LEAST_RUNS or warm_up < 1:
-        raise OptionError(
-            f"--runs, --warm-up: expected at least {LEAST_RUNS} and 1, received {show(runs)} and "
-            f"{show(warm_up)}; "
-            "p90 needs them (mmaccel bench measures quickly)"
-        )
-    for option, value in (("--runs", runs), ("--warm-up", warm_up)):
-        check_most(option, value, MAX_RUNS, "ask for fewer")
-    sizes = parse_sizes(batch_sizes)
-    check_names(baseline or [])
-    if prompts is not None:
-        read_prompts(prompts)
-    if plots:
-        check_plots()
+    sizes = flags.read()
     load = replace(place(load), compile=compile)
     method.read()
-    open_folder(out)
-    pipe = open_pipeline(model, load, size=sides.join(), decoder=decoder)
+    open_folder(flags.out)
+    pipe = open_pipeline(model, load, size=sides.join(), decoder=flags.decoder)
     chosen = method.choose(pipe.model.kind)[1]
     params = choose_params(pipe.image_model.params, **given(sampling))
-    texts = pick_prompts(pipe, model, prompts, None)
-    baselines, left_out = _open_baselines(pipe, baseline or [], texts, params)
+    texts = pick_prompts(pipe, model, flags.prompts, None)
+    baselines, left_out = _open_baselines(pipe, flags.baseline or [], texts, params)
+    plain, policy = SIDES
+    measured = [
+        Side(plain, pipe, make_plain(chosen), params),
+        Side(policy, pipe, chosen, params),
+        *(Side(name, other, None, params) for name, other in baselines.items()),
+    ]
     finished: list[Any] = []
-    measured = measure_speed(
-        pipe, {"plain": make_plain(chosen), "policy": chosen}, texts, params,
-        batch_sizes=sizes, runs=runs, warm_up=warm_up, seed=seed, baselines=baselines,
-        synchronise=synchronise_for(load.device),
-    )  # fmt: skip
-    each = (2 + len(baselines)) * (runs + warm_up)  # runs of a size
     failure: BaseException | None = None
     try:
-        for _ in sizes:
-            _collect(itertools.islice(measured, each), finished, each)
-            write_lines(out / "speed.jsonl", [run.to_dict() for run in finished])
+        _measure_sizes(measured, texts, sizes, flags, finished)
     except (KeyboardInterrupt, Exception) as error:  # reported after the finished runs are written
         failure = error
     finally:
         for other in baselines.values():
             other.close()
+    each = _runs_of_size(measured, flags)
     done = len(finished) // each
     report = new_report(
-        load.device, model=model, policy=repr(chosen), exactness=chosen.exactness,
-        promise=exactness_in(chosen.exactness, load.dtype), dtype=load.dtype,
-        cuda_graphs=load.cuda_graphs, fused=load.fused, compile=compile,
+        load.device,
+        model=model,
+        policy=repr(chosen),
+        exactness=chosen.exactness,
+        promise=exactness_in(chosen.exactness, load.dtype),
+        dtype=load.dtype,
+        cuda_graphs=load.cuda_graphs,
+        fused=load.fused,
+        compile=compile,
         guidance=params.guidance_scale,
-        temperature=params.temperature, seed=seed,
-        captions=texts, runs=runs, warm_up=warm_up, baselines=list(baselines),
-        left_out=left_out, sizes_asked=sizes, sizes_done=sizes[:done],
+        temperature=params.temperature,
+        seed=flags.seed,
+        captions=texts,
+        runs=flags.runs,
+        warm_up=flags.warm_up,
+        baselines=list(baselines),
+        left_out=left_out,
+        sizes_asked=sizes,
+        sizes_done=sizes[:done],
         rows=summarise(finished[: done * each]),
-    )  # fmt: skip
-    _write_runs(out, report, finished, plots)
+    )
+    _write_runs(flags.out, report, finished, flags.plots)
     if failure is not None:
         raise _with_progress(failure, sizes, done) from failure
+
+
+def _runs_of_size(sides: list[Any], flags: SpeedFlags) -> int:
+    return len(sides) * (flags.runs + flags.warm_up)
+
+
+def _measure_sizes(
+    sides: list[Any], prompts: list[str], sizes: list[int], flags: SpeedFlags, finished: list[Any]
+) -> None:
+    """Runs of every size, which are appended to `finished` and written after each size."""
+    from mmaccel.commands.files import write_lines
+    from mmaccel.commands.terminal import watch
+    from mmaccel.evaluation.speed.measure import measure, repeat_batches, synchronise_for
+
+    synchronise = synchronise_for(str(sides[0].source.model.device))
+    for size in sizes:
+        batches = repeat_batches(
+            prompts, flags.seed, size, rounds=flags.runs, warm_up=flags.warm_up
+        )
+        said = f"measuring after {len(finished)} runs"
+        runs = measure(sides, batches, synchronise)
+        for each in watch(runs, _runs_of_size(sides, flags), said):
+            finished.append(each.run)
+        write_lines(flags.out / "speed.jsonl", [run.to_dict() for run in finished])
 
 
 def _open_baselines(
@@ -131,16 +180,6 @@ def _open_baselines(
         else:
             found[name] = BaselineDecoding(pipe, name, prompts)
     return found, left_out
-
-
-def _collect(measured: Any, finished: list[Any], total: int) -> None:
-    from mmaccel.commands.terminal import progress_bar
-
-    with progress_bar() as bar:
-        task = bar.add_task(f"measuring after {len(finished)} runs", total=total)
-        for run in measured:
-            finished.append(run)
-            bar.advance(task)
 
 
 def _write_runs(out: Path, report: dict[str, Any], finished: list[Any], plots: bool) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.flags import with_flags
+from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.own_code import TypedName
 
@@ -18,40 +21,67 @@ _HELP_METHODS = (
 )
 _HELP_DATA = 'a line {"image": …, "question": …, "answer": …, "kind": …} for each question'
 _HELP_JSON = "write figures here; a run that was stopped goes on from them"
+_HELP_TOKENS = "of an answer; by default 4 for scenes-vqa, 16 for others"
+_HELP_PLOT = "draw accuracy against seconds and tokens (PNG)"
 _KEEPS = "0.5,0.33,0.22,0.11"
 
 
-def visual_tokens(
-    model: Annotated[str, typer.Argument(help=_HELP_MODEL)] = "scenes-vqa",
-    keep: Annotated[str, typer.Option(help="fractions that stay, with commas")] = _KEEPS,
-    methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = "",
-    questions: Annotated[int, typer.Option(help="of each kind, at most")] = 100,
+@dataclass(frozen=True, kw_only=True)
+class VisualTokensFlags:
+    """Which methods are asked which questions, and where the figures go."""
+
+    keep: Annotated[str, typer.Option(help="fractions that stay, with commas")] = _KEEPS
+    methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = ""
+    questions: Annotated[int, typer.Option(help="of each kind, at most")] = 100
     data: Annotated[
         Path | None, typer.Option(help=_HELP_DATA, parser=shared.parse_path, metavar="FILE")
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 16,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="of an answer; by default 4 for scenes-vqa, 16 for others")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="of methods that draw")] = 0,
-    device: shared.Device = "auto",
-    dtype: shared.Dtype = "auto",
+    ] = None
+    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 16
+    max_new_tokens: Annotated[int | None, typer.Option(help=_HELP_TOKENS)] = None
+    seed: Annotated[int, typer.Option(help="of methods that draw")] = 0
     json_file: Annotated[
         Path | None,
         typer.Option("--json", help=_HELP_JSON, parser=shared.parse_path, metavar="FILE"),
-    ] = None,
+    ] = None
     plot: Annotated[
-        Path | None,
-        typer.Option(help="draw accuracy against seconds and tokens (PNG)",
-                     parser=shared.parse_path, metavar="FILE"),
-    ] = None,
-) -> None:  # fmt: skip
+        Path | None, typer.Option(help=_HELP_PLOT, parser=shared.parse_path, metavar="FILE")
+    ] = None
+
+    def check(self) -> None:
+        """Look at all that can be checked without a model.
+
+        Raises:
+            OptionError: a value outside its domain, or a file that cannot be written.
+            MissingBackendError: a plot without matplotlib.
+        """
+        from mmaccel.commands.files import check_file
+        from mmaccel.evaluation.visual_tokens.plots import check_plots
+        from mmaccel.samplers.noise import check_seed
+
+        shared.check_count("questions", self.questions, MAX_MEASURED)
+        shared.check_count("batch", self.batch_size, MAX_BATCH)
+        if self.max_new_tokens is not None:
+            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
+        check_seed(self.seed)
+        for option, file in (("--json", self.json_file), ("--plot", self.plot)):
+            check_file(option, file)
+        if self.plot is not None:
+            check_plots()
+
+
+@with_flags
+def visual_tokens(
+    model: Annotated[str, typer.Argument(help=_HELP_MODEL)] = "scenes-vqa",
+    *,
+    flags: VisualTokensFlags,
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
+) -> None:
     """Accuracy by kind of question, visual tokens, FLOPs and seconds, of every method at every
     fraction, next to all tokens and controls."""
-    from mmaccel.commands.files import check_file, new_report
-    from mmaccel.errors import OptionError
+    from mmaccel.commands.files import new_report
     from mmaccel.evaluation.visual_tokens.methods import list_sides, parse_keeps, parse_methods
-    from mmaccel.evaluation.visual_tokens.plots import check_plots, draw_plots
+    from mmaccel.evaluation.visual_tokens.plots import draw_plots
     from mmaccel.evaluation.visual_tokens.prefill import FORMULA
     from mmaccel.evaluation.visual_tokens.questions import (
         digest_questions,
@@ -61,25 +91,15 @@ def visual_tokens(
         read_questions,
     )
     from mmaccel.loading import choose_names
+    from mmaccel.outputs.whole_files import write_whole
     from mmaccel.pipelines.loading.placement import choose_dtype
-    from mmaccel.samplers.noise import check_seed
 
-    shared.check_count("questions", questions, MAX_MEASURED)
-    shared.check_count("batch", batch_size, MAX_BATCH)
-    if max_new_tokens is not None:
-        shared.check_count("max-new-tokens", max_new_tokens, MAX_MEASURED)
-    check_seed(seed)
+    flags.check()
     device, dtype = choose_names(device, dtype)
-    texts = [TypedName(text) for text in shared.split_values("--methods", methods)]
+    texts = [TypedName(text) for text in shared.split_values("--methods", flags.methods)]
     names = parse_methods(texts)
-    keeps = parse_keeps(shared.split_values("--keep", keep))
-    for option, file in (("--json", json_file), ("--plot", plot)):
-        check_file(option, file)
-    if plot is not None:
-        check_plots()
-    asked = None
-    if data is not None:
-        asked = read_questions(data, questions)
+    keeps = parse_keeps(shared.split_values("--keep", flags.keep))
+    asked = None if flags.data is None else read_questions(flags.data, flags.questions)
     vlm = open_model(model, device, choose_dtype(dtype))
     if asked is None:
         if not vlm.is_demo:
@@ -87,24 +107,30 @@ def visual_tokens(
                 f"--data: expected questions for {model}, received none; only scenes-vqa has its "
                 "own. Write a JSON object a line and give the file"
             )
-        asked = draw_questions(questions)
+        asked = draw_questions(flags.questions)
     sides, left_out = list_sides(vlm.model, names, keeps)
-    new_tokens = max_new_tokens or (4 if vlm.is_demo else 16)
+    kinds = sorted({question.kind for question in asked})
     report = new_report(
-        device, model=model, weights=digest_weights(vlm.model),
-        data=None if data is None else data.name, questions=len(asked),
-        digest=digest_questions(asked), batch=batch_size,
-        max_new_tokens=new_tokens, dtype=dtype, seed=seed, left_out=left_out,
-        keeps=keeps, flops_formula=FORMULA,
-        kind_names=sorted({q.kind for q in asked}),
-    )  # fmt: skip
+        device,
+        model=model,
+        weights=digest_weights(vlm.model),
+        data=None if flags.data is None else flags.data.name,
+        questions=len(asked),
+        digest=digest_questions(asked),
+        batch=flags.batch_size,
+        max_new_tokens=flags.max_new_tokens or (4 if vlm.is_demo else 16),
+        dtype=dtype,
+        seed=flags.seed,
+        left_out=left_out,
+        keeps=keeps,
+        flops_formula=FORMULA,
+        kind_names=kinds,
+    )
     report["device"] = device
-    report["kinds"] = " ".join(str(report["kind_names"].index(q.kind)) for q in asked)
-    _run(report, vlm, asked, sides, json_file)
-    if plot is not None:
-        from mmaccel.outputs.whole_files import write_whole
-
-        write_whole(plot, lambda path: draw_plots(path, report))
+    report["kinds"] = " ".join(str(kinds.index(question.kind)) for question in asked)
+    _run(report, vlm, asked, sides, flags.json_file)
+    if flags.plot is not None:
+        write_whole(flags.plot, lambda path: draw_plots(path, report))
     _print(report)
 
 
@@ -114,10 +140,9 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
     Raises:
         Stopped: by a signal; what was measured is in the file.
     """
-    from mmaccel.commands.evaluate.setup import synchronise_for
     from mmaccel.commands.files import write_json
     from mmaccel.commands.process import Stopped
-    from mmaccel.commands.terminal import progress_bar
+    from mmaccel.commands.terminal import watch
     from mmaccel.evaluation.visual_tokens.measure import count_rounds, measure_sides, new_record
 
     records, sessions = _read_records(file, report)
@@ -136,18 +161,20 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
         write_json(file, report)
 
     measured = measure_sides(
-        vlm, asked, sides, records, batch=report["batch"],
-        max_new_tokens=report["max_new_tokens"], seed=report["seed"],
-        session=len(sessions) - 1, synchronise=synchronise_for(report["device"]),
-    )  # fmt: skip
+        vlm,
+        asked,
+        sides,
+        records,
+        batch=report["batch"],
+        max_new_tokens=report["max_new_tokens"],
+        seed=report["seed"],
+        session=len(sessions) - 1,
+    )
     done = 0
     try:
-        with progress_bar() as bar:
-            task = bar.add_task("answering", total=missing)
-            for done, _ in enumerate(measured, 1):
-                bar.advance(task)
-                if done % len(sides) == 0:
-                    keep()
+        for done, _ in enumerate(watch(measured, missing, "answering"), 1):
+            if done % len(sides) == 0:
+                keep()
     except KeyboardInterrupt:
         remains = f"the same command with --json {file} goes on" if file else "nothing is kept"
         raise Stopped(f"stopped; {done} of {missing} batches answered, {remains}") from None
@@ -167,7 +194,6 @@ def _read_records(
         OptionError: a report of other questions, settings or weights, or no report.
     """
     from mmaccel.checks import show
-    from mmaccel.errors import OptionError
     from mmaccel.evaluation.visual_tokens.measure import PER_ROUND
     from mmaccel.limits import parse_json, read_whole
 
@@ -195,6 +221,19 @@ def _read_records(
     return records, sessions
 
 
+_HEADS = (
+    "keep",
+    "right % (95 %)",
+    "less all tokens",
+    "over random",
+    "informative %",
+    "tokens",
+    "GFLOP",
+    "prefill ms",
+    "all ms",
+)
+
+
 def _print(report: dict[str, Any]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
     from mmaccel.evaluation.tables import kind_cells, visual_tokens_cells
@@ -202,11 +241,7 @@ def _print(report: dict[str, Any]) -> None:
     console, rows = wide_console(), report["sides"]
     names = report["kind_names"]
     title = f"{report['model']}: {report['questions']} questions of {len(names)} kinds"
-    heads = (
-        "keep", "right % (95 %)", "less all tokens", "over random", "informative %", "tokens",
-        "GFLOP", "prefill ms", "all ms",
-    )  # fmt: skip
-    table = make_table("method", *heads, title=title)
+    table = make_table("method", *_HEADS, title=title)
     for row in rows:
         table.add_row(*visual_tokens_cells(row))
     console.print(table)

@@ -106,12 +106,6 @@ def is_right(prompt: Words, canvas: Sequence[int]) -> bool:
     return answer is not None and answer in right_answers(prompt)
 
 
-def share_right(prompts: Sequence[Words], canvases: Sequence[Sequence[int]]) -> float:
-    """Share of prompts answered rightly."""
-    right = [is_right(p, c) for p, c in zip(prompts, canvases, strict=True)]
-    return sum(right) / len(right)
-
-
 def total_variation(prompt: Words, distribution: Mapping[Words, float]) -> float:
     """Total variation between a distribution and the true one, which is uniform over right answers.
 

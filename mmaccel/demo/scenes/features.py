@@ -7,7 +7,6 @@ read are 64 numbers an image. It knows scenes alone: distances of other images m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmaccel.demo.scenes.data import make_scenes
-from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, COLOURS, SHAPES, SIZES, Scene
+from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, COLOURS, SHAPES, SIZES
 from mmaccel.errors import ShapeError
 
 FOLDER = Path(__file__).parents[1] / "weights" / "scenes-features"
@@ -89,24 +88,6 @@ class SceneFeatures(nn.Module):
             "sizes": self.sizes(seen).unflatten(1, (n, -1)),
             "places": self.places(seen).unflatten(1, (n, -1)),
         }
-
-
-def make_targets(scenes: Sequence[Scene]) -> dict[str, Tensor]:
-    """What the heads are to say of B scenes: `ground` `[B]`, `shapes` and `sizes` `[B, 7]` int64
-    (size 0 where a colour is absent) and `places` `[B, 7, 2]` float32.
-    """
-    n = len(COLOURS)
-    shapes = torch.full((len(scenes), n), len(SHAPES))
-    sizes = torch.zeros(len(scenes), n, dtype=torch.long)
-    places = torch.zeros(len(scenes), n, 2)
-    for b, scene in enumerate(scenes):
-        for thing in scene.objects:
-            c = COLOURS.index(thing.colour)
-            shapes[b, c] = SHAPES.index(thing.shape)
-            sizes[b, c] = SIZES.index(thing.size)
-            places[b, c] = torch.tensor([thing.x, thing.y]) / CANVAS - 0.5
-    ground = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes])
-    return {"ground": ground, "shapes": shapes, "sizes": sizes, "places": places}
 
 
 @cache

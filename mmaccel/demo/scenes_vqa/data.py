@@ -5,13 +5,13 @@ Training, validation and evaluation draw from different seeds, so they share no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mmaccel.demo.scenes_vqa.layout import BusyScene, draw_scene, stream
-from mmaccel.demo.scenes_vqa.questions import Question, ask
+from mmaccel.demo.scenes_vqa.questions import KINDS, Question, ask
 from mmaccel.demo.scenes_vqa.render import draw_noise, render
 
 TRAIN_SEED = 21
@@ -72,3 +72,17 @@ def make_questions(
         ask(stream(seed, k, _QUESTIONS), scene, per_kind)
         for k, scene in zip(indices, scenes, strict=True)
     ]
+
+
+def list_questions(per_kind: int, seed: int = EVALUATION_SEED) -> Iterator[tuple[Tensor, Question]]:
+    """Images [3, 80, 80] uint8 with one question each, `per_kind` of each kind, scene by scene."""
+    left = dict.fromkeys(KINDS, per_kind)
+    first = 0
+    while any(left.values()):
+        examples = make_examples(seed, range(first, first + 16), per_kind=1)
+        for image, questions in zip(examples.images, examples.questions, strict=True):
+            for question in questions:
+                if left[question.kind]:
+                    left[question.kind] -= 1
+                    yield image, question
+        first += 16

@@ -81,7 +81,8 @@ def check_features(policy: Any, first: Array, second: Array, captions: Sequence[
     if test.least > MMD_LEVEL:  # holds whatever the images are: no guarantee is held to that
         said += f"cannot fail: no p-value below {test.least:.3g} is possible; give more images"
         return Check(_FEATURES, False, True, said, {**asdict(test), "power": None})
-    sees = measure_power(first, len(first), len(second), groups=(own, own), level=MMD_LEVEL)
+    sizes = (len(first), len(second))
+    sees = measure_power(first, sizes, groups=(own, own), level=MMD_LEVEL)
     visible = "none tested" if sees.visible is None else f"{sees.visible:g} standard deviations"
     said += f"smallest shift seen four times out of five: {visible}"
     figures = {**asdict(test), "power": {**asdict(sees), "chances": list(sees.chances.items())}}

@@ -177,13 +177,11 @@ def sampling_floor(distribution: Tensor, n_samples: int) -> float:
         distribution: `[K]` float.
         n_samples: N.
     """
-    p = distribution.double().clamp(0, 1)
-    p = p[(p > 0) & (p < 1)]
-    n = float(n_samples)
-    k = (n * p).floor() + 1  # E|X - np| = 2 k (1 - p) P(X = k)
-    log_choose = math.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-    log_mass = log_choose + k * p.log() + (n - k) * (-p).log1p()
-    return float((k * (1 - p) * log_mass.exp()).sum() / n)
+    chances = distribution.double().clamp(0, 1)
+    p = chances[(chances > 0) & (chances < 1)].numpy()
+    k = (n_samples * p).astype(int) + 1  # E|X - N p| = 2 k (1 - p) P(X = k)
+    deviations = k * (1 - p) * import_stats().binom.pmf(k, n_samples, p)
+    return float(deviations.sum()) / n_samples
 
 
 def first_divergence(first: Tensor, second: Tensor) -> Tensor:
@@ -234,8 +232,8 @@ def import_stats() -> Any:
         from scipy import stats
     except ImportError as error:
         raise MissingBackendError(
-            "G-test: expected scipy, which is not installed; pip install 'mmaccel[evaluation]', or "
-            "leave the test out with --samples 0"
+            "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', "
+            "or leave the test out with --samples 0"
         ) from error
     return stats
 

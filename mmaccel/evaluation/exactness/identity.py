@@ -56,17 +56,37 @@ class Check:
         return {**asdict(self), "is_broken": self.is_broken}
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How the rows that are compared were decoded.
+
+    Attributes:
+        pipe: a `TextToImage`.
+        params: of the runs.
+        width: of a window's pass, to measure rounding with; None measures none.
+        dtype: of the model.
+    """
+
+    pipe: Any
+    params: SamplingParams
+    width: int | None
+    dtype: str = EXACT_DTYPE
+
+    @property
+    def can_be_explained(self) -> bool:
+        """Whether rounding can be measured."""
+        is_window = self.pipe.model.kind == "window"
+        return self.width is not None and is_window and self.params.processor is None
+
+
 def compare_rows(
     name: str,
-    pipe: Any,
+    decoding: Decoding,
     plain: ImageOutput,
     made: ImageOutput,
     seeds: Sequence[int],
-    params: SamplingParams,
     *,
     guaranteed: bool,
-    width: int | None,
-    dtype: str = EXACT_DTYPE,
 ) -> Check:
     """Tokens of two runs of the same prompts and seeds.
 
@@ -75,30 +95,25 @@ def compare_rows(
 
     Args:
         name: of the check.
-        pipe: a `TextToImage`.
+        decoding: of both runs; without a width divergences are unexplained, as where the draws of a
+            run do not come from the plain loop's noise.
         plain: what the other run is compared with.
         made: the other run.
         seeds: one per row, as the runs had them.
-        params: of both runs.
         guaranteed: whether the tokens have to be the same.
-        width: of a window's pass, to measure rounding with; None leaves divergences unexplained, as
-            where the draws of a run do not come from the plain loop's noise.
-        dtype: of the model.
     """
     total, length = plain.tokens.shape
     parts = first_divergence(made.tokens, plain.tokens)
     rows = (parts < length).nonzero()[:, 0].tolist()
-    if pipe.model.kind != "window" or params.processor is not None:
-        width = None
     found = []
-    for row in [] if width is None else rows:
-        assert width is not None
-        noise = Noise.from_seed([seeds[row]], 1, pipe.model.device)
-        slot, caption = int(parts[row]), plain.prompts[row]
+    for row in rows if decoding.can_be_explained else []:
+        noise = Noise.from_seed([seeds[row]], 1, decoding.pipe.model.device)
+        slot = int(parts[row])
+        caption = plain.prompts[row]
+        other = int(made.tokens[row, slot])
         parting = explain_divergence(
-            pipe, caption, plain.tokens[row], slot, int(made.tokens[row, slot]), params, noise,
-            min(width, length), getattr(torch, dtype),
-        )  # fmt: skip
+            decoding, caption, plain.tokens[row], slot, other=other, noise=noise
+        )
         found.append({"row": row, "caption": caption, "seed": seeds[row], **asdict(parting)})
     is_rounding = bool(found) and all(f["is_rounding"] for f in found)
     said = f"{total - len(rows)} of {total} rows the same"
@@ -163,29 +178,30 @@ class Divergence:
 
 
 def explain_divergence(
-    pipe: Any, caption: str, tokens: Tensor, slot: int, other: int, params: SamplingParams,
-    noise: Noise, width: int, dtype: torch.dtype = torch.float32,
-) -> Divergence:  # fmt: skip
+    decoding: Decoding, caption: str, tokens: Tensor, slot: int, *, other: int, noise: Noise
+) -> Divergence:
     """Measure the slot where a run diverged from the plain loop.
 
     Args:
-        pipe: a `TextToImage` over a window.
+        decoding: of the run, over a window; without a processor.
         caption: of the row.
         tokens: `[L]` int64, of the plain loop.
         slot: where the other run diverges.
         other: its token there.
-        params: of the run; without a processor.
         noise: of the row, B of 1.
-        width: of the windows.
-        dtype: of the model.
 
     Cost: L passes of one token and L / width of a window.
     """
+    assert decoding.width is not None
+    pipe, params = decoding.pipe, decoding.params
+    width = min(decoding.width, len(tokens))
     single = forced_scores(pipe, caption, tokens[: slot + 1], params, noise, 1)
     wide = forced_scores(pipe, caption, tokens, params, noise, width)[: slot + 1]
     both = single.isfinite() & wide.isfinite()
     rounding = float((single - wide)[both].abs().max())
-    limit = math.sqrt(torch.finfo(dtype).eps) * float(single[both].abs().max())
+    limit = math.sqrt(torch.finfo(getattr(torch, decoding.dtype)).eps) * float(
+        single[both].abs().max()
+    )
     gaps = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
     gap = next((own for own in gaps if math.isfinite(own)), None)  # cut by one of them alone
     is_rounding = gap is not None and rounding <= limit and gap <= _MAX_GAP * rounding
@@ -199,7 +215,9 @@ def forced_scores(
     """Scores plus frozen noise at every slot of given tokens, the last of which is not processed.
 
     Args:
-        pipe, caption, params, noise: as in `explain_divergence`.
+        pipe: a `TextToImage` over a window.
+        caption, noise: as in `explain_divergence`.
+        params: without a processor.
         tokens: `[L]` int64.
         width: tokens forwarded in one pass.
 

@@ -11,7 +11,8 @@ test rejects four times out of five. The difference is a shift of all features a
 in which they vary most.
 
 Departures: labels may be permuted within groups alone (images of one prompt), where items of
-different groups have different distributions. Items of every simulated test are drawn from all
+different groups have different distributions; scipy's `permutation_test` permutes all labels alike
+and is not used for that reason. Items of every simulated test are drawn from all
 features alike, also where labels are permuted within groups: the differences between groups are
 noise there, so that the real test sees no less.
 """
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmaccel.errors import NumericsError, OptionError, ShapeError
-from mmaccel.evaluation.quality.frechet import Array, check_features
+from mmaccel.evaluation.quality.frechet import Array, check_features, check_pair
 
 SHIFTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)  # standard deviations
 POWER = 0.8
@@ -72,17 +73,12 @@ def permutation_test(
         seed: of the draws.
 
     Raises:
-        ShapeError, NumericsError: as `check_features`, or groups of another length.
+        ShapeError, NumericsError: as `check_pair`, or groups of another length.
         OptionError: fewer than 19 permutations, or groups that leave nothing to permute.
 
     Cost: O((N + M)^2 (D + permutations)).
     """
-    one, other = check_features(first, "first"), check_features(second, "second")
-    if one.shape[1] != other.shape[1]:
-        raise ShapeError(
-            f"features: expected the same width on both sides, received {one.shape[1]} and "
-            f"{other.shape[1]}; use one extractor for both"
-        )
+    one, other = check_pair(first, second)
     if permutations < 19:
         raise OptionError(
             f"permutations: expected at least 19, received {permutations}; fewer cannot reject at "
@@ -188,8 +184,7 @@ class Power:
 
 def measure_power(
     features: npt.ArrayLike,
-    n_first: int,
-    n_second: int,
+    sizes: tuple[int, int],
     *,
     groups: tuple[Sequence[int], Sequence[int]] | None = None,
     level: float = 0.01,
@@ -205,7 +200,7 @@ def measure_power(
 
     Args:
         features: `[K, D]`, the distribution of the trials.
-        n_first, n_second: items of a repetition's sets.
+        sizes: items of a repetition's two sets.
         groups: within which labels are permuted, as in `permutation_test`.
         level: p-value at which the test rejects.
         shifts: in standard deviations of that direction, rising.
@@ -229,8 +224,8 @@ def measure_power(
     for shift in shifts:
         rejected = 0
         for _ in range(trials):
-            one = pool[rng.integers(len(pool), size=n_first)]
-            other = pool[rng.integers(len(pool), size=n_second)] + shift * step
+            one = pool[rng.integers(len(pool), size=sizes[0])]
+            other = pool[rng.integers(len(pool), size=sizes[1])] + shift * step
             seeds = int(rng.integers(2**32))
             test = permutation_test(
                 one, other, groups=groups, permutations=permutations, seed=seeds

@@ -17,7 +17,7 @@ import torch
 
 from mmaccel.evaluation.exactness.distribution_checks import check_distribution, check_features
 from mmaccel.evaluation.exactness.g_test import import_stats
-from mmaccel.evaluation.exactness.identity import Check, compare_rows, cut_rows
+from mmaccel.evaluation.exactness.identity import Check, Decoding, compare_rows, cut_rows
 from mmaccel.evaluation.quality.features import Extract, extract_all
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
@@ -65,6 +65,11 @@ class Plan:
         window = getattr(self.policy, "window", None)
         return window if isinstance(window, int) and window > 1 else 16
 
+    def decoding(self, policy: Any) -> Decoding:
+        """Of sampled runs of a policy."""
+        width = self.width if policy.exactness == "bitwise" else None
+        return Decoding(self.pipe, self.params, width, self.dtype)
+
     @property
     def keeps_tokens(self) -> bool:
         """Whether tokens of the same seeds are guaranteed to be the same; on a canvas in float32
@@ -101,13 +106,11 @@ def check_all(plan: Plan) -> list[Check]:
     checks = [_greedy(plan, greedy)]
     plain = plan.run(plan.plain, plan.params, plan.batch_size)
     made = plan.run(plan.policy, plan.params, plan.batch_size)
-    width = plan.width if plan.policy.exactness == "bitwise" else None
+    decoding = plan.decoding(plan.policy)
+    guaranteed = plan.keeps_tokens
     checks.append(
-        compare_rows(
-            "same seeds", plan.pipe, plain, made, plan.seeds, plan.params,
-            guaranteed=plan.keeps_tokens, width=width, dtype=plan.dtype,
-        )
-    )  # fmt: skip
+        compare_rows("same seeds", decoding, plain, made, plan.seeds, guaranteed=guaranteed)
+    )
     checks += _batches(plan, plain, made)
     if plan.samples:
         checks += check_distribution(plan.policy, kind, plan.samples)
@@ -121,10 +124,8 @@ def _greedy(plan: Plan, greedy: SamplingParams) -> Check:
     made = plan.run(plan.policy, greedy, plan.batch_size)
     # at temperature 0 a distribution is one sequence: a policy exact in one is exact in both
     guaranteed = plan.keeps_tokens or plan.policy.exactness == "distribution"
-    return compare_rows(
-        "greedy", plan.pipe, plain, made, plan.seeds, greedy,
-        guaranteed=guaranteed, width=plan.width, dtype=plan.dtype,
-    )  # fmt: skip
+    decoding = Decoding(plan.pipe, greedy, plan.width, plan.dtype)
+    return compare_rows("greedy", decoding, plain, made, plan.seeds, guaranteed=guaranteed)
 
 
 def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
@@ -140,14 +141,9 @@ def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
         part = replace(plan, captions=list(plan.captions)[:count])
         alone = part.run(policy, plan.params, 1)
         guaranteed = policy is plan.policy and plan.keeps_tokens
-        width = plan.width if policy.exactness == "bitwise" else None
         rows = cut_rows(together, count)
-        found.append(
-            compare_rows(
-                name, plan.pipe, alone, rows, part.seeds, plan.params,
-                guaranteed=guaranteed, width=width, dtype=plan.dtype,
-            )
-        )  # fmt: skip
+        decoding = plan.decoding(policy)
+        found.append(compare_rows(name, decoding, alone, rows, part.seeds, guaranteed=guaranteed))
     return found
 
 

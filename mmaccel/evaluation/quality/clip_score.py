@@ -5,13 +5,14 @@ arXiv 2104.08718: the cosine of the two embeddings, not below 0, times a constan
 
 Departures: the constant is 100, which text-to-image papers and torchmetrics use, and not 2.5; the
 embeddings come from a callable, so that any model of images and texts will do. Values of two
-callables cannot be compared.
+callables cannot be compared. torchmetrics wants a model and a processor of transformers, and gives
+neither scores of images nor the interval of their mean.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,32 +41,6 @@ class ClipScore:
     scores: Tensor
 
 
-def score_captions(
-    images: Sequence[Tensor], captions: Sequence[str], embed: Embed, batch_size: int = 32
-) -> ClipScore:
-    """Score images against their prompts.
-
-    Args:
-        images: N of `[3, H, W]` uint8; those of one batch of one size.
-        captions: N texts.
-        embed: see `Embed`.
-        batch_size: B, at most.
-
-    Raises:
-        ShapeError: not N prompts, or embeddings that are not two of `[B, D]`.
-        NumericsError: an embedding that is not finite or is 0.
-    """
-    if not images or len(images) != len(captions):
-        raise ShapeError(
-            f"captions: expected one for each of at least one image, received {len(captions)} "
-            f"for {len(images)}; give them in the same order"
-        )
-    step = range(0, len(images), batch_size)
-    cuts = [slice(k, k + batch_size) for k in step]
-    batches = ((torch.stack(list(images[cut])), list(captions[cut])) for cut in cuts)
-    return score_batches(batches, embed)
-
-
 @torch.no_grad()
 def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> ClipScore:
     """Score images batch by batch, so that no more than one batch is held at a time.
@@ -75,7 +50,8 @@ def score_batches(batches: Iterable[tuple[Tensor, list[str]]], embed: Embed) -> 
         embed: see `Embed`.
 
     Raises:
-        ShapeError, NumericsError: as `score_captions`.
+        ShapeError: embeddings that are not two of `[B, D]`.
+        NumericsError: an embedding that is not finite or is 0.
     """
     scores = torch.cat([_score(pixels, texts, embed) for pixels, texts in batches])
     spread = float(scores.std()) if len(scores) > 1 else math.nan

@@ -8,8 +8,9 @@ distributions.
 
 Departures: the trace of the root of S1 S2 is the sum of the singular values of S1^(1/2) S2^(1/2),
 with roots of symmetric matrices, where the original takes a root of a product that is not
-symmetric; moments of batches are merged as T. F. Chan, G. H. Golub, R. J. LeVeque, 1983, do it, so
-that nothing large is subtracted from something large.
+symmetric. torchmetrics takes eigenvalues of that product. A test checks that it gives the same
+number, but with fewer items than features its rounding errors are seen: 0.1 % of the value at 100
+items of 2048 features.
 """
 
 from __future__ import annotations
@@ -30,26 +31,6 @@ BIAS = (
 FEW = (
     "; n is not above the width D, so that a covariance is of low rank and the value of little use"
 )
-
-
-@dataclass(frozen=True)
-class Moments:
-    """What a Fréchet distance needs of a set of features.
-
-    Attributes:
-        n: number of items.
-        mean: `[D]` float64.
-        scatter: `[D, D]` float64, sum of the outer products of the items less the mean.
-    """
-
-    n: int
-    mean: Array
-    scatter: Array
-
-    @property
-    def covariance(self) -> Array:
-        """`[D, D]` float64, with n - 1 in the denominator."""
-        return self.scatter / (self.n - 1)
 
 
 @dataclass(frozen=True)
@@ -99,68 +80,44 @@ def check_features(features: npt.ArrayLike, name: str = "features", least: int =
     return array
 
 
-def measure_moments(features: npt.ArrayLike) -> Moments:
-    """Moments of one batch.
-
-    Args:
-        features: `[N, D]`, N of at least 1.
+def check_pair(first: npt.ArrayLike, second: npt.ArrayLike) -> tuple[Array, Array]:
+    """Two sets of features, `[N, D]` and `[M, D]` float64, of at least 2 items each.
 
     Raises:
-        ShapeError, NumericsError: as `check_features`.
+        ShapeError, NumericsError: as `check_features`, or unlike widths.
     """
-    array = check_features(features, least=1)
-    mean = array.mean(0)
-    centred = array - mean
-    return Moments(len(array), mean, centred.T @ centred)
-
-
-def merge_moments(first: Moments, second: Moments) -> Moments:
-    """Moments of both batches together.
-
-    Raises:
-        ShapeError: features of unlike width.
-    """
-    _check_widths(len(first.mean), len(second.mean))
-    n = first.n + second.n
-    apart = second.mean - first.mean
-    scatter = first.scatter + second.scatter + np.outer(apart, apart) * (first.n * second.n / n)
-    return Moments(n, first.mean + apart * (second.n / n), scatter)
-
-
-def frechet_distance(first: Moments, second: Moments) -> Frechet:
-    """Distance of two sets described by their moments.
-
-    Args:
-        first: of at least 2 items.
-        second: of at least 2 items, features of the same width.
-
-    Raises:
-        ShapeError: too few items, or features of unlike width.
-        NumericsError: moments that are not finite.
-
-    Cost: two symmetric eigenvalue problems and one singular value problem of D by D.
-    """
-    _check_widths(len(first.mean), len(second.mean))
-    for name, moments in (("first", first), ("second", second)):
-        if moments.n < 2:
-            raise ShapeError(
-                f"{name}: expected at least 2 items, received {moments.n}; a covariance needs two"
-            )
-        if not (np.isfinite(moments.mean).all() and np.isfinite(moments.scatter).all()):
-            raise NumericsError(f"{name}: expected finite moments, received NaN or infinity")
-    apart = first.mean - second.mean
-    traces = np.trace(first.covariance) + np.trace(second.covariance)
-    cross = _root(first.covariance).T @ _root(second.covariance)  # [rank, rank]
-    shared = np.linalg.svd(cross, compute_uv=False).sum() if cross.size else 0.0
-    distance = float(apart @ apart + traces - 2 * shared)
-    bias = BIAS + FEW * (min(first.n, second.n) <= len(first.mean))
-    return Frechet(max(0.0, distance), first.n, second.n, len(first.mean), bias)
+    one = check_features(first, "first")
+    other = check_features(second, "second")
+    if one.shape[1] != other.shape[1]:
+        raise ShapeError(
+            f"features: expected the same width on both sides, received {one.shape[1]} and "
+            f"{other.shape[1]}; use one extractor for both"
+        )
+    return one, other
 
 
 def frechet_of(first: npt.ArrayLike, second: npt.ArrayLike) -> Frechet:
-    """`frechet_distance` of two arrays `[N, D]` and `[M, D]`."""
-    one, other = check_features(first, "first"), check_features(second, "second")
-    return frechet_distance(measure_moments(one), measure_moments(other))
+    """Distance of two sets.
+
+    Args:
+        first: `[N, D]`, at least 2 items.
+        second: `[M, D]`, at least 2 items.
+
+    Raises:
+        ShapeError, NumericsError: as `check_pair`.
+
+    Cost: two symmetric eigenvalue problems and one singular value problem of D by D.
+    """
+    one, other = check_pair(first, second)
+    width = one.shape[1]
+    is_few = min(len(one), len(other)) <= width
+    return Frechet(
+        distance=_distance(one, other),
+        n_first=len(one),
+        n_second=len(other),
+        width=width,
+        bias=BIAS + FEW if is_few else BIAS,
+    )
 
 
 def frechet_floor(
@@ -173,15 +130,31 @@ def frechet_floor(
         first, second: `[N, D]` and `[M, D]`.
         splits, seed: how many, and of what seed.
     """
-    one, other = check_features(first, "first"), check_features(second, "second")
-    _check_widths(one.shape[1], other.shape[1])
-    pool, rng = np.concatenate([one, other]), np.random.default_rng(seed)
+    one, other = check_pair(first, second)
+    pool = np.concatenate([one, other])
+    rng = np.random.default_rng(seed)
     found = []
     for _ in range(splits):
         order = rng.permutation(len(pool))
-        halves = pool[order[: len(one)]], pool[order[len(one) :]]
-        found.append(frechet_distance(*map(measure_moments, halves)).distance)
+        found.append(_distance(pool[order[: len(one)]], pool[order[len(one) :]]))
     return float(np.mean(found))
+
+
+def _distance(one: Array, other: Array) -> float:
+    """Of `[N, D]` and `[M, D]`."""
+    apart = one.mean(0) - other.mean(0)
+    first = _covariance(one)
+    second = _covariance(other)
+    cross = _root(first).T @ _root(second)  # [rank, rank]
+    shared = np.linalg.svd(cross, compute_uv=False).sum() if cross.size else 0.0
+    return max(0.0, float(apart @ apart + np.trace(first) + np.trace(second) - 2 * shared))
+
+
+def _covariance(items: Array) -> Array:
+    """`[D, D]` of `[N, D]`, with N - 1 in the denominator."""
+    centred = items - items.mean(0)
+    covariance: Array = centred.T @ centred / (len(items) - 1)
+    return covariance
 
 
 def _root(covariance: Array) -> Array:
@@ -191,11 +164,3 @@ def _root(covariance: Array) -> Array:
     is_used = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
     root: Array = vectors[:, is_used] * np.sqrt(values[is_used])
     return root
-
-
-def _check_widths(first: int, second: int) -> None:
-    if first != second:
-        raise ShapeError(
-            f"features: expected the same width on both sides, received {first} and {second}; "
-            "use one extractor for both"
-        )

@@ -163,11 +163,11 @@ def read_list(file: Path) -> dict[str, dict[str, Any]]:
 
 def _check_line(file: Path, number: int, line: str, facts: Any) -> None:
     """Refuse a line that is no object with texts `file`, of a file next to it, and `prompt`."""
-    is_told = isinstance(facts, dict) and all(
+    is_described = isinstance(facts, dict) and all(
         isinstance(facts.get(name), str) for name in ("file", "prompt")
     )
-    seed = facts.get("seed") if is_told else None
-    if not is_told or not (seed is None or type(seed) is int):
+    seed = facts.get("seed") if is_described else None
+    if not is_described or not (seed is None or type(seed) is int):
         raise OptionError(
             f'{file.name}: expected {{"file": "…", "prompt": "…", "seed": 0}} on each line, '
             f"received {line[:60]!r} on line {number}; correct it (seed may be left out)"

@@ -8,9 +8,8 @@ Departures: next to the mean over random subsets, which is what others print, th
 pairs is computed, in blocks; it has the least variance and needs no choice of a subset size.
 
 torchmetrics' KID gives the same numbers for the same subsets, which a test checks. It is not used
-because it divides the sums of both sets by the size of the first, so that an estimate over all
-pairs of unlike numbers of items comes out wrong; because it holds whole kernel matrices; and
-because its subsets come from torch's global generator, not from a seed.
+because it divides the sums of both sets by the size of the first, so that the estimate over all
+pairs, which the report gives first, comes out wrong for two folders of unlike numbers of images.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmaccel.errors import NumericsError, OptionError, ShapeError
-from mmaccel.evaluation.quality.frechet import Array, check_features
+from mmaccel.errors import NumericsError, OptionError
+from mmaccel.evaluation.quality.frechet import Array, check_pair
 
 BIAS = "unbiased: its mean does not depend on n, its noise does; below 0 is noise"
 _BLOCK = 2048  # rows of a block of the kernel's matrix
@@ -70,12 +69,12 @@ def measure_kid(
         seed: of the draws.
 
     Raises:
-        ShapeError, NumericsError: as `check_features`, or unlike widths.
+        ShapeError, NumericsError: as `check_pair`.
         OptionError: a negative number of subsets, or a subset of fewer than 2.
 
     Cost: O((N + M)^2 D), in blocks of 2048 rows.
     """
-    one, other = check_features(first, "first"), check_features(second, "second")
+    one, other = check_pair(first, second)
     if subsets < 0 or subset_size < 2:
         raise OptionError(
             f"subsets: expected 0 or more, of at least 2 items, received {subsets} of "
@@ -100,15 +99,9 @@ def squared_mmd(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     Raises:
         ShapeError, NumericsError: as `measure_kid`, or features too large to be cubed.
     """
-    one, other = check_features(first, "first"), check_features(second, "second")
-    if one.shape[1] != other.shape[1]:
-        raise ShapeError(
-            f"features: expected the same width on both sides, received {one.shape[1]} and "
-            f"{other.shape[1]}; use one extractor for both"
-        )
-    n, m = len(one), len(other)
+    one, other = check_pair(first, second)
     with np.errstate(over="ignore", invalid="ignore"):
-        value = _estimate(one, other, n, m)
+        value = _estimate(one, other)
     if not np.isfinite(value):
         largest = max(float(np.abs(side).max()) for side in (one, other))
         raise NumericsError(
@@ -118,22 +111,25 @@ def squared_mmd(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     return value
 
 
-def _estimate(one: Array, other: Array, n: int, m: int) -> float:
-    own = _off_diagonal(one) / (n * (n - 1)) + _off_diagonal(other) / (m * (m - 1))
-    across = sum(polynomial_kernel(block, other).sum() for block in _blocks(one))
-    return float(own - 2 * across / (n * m))
+def _estimate(one: Array, other: Array) -> float:
+    n = len(one)
+    m = len(other)
+    within = _off_diagonal(one) / (n * (n - 1)) + _off_diagonal(other) / (m * (m - 1))
+    across = sum(float(_kernel(block, other).sum()) for block in _blocks(one))
+    return within - 2 * across / (n * m)
 
 
-def polynomial_kernel(first: Array, second: Array) -> Array:
+def _kernel(first: Array, second: Array) -> Array:
     """(x y / D + 1)^3 of all pairs: `[N, D]` and `[M, D]` to `[N, M]`."""
     kernel: Array = (first @ second.T / first.shape[1] + 1) ** 3
     return kernel
 
 
 def _off_diagonal(items: Array) -> float:
-    total = sum(float(polynomial_kernel(block, items).sum()) for block in _blocks(items))
-    own = ((items * items).sum(1) / items.shape[1] + 1) ** 3
-    return total - float(own.sum())
+    """Sum over the pairs of different items."""
+    total = sum(float(_kernel(block, items).sum()) for block in _blocks(items))
+    diagonal = ((items * items).sum(1) / items.shape[1] + 1) ** 3
+    return total - float(diagonal.sum())
 
 
 def _blocks(items: Array) -> list[Array]:

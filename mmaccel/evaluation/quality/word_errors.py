@@ -2,8 +2,10 @@
 
 V. I. Levenshtein, 1966: the least number of substituted, deleted and inserted words that make the
 transcript of the reference. The rate is that number over the words of the reference, summed over
-all utterances before dividing, and can exceed 1. rapidfuzz computes the distance. jiwer, which is
-built on it, gives the same rate but not the same kinds of edits: it has no rule for ties.
+all utterances before dividing, and can exceed 1. jiwer counts the edits.
+
+`simplify` is written here, since jiwer's `RemovePunctuation` joins the words of "yes,no" and of
+"well-known", and takes the apostrophe out of "don't".
 """
 
 from __future__ import annotations
@@ -13,12 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from mmaccel.errors import MissingBackendError, OptionError, ShapeError
-from mmaccel.limits import MAX_CELLS, MAX_MARKS
+from mmaccel.limits import MAX_MARKS
 
-_SMALL = 250_000  # pairs of words that rapidfuzz compares with weights in about 10 ms
 _FORMS = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2010": "-", "\u2011": "-"})
 
 
@@ -27,7 +26,7 @@ class WordErrors:
     """Edits of one utterance, or summed over several.
 
     Attributes:
-        substitutions, deletions, insertions: edits of a least set of them.
+        substitutions, deletions, insertions: edits of a least set of them, the one jiwer finds.
         words: of the reference.
     """
 
@@ -64,28 +63,24 @@ def count_word_errors(reference: str, heard: str) -> WordErrors:
         reference: what was to be said.
         heard: the transcript.
 
-    Returns:
-        Of all least sets of edits one with the most substitutions.
-
     Raises:
-        MissingBackendError: rapidfuzz is not installed.
-        OptionError: utterances that are too long and too different.
+        MissingBackendError: jiwer is not installed.
+        OptionError: more than `MAX_MARKS` marks in a row.
     """
-    levenshtein = _import_levenshtein()
-    wanted, words = (_normalize("NFC", text).split() for text in (reference, heard))
-    ids: dict[str, int] = {}
-    first, second = ([ids.setdefault(word, len(ids)) for word in text] for text in (wanted, words))
-    # An edit weighs more than all substitutions are lighter by, so that the number of edits is the
-    # least and ties go to the larger number of substitutions: weight = edit * edits - swapped.
-    edit = len(wanted) + len(words) + 1
-    if len(wanted) * len(words) <= _SMALL:
-        weight = levenshtein.distance(first, second, weights=(edit, edit, edit - 1))
-    else:
-        weight = _weigh_in_band(first, second, edit, levenshtein.distance(first, second))
-    edits = -(-weight // edit)
-    swapped = edit * edits - weight
-    lost = (edits - swapped + len(wanted) - len(words)) // 2
-    return WordErrors(swapped, lost, edits - swapped - lost, len(wanted))
+    jiwer = _import_jiwer()
+    reference = _compose(reference)
+    found = jiwer.process_words(reference, _compose(heard))
+    return WordErrors(
+        substitutions=found.substitutions,
+        deletions=found.deletions,
+        insertions=found.insertions,
+        words=len(reference.split()),
+    )
+
+
+def _compose(text: str) -> str:
+    """A text of composed characters, with one blank between words."""
+    return " ".join(_normalize("NFC", text).split())
 
 
 def _normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
@@ -106,68 +101,24 @@ def _normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
     return unicodedata.normalize(form, text)
 
 
-def _weigh_in_band(wanted: list[int], words: list[int], edit: int, edits: int) -> int:
-    """The least weight of two long utterances, as rapidfuzz computes it with weights, which takes
-    forty times as long.
-
-    Args:
-        wanted: N word ids of the reference.
-        words: M word ids of the transcript.
-        edit: weight of a deletion or an insertion; a substitution weighs 1 less.
-        edits: the least number of edits, which rapidfuzz finds quickly.
-
-    Raises:
-        OptionError: too long and too different.
-
-    Cost: N rows of the dynamic program, vectorised (E. Ukkonen, 1985): after i words of the
-    reference, no more than `edits` edits lead to i - n_lost … i + n_new words of the transcript.
-    """
-    n_new = (edits + len(words) - len(wanted)) // 2
-    n_lost = (edits - len(words) + len(wanted)) // 2
-    width = min(n_lost + n_new, len(words)) + 1
-    if len(wanted) * width > MAX_CELLS:
-        raise OptionError(
-            f"utterance: expected at most {MAX_CELLS} pairs of words to compare, received "
-            f"{len(wanted)} words with {edits} edits, which need {len(wanted) * width}; put each "
-            "sentence on a line of its own"
-        )
-    heard = np.array(words, dtype=np.int64)
-    order = np.argsort(heard, kind="stable")  # the places of a word in the transcript are a slice
-    begins, ends = (np.searchsorted(heard[order], wanted, side) for side in ("left", "right"))
-    # row[j]: least weight of the first i words and the first j of the transcript, less
-    # (i + j) * edit, so that deletions and insertions weigh 0; right of the band it is too large
-    row = np.full(len(words) + 1, edit, dtype=np.int64)
-    row[: n_new + 1] = 0
-    for i in range(1, len(wanted) + 1):
-        low, high = max(i - n_lost, 0), min(i + n_new, len(words))
-        first = max(low, 1)
-        swap = row[first - 1 : high] - (edit + 1)  # from j - 1 to j
-        places = order[begins[i - 1] : ends[i - 1]] - (first - 1)
-        swap[places[(places >= 0) & (places < len(swap))]] -= edit - 1
-        np.minimum(row[first : high + 1], swap, out=row[first : high + 1])
-        band = row[low : high + 1]
-        np.minimum.accumulate(band, out=band)
-    return int(row[-1]) + edit * (len(wanted) + len(words))
-
-
-def _import_levenshtein() -> Any:
+def _import_jiwer() -> Any:
     try:
-        from rapidfuzz.distance import Levenshtein
+        import jiwer
     except ImportError as error:
         raise MissingBackendError(
-            "word error rate: expected rapidfuzz, which is not installed; pip install "
+            "word error rate: expected jiwer, received no such package; pip install "
             "'mmaccel[evaluation]'"
         ) from error
-    return Levenshtein
+    return jiwer
 
 
 def sum_word_errors(parts: Sequence[WordErrors]) -> WordErrors:
     """Edits and words of several utterances together."""
     return WordErrors(
-        sum(p.substitutions for p in parts),
-        sum(p.deletions for p in parts),
-        sum(p.insertions for p in parts),
-        sum(p.words for p in parts),
+        substitutions=sum(part.substitutions for part in parts),
+        deletions=sum(part.deletions for part in parts),
+        insertions=sum(part.insertions for part in parts),
+        words=sum(part.words for part in parts),
     )
 
 
@@ -192,9 +143,12 @@ def simplify(text: str) -> str:
     For transcripts that differ in such things alone; a rate of simplified texts is another rate and
     is to be called so.
     """
-    chars, text = [], _normalize("NFKC", text.casefold()).translate(_FORMS)
+    text = _normalize("NFKC", text.casefold()).translate(_FORMS)
+    chars = []
     for k, char in enumerate(text):
-        inside = 0 < k < len(text) - 1 and text[k - 1].isalnum() and text[k + 1].isalnum()
+        is_inside = text[k - 1 : k].isalnum() and text[k + 1 : k + 2].isalnum()
         is_mark = unicodedata.category(char)[0] in "PS"
-        chars.append(char if not is_mark or (char in "'-" and inside) else " ")
+        if is_mark and not (char in "'-" and is_inside):
+            char = " "
+        chars.append(char)
     return " ".join("".join(chars).split())

@@ -13,9 +13,19 @@ from mmaccel.errors import MissingBackendError
 from mmaccel.evaluation.tables import grid
 
 _HEADS = (
-    "batch", "side", "median s", "p90", "p99", "IQR", "pictures/s", "speed-up", "passes",
-    "tokens a pass", "window unused", "peak MiB",
-)  # fmt: skip
+    "batch",
+    "side",
+    "median s",
+    "p90",
+    "p99",
+    "IQR",
+    "pictures/s",
+    "speed-up",
+    "passes",
+    "tokens a pass",
+    "window unused",
+    "peak MiB",
+)
 _COLOURS = {
     "plain": "#777777",
     "policy": "#1f6feb",
@@ -58,12 +68,12 @@ def write_speed(report: Report) -> str:
         f"{report['temperature']:g}, seed {report['seed']}; exactness: {report['promise']}.",
         f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, the "
         "sides in turn and changing places, the device synchronised around each. A run makes a "
-        "batch from captions to pixels. " + _tell_baselines(report),
+        "batch from captions to pixels. " + _describe_baselines(report),
         f"Made by `{report['command']}`.",
         "## Batch sizes",
         grid(_HEADS, [_cells(row) for row in rows]),
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
-        _tell_strongest(rows),
+        _compare_strongest(rows),
         "Window unused: share of full windows' slots that gave no token: rejected drafts, and what "
         "a window reaches beyond the end of an image.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
@@ -99,25 +109,25 @@ def write_speed(report: Report) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def _tell_baselines(report: Report) -> str:
+def _describe_baselines(report: Report) -> str:
     """Which sides there are, and which could not be had."""
-    told = "plain: the plain loop of this library, one token a pass. "
-    told += "".join(f"{name}: {_BASELINES[name]}. " for name in report["baselines"])
-    told += "".join(f"Left out: {name}, as {why}. " for name, why in report["left_out"].items())
+    text = "plain: the plain loop of this library, one token a pass. "
+    text += "".join(f"{name}: {_BASELINES[name]}. " for name in report["baselines"])
+    text += "".join(f"Left out: {name}, as {why}. " for name, why in report["left_out"].items())
     if report["baselines"]:
-        return told + "All sides draw with the same noise, and count passes and tokens alike."
-    return told + "No baseline of another library was measured (--baseline compiled)."
+        return text + "All sides draw with the same noise, and count passes and tokens alike."
+    return text + "No baseline of another library was measured (--baseline compiled)."
 
 
-def _tell_strongest(rows: list[Report]) -> str:
+def _compare_strongest(rows: list[Report]) -> str:
     """The policy against the fastest other side of each size, by medians."""
-    told = []
+    compared = []
     for size in dict.fromkeys(row["batch_size"] for row in rows):
         medians = {r["side"]: r["seconds"]["median"] for r in rows if r["batch_size"] == size}
         own = medians.pop("policy")
         best = min(medians, key=medians.__getitem__)
-        told.append(f"batch {size}: {medians[best] / own:.2f} times as fast as {best}")
-    return f"Against the fastest of the other sides: {'; '.join(told)}."
+        compared.append(f"batch {size}: {medians[best] / own:.2f} times as fast as {best}")
+    return f"Against the fastest of the other sides: {'; '.join(compared)}."
 
 
 def _seconds(value: float | None) -> str:

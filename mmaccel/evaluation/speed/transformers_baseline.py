@@ -132,11 +132,16 @@ class BaselineDecoding:
         tokens = found[: len(captions), longest : longest + length]
         seconds, made = time.perf_counter() - began, tokens.numel()
         return tokens, Stats(
-            policy=self.name, tokens=made, passes=counter.passes,
-            row_passes=counter.passes * len(captions), seconds=seconds, branches=prompt.branches,
+            policy=self.name,
+            tokens=made,
+            passes=counter.passes,
+            row_passes=counter.passes * len(captions),
+            seconds=seconds,
+            branches=prompt.branches,
             accepted=[made] if counter.passes == length else [],  # drafts: not counted by slot
-            forward_seconds=seconds - draw.seconds, captures=_count_graphs() - before,
-        )  # fmt: skip
+            forward_seconds=seconds - draw.seconds,
+            captures=_count_graphs() - before,
+        )
 
     def _decode_in_turn(
         self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int], length: int
@@ -207,9 +212,13 @@ class _Draw:
         slot = input_ids.shape[1] - self.longest
         slots = input_ids.new_full((len(scores) // branches, 1), slot)
         target = self.params.apply(
-            scores[:, None, : self.vocab_size], branches, slots[:, :0], slots, slots,
+            scores[:, None, : self.vocab_size],
+            branches,
+            slots[:, :0],
+            slots,
+            slots,
             self.prompt.layout,
-        )  # fmt: skip
+        )
         noise = self.noise.frozen(slots, self.vocab_size, self.params.temperature)
         tokens = (target + noise)[:, 0].argmax(-1).repeat(branches)  # [R]
         alone_in_row = torch.full_like(scores, float("-inf")).scatter_(1, tokens[:, None], 0.0)

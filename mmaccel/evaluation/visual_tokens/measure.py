@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.evaluation.speed.measure import order_of
+from mmaccel.evaluation.speed.measure import order_of, synchronise_for
 from mmaccel.evaluation.visual_tokens.methods import Side
 from mmaccel.evaluation.visual_tokens.prefill import PromptCost, watch_prompt
 from mmaccel.evaluation.visual_tokens.questions import ImageQuestion, VisionModel, is_right
@@ -28,9 +28,14 @@ lists with a number a round: `seconds`, `encoder_seconds` and `prefill_seconds` 
 layer, mean over layers, operations of the prompt. `sessions` has the run that measured the round.
 """
 PER_ROUND = (
-    "seconds", "encoder_seconds", "prefill_seconds", "visual_tokens", "layer_tokens", "flops",
+    "seconds",
+    "encoder_seconds",
+    "prefill_seconds",
+    "visual_tokens",
+    "layer_tokens",
+    "flops",
     "sessions",
-)  # fmt: skip
+)
 
 
 def new_record() -> Record:
@@ -53,7 +58,6 @@ def measure_sides(
     max_new_tokens: int,
     seed: int,
     session: int,
-    synchronise: Callable[[], object],
 ) -> Iterator[str]:
     """Fill the records, round by round; yields the key of the side that has answered a batch.
 
@@ -66,9 +70,10 @@ def measure_sides(
         max_new_tokens: of an answer.
         seed: question k has seed + k, for methods that draw.
         session: number of this run, for the records.
-        synchronise: waits for the device.
     """
-    by_key, is_warm = {side.key: side for side in sides}, False
+    synchronise = synchronise_for(str(vlm.model.device))
+    by_key = {side.key: side for side in sides}
+    is_warm = False
     for index in range(count_rounds(questions, batch)):
         order = order_of(list(by_key), index)
         wanted = [by_key[key] for key in order if len(records[key]["seconds"]) <= index]
@@ -109,9 +114,13 @@ def answer(
     """
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
     with attach(
-        vlm.model, "autoregressive", strict=True, seed=list(seeds), visual_tokens=method,
+        vlm.model,
+        "autoregressive",
+        strict=True,
+        seed=list(seeds),
+        visual_tokens=method,
         cuda_graphs=False,
-    ):  # fmt: skip
+    ):
         with watch_prompt(vlm.model, synchronise) as cost, torch.no_grad():
             ids = vlm.model.generate(**inputs, **options)
     return vlm.decode(ids[:, inputs["input_ids"].shape[1] :]), cost

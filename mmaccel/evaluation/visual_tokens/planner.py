@@ -181,13 +181,19 @@ class VisualTokenPlan:
     def _gain(self) -> str:
         whole, less = self.whole, self.reduced
         parts = [
-            (f"the prompt's pass takes {_ms(less.prefill)} instead of {_ms(whole.prefill)}",
-             whole.prefill - less.prefill),
-            (f"the encoder {_ms(less.encoder)} instead of {_ms(whole.encoder)}",
-             whole.encoder - less.encoder),
-            (f"a step {_ms(less.step)} instead of {_ms(whole.step)}",
-             (self.max_new_tokens - 1) * (whole.step - less.step)),
-        ]  # fmt: skip
+            (
+                f"the prompt's pass takes {_ms(less.prefill)} instead of {_ms(whole.prefill)}",
+                whole.prefill - less.prefill,
+            ),
+            (
+                f"the encoder {_ms(less.encoder)} instead of {_ms(whole.encoder)}",
+                whole.encoder - less.encoder,
+            ),
+            (
+                f"a step {_ms(less.step)} instead of {_ms(whole.step)}",
+                (self.max_new_tokens - 1) * (whole.step - less.step),
+            ),
+        ]
         saved = self.seconds_without - self.seconds_with
         return ", ".join(text for text, seconds in parts if seconds >= 0.1 * saved)
 
@@ -213,10 +219,12 @@ class VisualTokenPlan:
         rows = [
             (name, _ms(getattr(whole, field)), _ms(getattr(less, field)))
             for name, field in (
-                ("encoder", "encoder"), ("prefill", "prefill"), ("there selection", "selection"),
+                ("encoder", "encoder"),
+                ("prefill", "prefill"),
+                ("there selection", "selection"),
                 ("step", "step"),
             )
-        ]  # fmt: skip
+        ]
         rows.append(("in all", _ms(self.seconds_without), _ms(self.seconds_with)))
         lines = [
             f"{verdict}: {times} ({self.reason}).{reach}",
@@ -274,8 +282,10 @@ def plan_visual_tokens(
     """
     hint = "give a number of tokens, requests or calls"
     for name, value in (
-        ("max_new_tokens", max_new_tokens), ("concurrency", concurrency), ("repeats", repeats),
-    ):  # fmt: skip
+        ("max_new_tokens", max_new_tokens),
+        ("concurrency", concurrency),
+        ("repeats", repeats),
+    ):
         check_int(name, value, 1, hint=hint)
     chosen = DivPrune(keep=keep) if method is None else check_reducers(read_reducers(method))[0]
     copies = {name: _copy(value, concurrency) for name, value in inputs.items()}
@@ -298,9 +308,16 @@ def plan_visual_tokens(
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     whole, reduced = (_median(side) for side in zip(*rounds, strict=True))
     return VisualTokenPlan(
-        chosen, whole, reduced, max_new_tokens, rows, text, heads, str(model.device),
+        chosen,
+        whole,
+        reduced,
+        max_new_tokens,
+        rows,
+        text,
+        heads,
+        str(model.device),
         tuple(rounds),
-    )  # fmt: skip
+    )
 
 
 def _copy(value: Any, times: int) -> Any:

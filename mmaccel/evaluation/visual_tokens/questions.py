@@ -103,7 +103,7 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
 
 def draw_questions(per_kind: int) -> list[ImageQuestion]:
     """Questions about scenes that no training saw, `per_kind` of each kind."""
-    from mmaccel.demo.scenes_vqa.evaluate import list_questions
+    from mmaccel.demo.scenes_vqa.data import list_questions
 
     asked = list_questions(per_kind)
     return [ImageQuestion(q.kind, q.text, q.answer, image) for image, q in asked]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from mmaccel.demo.scenes_vqa.data import EVALUATION_SEED, TRAIN_SEED, make_examples, make_questions
-from mmaccel.demo.scenes_vqa.questions import KINDS, Question
+from mmaccel.demo.scenes_vqa.data import (
+    EVALUATION_SEED,
+    TRAIN_SEED,
+    list_questions,
+    make_questions,
+)
+from mmaccel.demo.scenes_vqa.questions import KINDS
 
 _LONGEST = 4  # tokens of an answer with its end, and one to spare
 
@@ -31,22 +36,6 @@ def answer(model: Any, processor: Any, images: Sequence[Any], texts: Sequence[st
         ids = model.generate(**inputs.to(model.device), max_new_tokens=_LONGEST, do_sample=False)
     answers: list[str] = processor.batch_decode(ids[:, n_prompt:], skip_special_tokens=True)
     return answers
-
-
-def list_questions(
-    per_kind: int, seed: int = EVALUATION_SEED
-) -> Iterator[tuple[torch.Tensor, Question]]:
-    """Images [3, 80, 80] uint8 with one question each, `per_kind` of each kind, scene by scene."""
-    left = dict.fromkeys(KINDS, per_kind)
-    first = 0
-    while any(left.values()):
-        examples = make_examples(seed, range(first, first + 16), per_kind=1)
-        for image, questions in zip(examples.images, examples.questions, strict=True):
-            for question in questions:
-                if left[question.kind]:
-                    left[question.kind] -= 1
-                    yield image, question
-        first += 16
 
 
 def measure_answers(
