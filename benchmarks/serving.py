@@ -60,7 +60,7 @@ class Served:
     """A server in a thread."""
 
     def __init__(self, backend: ImageBackend, rows: int) -> None:
-        settings = ServerSettings("scenes", port=0, rows=rows, queue=4096)
+        settings = ServerSettings(name="scenes", port=0, rows=rows, queue=4096)
         self.service = Service(settings, images=backend)
         self.server = Server(self.service)
         self.service.engine.start()

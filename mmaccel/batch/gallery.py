@@ -18,13 +18,15 @@ from urllib.parse import quote
 from mmaccel.batch.manifest import names_file_inside, read_manifests
 from mmaccel.errors import OptionError
 from mmaccel.limits import parse_json
+from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.pipelines.loading.pictures import open_picture
 
 _HERE = Path(__file__).parent
-_OWN = ("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens", "passes",
-        "width", "height", "total_variation", "nats", "sha256")  # fmt: skip
-_SHARED = ("policy_options", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "dtype",
-           "device", "weights", "versions")  # fmt: skip
+_OWN = (
+    *("id", "k", "seed", "negative", "model", "policy", "exactness", "tokens", "passes"),
+    *("width", "height", "total_variation", "nats", "sha256"),
+)
+_SHARED = ("policy_options", *SAMPLING_FIELDS, "dtype", "device", "weights", "versions")
 
 _REQUIRED = {"prompt", "seed", "policy"}  # facts of every image that is shown
 

@@ -13,12 +13,14 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import POLICIES
+from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -35,11 +37,9 @@ from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
-FIELDS = ("id", "prompt", "negative", "seed", "n", "size", "policy", "params")
 FORMATS = ("jsonl", "csv", "txt")
 SEEDS = 2**64
 
-_FIELDS = frozenset(FIELDS)
 _SPELLINGS = {  # of the command line, and of diffusers
     "negative_prompt": "negative",
     "num_images": "n",
@@ -47,7 +47,6 @@ _SPELLINGS = {  # of the command line, and of diffusers
     "count": "n",
     "guidance": "guidance_scale",
 }
-_ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 _SEPARATORS = ",;\t"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
@@ -88,6 +87,11 @@ class Row:
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     line: int = 0
+
+
+FIELDS = tuple(each.name for each in fields(Row) if each.name != "line")
+_FIELDS = frozenset(FIELDS)
+_ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 
 
 @dataclass(frozen=True)
@@ -260,20 +264,24 @@ def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, An
         first = data[:MAX_LINE].split(b"\n", 1)[0].decode("utf-8")
         separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
         reader = csv.reader(_open_text(data, ""), delimiter=separator, strict=True)
-        head = [_spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
+        head = [spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
         if not head:
             return
         if "prompt" not in head or len(set(head)) < len(head):
-            wrong.append(f"line 1: expected a heading out of {_ALL}, each once, with "
-                         f"prompt among them, received {show(', '.join(head))}")  # fmt: skip
+            wrong.append(
+                f"line 1: expected a heading out of {_ALL}, each once, with prompt among them, "
+                f"received {show(', '.join(head))}; rename or remove columns"
+            )
             return
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) != len(head):
-                wrong.append(f"line {reader.line_num}: expected {len(head)} cells, received "
-                             f"{len(cells)}; quote text that holds {separator!r}, leave no cell "
-                             "out, an empty one takes the default")  # fmt: skip
+                wrong.append(
+                    f"line {reader.line_num}: expected {len(head)} cells, received {len(cells)}; "
+                    f"quote text that holds {separator!r}, leave no cell out, an empty one takes "
+                    "the default"
+                )
                 continue
             yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
     except csv.Error as error:
@@ -289,8 +297,10 @@ def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list
         if row.line in named:
             key = row.id.casefold()  # on some file systems a and A are one file
             if key in first:
-                wrong.append(f"line {row.line}: expected an id of its own, received "
-                             f"{show(row.id)}, which line {first[key]} has")  # fmt: skip
+                wrong.append(
+                    f"line {row.line}: expected an id of its own, received {show(row.id)}, which "
+                    f"line {first[key]} has"
+                )
             first.setdefault(key, row.line)
     found, seen = [], set(first)
     last: dict[str, int] = {}  # number that the last row of the same derived id got
@@ -303,15 +313,8 @@ def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list
                 name = f"{row.id}-{n}"
             last[key] = n
             seen.add(name.casefold())
-        found.append(row if name == row.id else _rename(row, name))
+        found.append(row if name == row.id else replace(row, id=name))
     return found
-
-
-def _rename(row: Row, id: str) -> Row:
-    """The row with another id; `dataclasses.replace` takes five times as long."""
-    return Row(
-        id, row.prompt, row.negative, row.seed, row.n, row.size, row.policy, row.params, row.line
-    )
 
 
 def _title(source: str) -> str:
@@ -332,24 +335,22 @@ def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
         values = {name: value for name, value in values.items() if value is not None}
     if not values.keys() <= _FIELDS:
         values = _gather_fields(values)
-    prompt = _text("prompt", values.get("prompt"))
-    if not prompt.strip():
-        raise OptionError("prompt: expected text, received none; write a prompt")
-    negative = values.get("negative")
-    fields: dict[str, Any] = {
-        "prompt": prompt,
-        "negative": None if negative is None else _text("negative", negative),
-        "seed": _integer("seed", values["seed"], -(2**63), SEEDS - 1) if "seed" in values else None,
-        "n": _integer("n", values["n"], 1, MAX_IMAGES) if "n" in values else 1,
-        "size": _size(values.get("size")),
-        "policy": _policy(values.get("policy")),
-        "params": _params(values.get("params", {})),
-    }
-    own = values.get("id")
-    return Row(_make_id(fields) if own is None else _id(own), **fields, line=line)
+    checked = {name: _READERS[name](value) for name, value in {"prompt": "", **values}.items()}
+    return make_row(line, **checked)
 
 
-def _spell(name: str) -> str:
+def make_row(line: int = 0, **checked: Any) -> Row:
+    """A row of checked fields, whose id is derived where it has none.
+
+    Args:
+        line: see `check_row`.
+        **checked: fields of `Row`.
+    """
+    row = Row(**{"id": "", **checked}, line=line)
+    return row if row.id else replace(row, id=_make_id(row))
+
+
+def spell(name: str) -> str:
     """The name of a field here, for one of its other names."""
     return _SPELLINGS.get(name, name)
 
@@ -363,7 +364,7 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     for given, value in values.items():
-        name = _spell(given)
+        name = spell(given)
         if name not in _FIELDS and name not in SAMPLING_FIELDS:
             raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
         if name in found or name in sampling:
@@ -396,14 +397,14 @@ def _number(name: str, value: Any) -> Any:
     return value
 
 
-def _make_id(fields: Mapping[str, Any]) -> str:
+def _make_id(row: Row) -> str:
     """An id for a row without one: its first three words and a hash of all its fields.
 
     It depends on the row alone, so that a row keeps its images when it moves in the file.
     """
-    text = _TO_JSON(fields)
+    text = _TO_JSON({name: getattr(row, name) for name in FIELDS if name != "id"})
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
-    first = split_words(fields["prompt"][:200])[:3]
+    first = split_words(row.prompt[:200])[:3]
     words = [
         (word if word.isascii() and word.isalnum() else _NOT_IN_ID.sub("", word))[:20]
         for word in first
@@ -450,17 +451,26 @@ def _id(value: Any) -> str:
     return text
 
 
-def _integer(name: str, value: Any, low: int, high: int) -> int:
+def _prompt(value: Any) -> str:
+    text = _text("prompt", value)
+    if not text.strip():
+        raise OptionError("prompt: expected text, received none; write a prompt")
+    return text
+
+
+def _integer(name: str, low: int, high: int, value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,20}\s*", value):
         value = int(value)  # a CSV cell
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise OptionError(f"{name}: expected an integer in {low}..{high}, received {show(value)}")
-    return value
+    check_int(name, value, low, high, hint="write another one, or leave it out")
+    return int(value)
 
 
-def _size(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
+def read_size(value: Any) -> tuple[int, int]:
+    """Width and height of a size as a row has it: 768, "1024x768" or [1024, 768].
+
+    Raises:
+        OptionError: anything else.
+    """
     if isinstance(value, list) and len(value) == 2:
         value = f"{value[0]}x{value[1]}"
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -474,14 +484,14 @@ def _size(value: Any) -> tuple[int, int] | None:
     return width, height
 
 
-def _policy(value: Any) -> str | None:
+def _policy(value: Any) -> str:
     known = (*POLICIES, *installed("policies"))
-    if value is not None and value not in known:
+    if value not in known:
         remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
         raise OptionError(
             f"policy: expected one of {', '.join(known)}, received {show(value)}; {remedy}"
         )
-    return value
+    return str(value)
 
 
 def _params(value: Any) -> dict[str, Any]:
@@ -493,6 +503,18 @@ def _params(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise OptionError(
             f'params: expected names and values such as {{"temperature": 0.9}}, received '
-            f"{show(value)}"
+            f"{show(value)}; write an object in braces"
         )
     return value
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "id": _id,
+    "prompt": _prompt,
+    "negative": partial(_text, "negative"),
+    "seed": partial(_integer, "seed", -SEEDS // 2, SEEDS - 1),
+    "n": partial(_integer, "n", 1, MAX_IMAGES),
+    "size": read_size,
+    "policy": _policy,
+    "params": _params,
+}

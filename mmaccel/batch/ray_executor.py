@@ -45,9 +45,10 @@ class RayExecutor:
         if self._is_own:
             with _kept_handler():
                 ray.init(
-                    address=os.environ.get("RAY_ADDRESS"), include_dashboard=False,
+                    address=os.environ.get("RAY_ADDRESS"),
+                    include_dashboard=False,
                     log_to_driver=False,
-                )  # fmt: skip
+                )
         self._setup = replace(setup, out=setup.out.resolve())
         kind = "GPU" if setup.load.device.startswith("cuda") else "CPU"
         n_devices = int(ray.cluster_resources().get(kind, 0))

@@ -18,7 +18,7 @@ from mmaccel.batch.prompts import Item
 from mmaccel.catalog import make_policy
 from mmaccel.errors import OptionError
 from mmaccel.loading import parse_size, pick_name
-from mmaccel.options import SAMPLING_FIELDS, LoadOptions
+from mmaccel.options import SAMPLING_FIELDS, LoadOptions, SamplingOptions, given
 from mmaccel.outputs.image_files import describe_settings, short_hash, write_png
 from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
@@ -42,7 +42,7 @@ class Setup:
         out: folder for images.
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
-        params: given fields of `SamplingParams`; the others are those the model recommends.
+        sampling: how tokens are drawn, in rows that say nothing else.
         load: how the model is opened; its device and dtype are names.
         decoder: file of the image decoder, for checkpoints without one.
         size: pixels as text, for rows without a size.
@@ -54,7 +54,7 @@ class Setup:
     out: Path
     policy: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    params: Mapping[str, Any] = field(default_factory=dict)
+    sampling: SamplingOptions = SamplingOptions()
     load: LoadOptions = LoadOptions(device="cpu", dtype=EXACT_DTYPE)
     decoder: Path | None = None
     size: str | None = None
@@ -81,7 +81,7 @@ def settings_of(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettin
     row = item.row
     own = {name: value for name, value in row.params.items() if name in SAMPLING_FIELDS}
     fields = {name: value for name, value in row.params.items() if name not in SAMPLING_FIELDS}
-    params = choose_params(pipe.image_model.params, **{**setup.params, **own})
+    params = choose_params(pipe.image_model.params, **{**given(setup.sampling), **own})
     kind = pipe.model.kind
     default, options = pick_name(setup.policy, {**setup.options}, kind)
     name = default if row.policy is None else row.policy

@@ -154,7 +154,7 @@ def generate(
             out,
             policy=method.policy,
             options=options,
-            params=given(sampling),
+            sampling=sampling,
             load=load,
             decoder=decoder,
             size=size,

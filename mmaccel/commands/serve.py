@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,42 +15,43 @@ from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.commands.process import pause_collector, resume_collector
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.limits import MAX_BATCH, MAX_PROMPT
-from mmaccel.options import LoadOptions, SamplingOptions, given
+from mmaccel.options import LoadOptions, SamplingOptions, given, option
+from mmaccel.serving.settings import ServerSettings
 
 KEYS = "MMACCEL_API_KEY"
 
 _HELP_KEY = f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
-_HELP_CODEC = "of a speech model: folder or hub id of its codec; by default the authors'"
-_HELP_NAME = "the model's name in requests; by default as --model"
 _MAX_QUEUE = 100_000
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechFlags:
+    """What a speech model takes.
+
+    Attributes:
+        codec: of the model.
+        max_seconds: of an utterance.
+    """
+
+    codec: str | None = option(
+        None, "of a speech model: folder or hub id of its codec; by default the authors'"
+    )
+    max_seconds: float = option(30.0, "of an utterance; longer ones are cut")
 
 
 @with_flags
 def serve(
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
     *,
-    host: Annotated[str, typer.Option(help="0.0.0.0 listens to other machines")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one")] = 8000,
     task: Annotated[str, typer.Option(help="image or speech")] = "image",
-    name: Annotated[str | None, typer.Option("--served-model-name", help=_HELP_NAME)] = None,
-    batch_size: Annotated[int, typer.Option(help="images or utterances decoded at a time")] = 16,
-    queue: Annotated[int, typer.Option(help="how many more may wait; then 429")] = 32,
-    timeout: Annotated[float, typer.Option(help="seconds from request to answer at most")] = 600.0,
-    body_timeout: Annotated[
-        float, typer.Option(help="seconds that a request may take to arrive")
-    ] = 10.0,
-    max_prompt: Annotated[int, typer.Option(help="characters of a prompt at most")] = 4000,
+    server: ServerSettings,
     api_key: Annotated[list[str] | None, typer.Option(help=_HELP_KEY)] = None,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="write prompts to the log")] = (
-        False
-    ),
     method: PolicyFlags,
     sampling: SamplingOptions,
     sides: SizeFlags,
     decoder: shared.Decoder = None,
-    codec: Annotated[str | None, typer.Option(help=_HELP_CODEC)] = None,
-    max_seconds: Annotated[float, typer.Option(help="of an utterance; longer ones are cut")] = 30.0,
+    speech: SpeechFlags,
     load: LoadOptions,
     threads: shared.Threads = None,
 ) -> None:
@@ -62,52 +64,58 @@ def serve(
     from mmaccel.loading import place
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.samplers.sampling_params import SamplingParams
-    from mmaccel.serving.settings import ServerSettings
     from mmaccel.serving.start import open_images, open_speech, run
 
     if task not in ("image", "speech"):
         raise OptionError(f"--task: expected image or speech, received {task!r}; choose one")
-    shared.check_count("batch-size", batch_size, MAX_BATCH)
-    shared.check_count("queue", queue, _MAX_QUEUE)
-    shared.check_count("max-prompt", max_prompt, MAX_PROMPT)
-    if not 0 <= port < 2**16:
-        raise OptionError(f"--port: expected 0..65535, received {port}; 0 takes a free one")
-    _check_address(host, port)
-    for option, seconds in (("timeout", timeout), ("body-timeout", body_timeout)):
-        if not 0 < seconds < 1e6:
-            raise OptionError(f"--{option}: expected seconds above 0, received {seconds:g}")
-    keys = api_key if api_key is not None else os.environ.get(KEYS, "").split(",")
-    keys = [key.strip() for key in keys if key.strip()]
-    if api_key is not None and len(keys) < len(api_key):
-        raise OptionError("--api-key: expected a key, received an empty text; write one")
+    _check(server)
+    settings = replace(server, name=server.name or model, api_keys=_read_keys(api_key))
     size = sides.join()
     load = place(load)
     shared.set_threads(threads)
     options = method.read()
     choose_params(SamplingParams(), **given(sampling))
-    settings = ServerSettings(
-        name=name or model,
-        host=host,
-        port=port,
-        rows=batch_size,
-        queue=queue,
-        max_prompt=max_prompt,
-        timeout=timeout,
-        body_timeout=body_timeout,
-        api_keys=tuple(keys),
-        log_prompts=log_prompts,
-    )
     decoding: dict[str, Any] = dict(
-        policy=method.policy, options=options, params=given(sampling), load=load
+        policy=method.policy, options=options, sampling=sampling, load=load
     )
     if task == "image":
-        _refuse(codec=codec)
+        _refuse(codec=speech.codec)
         service = open_images(settings, model, decoder=decoder, size=size, **decoding)
     else:
         _refuse(guidance_scale=sampling.guidance_scale, size=size, decoder=decoder)
-        service = open_speech(settings, model, codec=codec, max_seconds=max_seconds, **decoding)
+        service = open_speech(settings, model, **asdict(speech), **decoding)
     resume_collector()
     run(service)
+
+
+def _check(server: ServerSettings) -> None:
+    """Check the options of the server.
+
+    Raises:
+        OptionError: a value outside its domain, or an address that is not free.
+    """
+    shared.check_count("batch-size", server.rows, MAX_BATCH)
+    shared.check_count("queue", server.queue, _MAX_QUEUE)
+    shared.check_count("max-prompt", server.max_prompt, MAX_PROMPT)
+    if not 0 <= server.port < 2**16:
+        raise OptionError(f"--port: expected 0..65535, received {server.port}; 0 takes a free one")
+    _check_address(server.host, server.port)
+    for name, seconds in (("timeout", server.timeout), ("body-timeout", server.body_timeout)):
+        if not 0 < seconds < 1e6:
+            raise OptionError(f"--{name}: expected seconds above 0, received {seconds:g}")
+
+
+def _read_keys(given_keys: list[str] | None) -> tuple[str, ...]:
+    """The keys of the command line, else those of the environment.
+
+    Raises:
+        OptionError: an empty key.
+    """
+    keys = os.environ.get(KEYS, "").split(",") if given_keys is None else given_keys
+    found = tuple(key.strip() for key in keys if key.strip())
+    if given_keys is not None and len(found) < len(given_keys):
+        raise OptionError("--api-key: expected a key, received an empty text; write one")
+    return found
 
 
 def _refuse(**options: str | float | Path | None) -> None:

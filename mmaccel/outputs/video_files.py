@@ -103,9 +103,14 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
 
     first, *others = [Image.fromarray(frame) for frame in frames.numpy()]
     first.save(
-        path, format="WEBP", save_all=True, append_images=others, duration=round(1000 / fps),
-        lossless=True, quality=0,
-    )  # fmt: skip
+        path,
+        format="WEBP",
+        save_all=True,
+        append_images=others,
+        duration=round(1000 / fps),
+        lossless=True,
+        quality=0,
+    )
 
 
 def read_frames(file: Path, most: int) -> list[Image]:

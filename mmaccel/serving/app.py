@@ -16,14 +16,16 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from mmaccel.batch.prompts import SEEDS
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
-from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, parse, read_json
+from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, read_body
 from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
 from mmaccel.serving.service import Service
@@ -78,8 +80,6 @@ def create_app(service: Service) -> Any:
         return JSONResponse(internal().body(), 500)
 
     @app.exception_handler(HTTPException)
-    @app.exception_handler(404)
-    @app.exception_handler(405)
     async def no_route(request: Request, error: Any) -> Response:
         known = ApiError(
             error.status_code,
@@ -93,7 +93,7 @@ def create_app(service: Service) -> Any:
 
 
 class Recorded:
-    """Counts and logs every answer, and turns a fault into an answer without a traceback.
+    """Counts and logs every answer and every fault; answers what a server that ends leaves.
 
     Args:
         app: an ASGI application.
@@ -130,9 +130,6 @@ class Recorded:
                 await answer(scope, receive, send_recorded)
         except Exception as error:
             _report(error, request_id, self._service.settings.log_prompts)
-            if not status:
-                answer = JSONResponse(internal().body(), 500)
-                await answer(scope, receive, send_recorded)
         finally:
             seconds = time.monotonic() - began
             path = scope["path"]
@@ -156,58 +153,38 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
     assert backend is not None
 
     async def images(request: Request) -> Response:
-        began = time.monotonic()
-        client = service.identify(request)
-        service.check_room(1, client)
-        value = await read_json(request, service.settings.body_timeout)
-        body = parse(ImageBody, value)
+        deadline = time.monotonic() + service.settings.timeout
+        client = service.admit(request)
+        body = await read_body(request, ImageBody, service.settings.body_timeout)
         service.check_model(body.model)
-        n, n_partial = body.n or 1, body.partial_images or 0
+        n = body.n or 1
         service.check_room(n, client)
-        check_text("prompt", body.prompt, service.settings.max_prompt)
-        if body.negative_prompt is not None and body.negative_prompt.strip():
-            check_text("negative_prompt", body.negative_prompt, service.settings.max_prompt)
-        if body.stream and n > 1:
-            raise invalid("n", f"n: expected 1 with stream, received {n}; ask for each by itself")
-        if n_partial and not body.stream:
-            raise invalid("partial_images", "partial_images: expected stream with it; set stream")
-        if n_partial and not backend.has_partial_images:
-            raise invalid(
-                "partial_images",
-                "partial_images: expected 0 for this model, whose images are not shown before they "
-                f"are finished, received {n_partial}; leave it out",
-            )
+        _check_images(body, service.settings.max_prompt, backend.has_partial_images)
         if service.settings.log_prompts:
             logger.info("%s prompt: %s", request.state.request_id, ascii(body.prompt))
-        fields: dict[str, Any] = {"prompt": body.prompt, "n": n}
-        fields["seed"] = secrets.randbits(32) if body.seed is None else body.seed
-        if body.size not in (None, "auto"):
-            fields["size"] = body.size
-        if body.negative_prompt is not None:
-            fields["negative"] = body.negative_prompt
+        fields = {"seed": secrets.randbits(32), **body.row()}
         ticket = Ticket(client)
+
+        def plan() -> list[Job]:
+            return backend.jobs(backend.plan(fields), ticket, body.partial_images or 0)
+
         try:
-            jobs = await run_in_threadpool(
-                lambda: backend.jobs(backend.plan(fields), ticket, n_partial)
-            )
+            jobs = await run_in_threadpool(plan)
         except OptionError as error:
             raise _refused(error) from None
         service.put(jobs)
         kind = body.output_format or "png"
-        shape = {"background": "opaque", "output_format": kind, "quality": "auto"}
-        deadline = began + service.settings.timeout
 
         async def to_base64(made: Any) -> str:
             data = await run_in_threadpool(backend.to_bytes, made, kind, body.output_compression)
             return base64.b64encode(data).decode("ascii")
 
         if body.stream:
-            events = _stream(service, jobs, ticket, deadline, to_base64, shape)
+            events = _stream(service, jobs, deadline, to_base64, kind)
             return StreamingResponse(events, media_type="text/event-stream")
-        made = await _gather(service, request, jobs, ticket, deadline)
-        sizes = {f"{each.image.width}x{each.image.height}" for each in made}
+        made = await _gather(service, request, jobs, deadline)
         data = [
-            {"b64_json": await to_base64(each), "seed": each.request.seed % 2**64} for each in made
+            {"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made
         ]
         return JSONResponse(
             {
@@ -215,12 +192,39 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
                 "data": data,
                 "background": "opaque",
                 "output_format": kind,
-                "size": sizes.pop(),
+                "size": _size(made[0]),
                 "usage": _usage(jobs, made),
             }
         )
 
     return images
+
+
+def _check_images(body: ImageBody, max_prompt: int, has_partial_images: bool) -> None:
+    """Check what the fields of a body say together, and of this model.
+
+    Raises:
+        ApiError: the first field that is wrong.
+    """
+    check_text("prompt", body.prompt, max_prompt)
+    if body.negative_prompt is not None and body.negative_prompt.strip():
+        check_text("negative_prompt", body.negative_prompt, max_prompt)
+    if body.stream and (body.n or 1) > 1:
+        message = f"n: expected 1 with stream, received {body.n}; ask for each by itself"
+        raise invalid("n", message)
+    if not body.partial_images:
+        return
+    name, received = "partial_images", f"received {body.partial_images}"
+    if not body.stream:
+        raise invalid(name, f"{name}: expected stream with it, {received} without; set stream")
+    if not has_partial_images:
+        message = f"{name}: expected 0 for this model, whose images are not shown before they are "
+        raise invalid(name, f"{message}finished, {received}; leave it out")
+
+
+def _size(made: Any) -> str:
+    """Width and height of an image."""
+    return f"{made.image.width}x{made.image.height}"
 
 
 def _usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
@@ -244,9 +248,10 @@ def _refused(error: OptionError) -> ApiError:
 
 
 async def _gather(
-    service: Service, request: Request, jobs: list[Job], ticket: Ticket, deadline: float
+    service: Service, request: Request, jobs: list[Job], deadline: float
 ) -> list[Any]:
-    """The payloads of jobs, in their order; cancels them when the client goes or time is over.
+    """The payloads of the jobs of a request, in their order; cancels them when the client goes or
+    time is over.
 
     Raises:
         ApiError: time is over, a job failed, or the server ends.
@@ -256,7 +261,7 @@ async def _gather(
     gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect comes
     try:
         while len(made) < len(jobs):
-            event = await _next(service, ticket, deadline, gone)
+            event = await _next(service, jobs[0].ticket, deadline, gone)
             made[event.job] = _value(event)
     finally:
         gone.cancel()
@@ -284,9 +289,11 @@ async def _next(
         raise shutting_down(_ENDS)
     seconds = service.settings.timeout
     raise ApiError(
-        504, f"time: expected an answer within {seconds:g} s, but there was none; ask for less, or "
-        "ask again when fewer wait", "timeout",
-    )  # fmt: skip
+        504,
+        f"time: expected an answer within {seconds:g} s, received none; ask for less, or ask again "
+        "when fewer wait",
+        "timeout",
+    )
 
 
 def _value(event: Event) -> Any:
@@ -310,37 +317,42 @@ def _cancel(jobs: list[Job], made: dict[Job, Any]) -> None:
 async def _stream(
     service: Service,
     jobs: list[Job],
-    ticket: Ticket,
     deadline: float,
     to_base64: Callable[[Any], Awaitable[str]],
-    shape: dict[str, Any],
+    kind: str,
 ) -> AsyncIterator[str]:
     """Events of one image: unfinished ones, then the finished one."""
     made: dict[Job, Any] = {}
     index = 0
     try:
         while not made:
-            event = await _next(service, ticket, deadline)
+            event = await _next(service, jobs[0].ticket, deadline)
             value = _value(event)
-            name = "partial_image" if event.kind == "partial" else "completed"
             data = {
-                "type": f"image_generation.{name}",
                 "b64_json": await to_base64(value),
                 "created_at": int(time.time()),
-                "size": f"{value.image.width}x{value.image.height}",
-                **shape,
+                "size": _size(value),
+                "background": "opaque",
+                "output_format": kind,
+                "quality": "auto",
             }
             if event.kind == "partial":
-                data["partial_image_index"] = index
+                data |= {"type": "image_generation.partial_image", "partial_image_index": index}
                 index += 1
             else:
                 made[event.job] = value
-                data |= {"seed": value.request.seed % 2**64, "usage": _usage(jobs, [value])}
-            yield f"event: {data['type']}\ndata: {json.dumps(data)}\n\n"
+                data |= {"type": "image_generation.completed", "usage": _usage(jobs, [value])}
+                data["seed"] = value.request.seed % SEEDS
+            yield _event(data["type"], data)
     except ApiError as error:
-        yield f"event: error\ndata: {json.dumps(error.body())}\n\n"
+        yield _event("error", error.body())
     finally:
         _cancel(jobs, made)
+
+
+def _event(name: str, data: dict[str, Any]) -> str:
+    """A server-sent event."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
 def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
@@ -348,10 +360,9 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
     assert backend is not None
 
     async def speech(request: Request) -> Response:
-        began = time.monotonic()
-        client = service.identify(request)
-        service.check_room(1, client)
-        body = parse(SpeechBody, await read_json(request, service.settings.body_timeout))
+        deadline = time.monotonic() + service.settings.timeout
+        client = service.admit(request)
+        body = await read_body(request, SpeechBody, service.settings.body_timeout)
         service.check_model(body.model)
         check_text("input", body.input, service.settings.max_prompt)
         if service.settings.log_prompts:
@@ -364,10 +375,10 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             param = "voice" if str(error).startswith("voice") else "input"
             raise invalid(param, str(error)) from None
         service.put([job])
-        (made,) = await _gather(service, request, [job], ticket, began + service.settings.timeout)
+        (made,) = await _gather(service, request, [job], deadline)
         kind = body.response_format or "wav"
         data = await run_in_threadpool(backend.to_bytes, made, kind)
-        headers = {"x-seed": str(seed % 2**64), "x-sample-rate": str(made.sample_rate)}
+        headers = {"x-seed": str(seed % SEEDS), "x-sample-rate": str(made.sample_rate)}
         return Response(data, media_type=f"audio/{kind}", headers=headers)
 
     return speech

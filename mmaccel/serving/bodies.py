@@ -1,4 +1,4 @@
-"""What a request's body may say, and how it is read: size and time first, then JSON, then fields.
+"""What a request's body may say, and how it is read: size and time first, then JSON and fields.
 
 OpenAI's fields: https://platform.openai.com/docs/api-reference/images/create and
 https://platform.openai.com/docs/api-reference/audio/createSpeech. `seed` and `negative_prompt` are
@@ -11,19 +11,20 @@ import asyncio
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.requests import Request
 
+from mmaccel.batch.prompts import FIELDS, SEEDS, spell
 from mmaccel.checks import show
-from mmaccel.limits import parse_json
 from mmaccel.serving.errors import ApiError, invalid
-from mmaccel.serving.settings import MAX_BODY, MAX_DRAINED, MAX_PARTIAL_IMAGES, MAX_ROWS
+from mmaccel.serving.settings import MAX_BODY, MAX_PARTIAL_IMAGES, MAX_ROWS
 
 Body = TypeVar("Body", bound=BaseModel)
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
+Seed = Annotated[int, Field(ge=-SEEDS // 2, lt=SEEDS)]
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
-_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
+_PREFIX = re.compile("(Input should be|String should have) ")
+_NO_JSON = ("json_invalid", "model_type")  # pydantic's errors of a body that is no JSON object
 
 
 class ImageBody(BaseModel):
@@ -48,6 +49,17 @@ class ImageBody(BaseModel):
     seed: Seed | None = None
     negative_prompt: str | None = None
 
+    @field_validator("size")
+    @classmethod
+    def _size(cls, size: str | None) -> str | None:
+        """The size; "auto" is the model's own."""
+        return None if size == "auto" else size
+
+    def row(self) -> dict[str, Any]:
+        """The fields that a row of a prompt file has too."""
+        shared = {name for name in ImageBody.model_fields if spell(name) in FIELDS}
+        return self.model_dump(include=shared, exclude_none=True)
+
 
 class SpeechBody(BaseModel):
     """Body of `POST /v1/audio/speech`."""
@@ -63,101 +75,94 @@ class SpeechBody(BaseModel):
     seed: Seed | None = None
 
 
-async def read_json(request: Request, seconds: float) -> Any:
-    """The JSON of a request.
+async def read_body(request: Request, kind: type[Body], seconds: float) -> Body:
+    """The fields of a request.
 
     Args:
         request: whose body was not read yet.
+        kind: its fields.
         seconds: that the body may take to arrive.
 
     Raises:
-        ApiError: another type, too many bytes, too slow, or no JSON object.
+        ApiError: another type, too many bytes, too slow, no JSON object, or the first wrong field.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
         raise ApiError(
-            415, f"content-type: expected application/json, received {show(kind)}; set the header",
+            415,
+            f"content-type: expected application/json, received {show(media_type)}; set the header",
             "unsupported_media_type",
-        )  # fmt: skip
+        )
     data = await _read(request, seconds)
     try:
-        value = parse_json(data)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(
-            400, f"body: expected JSON in UTF-8, received {type(error).__name__} ({error})"[:300],
-            "invalid_json",
-        ) from None  # fmt: skip
-    if not isinstance(value, dict):
-        raise ApiError(400, "body: expected a JSON object in braces", "invalid_json")
-    return value
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise _refuse(kind, error) from None
 
 
 async def _read(request: Request, seconds: float) -> bytes:
-    """The bytes of a body; those of one that is too long are read and thrown away, so that a client
-    that still writes receives the answer.
+    """The bytes of a body. What is too much is left to uvicorn, which throws it away once there is
+    an answer, so that a client that still writes receives it.
+
+    Raises:
+        ApiError: too many bytes, or too slow.
     """
-    declared = request.headers.get("content-length", "0")
-    length = int(declared) if declared.isdecimal() and len(declared) < 16 else MAX_DRAINED + 1
-    data, received = bytearray(), 0
+    length = int(request.headers.get("content-length", "0"))  # a number, as h11 has checked
+    data = bytearray()
     try:
         async with asyncio.timeout(seconds):
-            if length <= MAX_DRAINED:
+            if length <= MAX_BODY:
                 async for chunk in request.stream():
-                    received += len(chunk)
-                    if received > MAX_DRAINED:
+                    data += chunk
+                    if len(data) > MAX_BODY:
                         break
-                    if received <= MAX_BODY and length <= MAX_BODY:
-                        data += chunk
     except TimeoutError:
-        if max(received, length) <= MAX_BODY:
-            raise ApiError(
-                408, f"body: expected it within {seconds:g} s; send it faster", "request_timeout",
-                headers={"connection": "close"},
-            ) from None  # fmt: skip
-    if max(received, length) > MAX_BODY:
         raise ApiError(
-            413, f"body: expected at most {MAX_BODY} bytes, received more; shorten it",
-            "request_too_large", headers={"connection": "close"},
-        )  # fmt: skip
+            408,
+            f"body: expected it within {seconds:g} s, received a part of it; send it faster",
+            "request_timeout",
+            headers={"connection": "close"},
+        ) from None
+    if max(length, len(data)) > MAX_BODY:
+        raise ApiError(
+            413,
+            f"body: expected at most {MAX_BODY} bytes, received more; shorten it",
+            "request_too_large",
+        )
     return bytes(data)
 
 
-def parse(kind: type[Body], value: Any) -> Body:
-    """Check the fields of a body.
-
-    Raises:
-        ApiError: the first wrong field.
-    """
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-    name = str(first["loc"][0])[:100] if first["loc"] else "body"
+def _refuse(kind: type[BaseModel], error: ValidationError) -> ApiError:
+    """The answer to a body, by the first thing that is wrong in it."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    expected = _PREFIX.sub("", first["msg"])
+    if first["type"] in _NO_JSON:
+        message = f"body: expected a JSON object in UTF-8, received something else ({expected})"
+        return ApiError(400, f"{message}; mend it", "invalid_json")
+    name = str(first["loc"][0])[:100]
     if first["type"] == "missing":
-        raise invalid(name, f"{name}: expected it, received none; add it", "missing_field")
+        return invalid(name, f"{name}: expected it, received none; add it", "missing_field")
     if first["type"] == "extra_forbidden":
         known = ", ".join(kind.model_fields)
-        raise invalid(name, f"{name!a}: expected one of {known}; leave it out", "unknown_parameter")
-    expected = first["msg"][:1].lower() + first["msg"][1:]
-    raise invalid(name, f"{name}: {expected}, received {_shown(first['input'])}")
+        message = f"{name!a}: expected one of {known}, received another field; leave it out"
+        return invalid(name, message, "unknown_parameter")
+    received = _shown(first["input"])
+    return invalid(name, f"{name}: expected {expected}, received {received}; change it")
 
 
-def check_text(param: str, text: str, most: int) -> str:
+def check_text(param: str, text: str, most: int) -> None:
     """Check a prompt or a text to say.
 
     Raises:
-        ApiError: an empty one, one that is too long, or characters that no text has.
+        ApiError: an empty one, one that is too long, or one with NUL.
     """
     if len(text) > most:
-        raise invalid(
-            param, f"{param}: expected at most {most} characters, received {len(text)}; shorten it",
-            "string_too_long",
-        )  # fmt: skip
+        message = f"{param}: expected at most {most} characters, received {len(text)}; shorten it"
+        raise invalid(param, message, "string_too_long")
     if not text.strip():
         raise invalid(param, f"{param}: expected text, received none; write some", "missing_field")
-    if _NO_TEXT.search(text):
-        raise invalid(param, f"{param}: expected text, received NUL or surrogates; remove them")
-    return text
+    if "\0" in text:
+        raise invalid(param, f"{param}: expected text, received NUL in it; remove it")
 
 
 def _shown(value: Any) -> str:

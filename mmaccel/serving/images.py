@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmaccel.batch.prompts import Item, check_row, make_items
+from mmaccel.batch.prompts import Item, make_items, make_row, read_size, spell
 from mmaccel.batch.worker import Setup, describe, negative_of, settings_of
 from mmaccel.outputs.image_files import to_png
 from mmaccel.pipelines.loading.sources import content_hash
@@ -74,12 +74,16 @@ class ImageBackend:
         """Check a request and plan its images. Called in any thread; nothing is decoded.
 
         Args:
-            fields: of a row of a prompt file.
+            fields: of a row of a prompt file, by any of their names. Texts and numbers are within
+                their limits, which the request's body has checked.
 
         Raises:
             OptionError: what this model cannot make.
         """
-        row = check_row(fields)
+        values = {spell(name): value for name, value in fields.items()}
+        if "size" in values:
+            values["size"] = read_size(values["size"])
+        row = make_row(**values)
         size = row.size or self.pipe.size
         pipe = self._pipes.get(size)
         if pipe is None:
@@ -115,10 +119,15 @@ class ImageBackend:
             run.finish(made.request.tag, made, len(made.tokens), made.passes)
 
         pipe.serve(
-            [_request(job) for job in run.jobs], settings.params, policy=settings.policy, rows=rows,
-            deliver=deliver, on_step=run.step, prompt_width=run.width,
+            [_request(job) for job in run.jobs],
+            settings.params,
+            policy=settings.policy,
+            rows=rows,
+            deliver=deliver,
+            on_step=run.step,
+            prompt_width=run.width,
             arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
-        )  # fmt: skip
+        )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> RequestOutput:
         """See `Backend.render_partial`. Slots without a token get the last known one, where the
@@ -142,16 +151,21 @@ class ImageBackend:
             OptionError, UnsupportedModelError: it cannot.
         """
         pipe, example = self.pipe, self.pipe.image_model.examples[0]
-        (item,) = make_items([check_row({"prompt": example})], 0)
+        (item,) = make_items([make_row(prompt=example)], 0)
         settings = settings_of(self._setup, item, pipe)
 
         def stop(progress: Any) -> Any:
             return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None
 
         pipe.serve(
-            [Request(example, 0)], settings.params, policy=settings.policy, rows=1,
-            deliver=lambda made: None, on_step=stop, arrivals=lambda most: [],
-        )  # fmt: skip
+            [Request(example, 0)],
+            settings.params,
+            policy=settings.policy,
+            rows=1,
+            deliver=lambda made: None,
+            on_step=stop,
+            arrivals=lambda most: [],
+        )
 
     def to_bytes(self, made: RequestOutput, kind: str = "png", quality: int | None = None) -> bytes:
         """The file of an image. Called in any thread.

@@ -38,25 +38,32 @@ class Metrics:
             "mmaccel_requests", "answers", ["route", "status"], registry=registry
         )
         self.request_seconds = Histogram(
-            "mmaccel_request_seconds", "from a request to the end of its answer", ["route"],
-            buckets=_SECONDS, registry=registry,
-        )  # fmt: skip
+            "mmaccel_request_seconds",
+            "from a request to the end of its answer",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
         self.queue_seconds = Histogram(
             "mmaccel_queue_seconds", "how long a row waited", buckets=_SECONDS, registry=registry
         )
         self.row_seconds = Histogram(
-            "mmaccel_row_seconds", "from a row's arrival to its end", buckets=_SECONDS,
+            "mmaccel_row_seconds",
+            "from a row's arrival to its end",
+            buckets=_SECONDS,
             registry=registry,
-        )  # fmt: skip
+        )
         self.passes = Counter("mmaccel_passes", "forward passes of the batch", registry=registry)
         self.row_passes = Counter(
             "mmaccel_row_passes", "forward passes, summed over rows", registry=registry
         )
         self.tokens = Counter("mmaccel_tokens", "tokens of finished rows", registry=registry)
         self.tokens_per_pass = Histogram(
-            "mmaccel_tokens_per_pass", "tokens a finished row gained in a pass", buckets=_TOKENS,
+            "mmaccel_tokens_per_pass",
+            "tokens a finished row gained in a pass",
+            buckets=_TOKENS,
             registry=registry,
-        )  # fmt: skip
+        )
         self.rows = Counter("mmaccel_rows", "rows by how they ended", ["end"], registry=registry)
 
     def finish_row(self, tokens: int, passes: int, seconds: float) -> None:

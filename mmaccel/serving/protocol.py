@@ -35,6 +35,12 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def on_response_complete(self) -> None:
+        """Go on with the next request, or wait for the rest of a body that was answered early."""
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._watch_head()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         if self._timer is not None:
@@ -42,9 +48,12 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _watch_head(self) -> None:
-        """Limit the time of a head that has begun, and of a connection that says nothing."""
+        """Limit the time of a head that has begun, of a connection that says nothing, and of a body
+        that goes on after its answer.
+        """
         waits = self.cycle is None or self.cycle.response_complete
-        has_begun = self.cycle is None or bool(self.conn.trailing_data[0])
+        is_late = waits and self.conn.their_state is h11.SEND_BODY
+        has_begun = self.cycle is None or is_late or bool(self.conn.trailing_data[0])
         if waits and has_begun:
             if self._timer is None:
                 self._timer = self.loop.call_later(self.head_timeout, self._end_slow_head)
@@ -58,35 +67,28 @@ class LimitedProtocol(H11Protocol):
             )
 
     def _end_slow_head(self) -> None:
-        if self.conn.our_state is h11.IDLE and not self.transport.is_closing():
-            self._refuse(
-                ApiError(
-                    408, f"head: expected it within {self.head_timeout:g} s; send it faster",
-                    "request_timeout",
-                )
-            )  # fmt: skip
+        if self.conn.our_state is not h11.IDLE:  # its request was answered
+            self.transport.close()
+        elif not self.transport.is_closing():
+            message = f"head: expected it within {self.head_timeout:g} s, received a part of it"
+            self._refuse(ApiError(408, f"{message}; send it faster", "request_timeout"))
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, or too long."""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._refuse(
-                ApiError(
-                    400, f"head: expected HTTP/1.1 with at most {MAX_HEAD} bytes of headers; send "
-                    "fewer", "invalid_http",
-                )
-            )  # fmt: skip
-        else:
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
+            return
+        message = f"head: expected HTTP/1.1 with at most {MAX_HEAD} bytes of headers, received more"
+        self._refuse(ApiError(400, f"{message}, or no HTTP; send fewer", "invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
         body = json.dumps(error.body()).encode()
         headers = [
-            (b"content-type", b"application/json"), (b"connection", b"close"),
+            (b"content-type", b"application/json"),
+            (b"connection", b"close"),
             (b"content-length", str(len(body)).encode()),
-        ]  # fmt: skip
-        for event in (
-            h11.Response(status_code=error.status, headers=headers), h11.Data(data=body),
-            h11.EndOfMessage(),
-        ):  # fmt: skip
+        ]
+        response = h11.Response(status_code=error.status, headers=headers)
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

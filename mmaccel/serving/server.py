@@ -25,9 +25,8 @@ from mmaccel.serving.settings import MAX_HEAD
 
 logger = logging.getLogger(__package__)
 
-_KEEP_ALIVE = (
-    75  # seconds, as nginx: a client may lose a request on a connection that is just closed
-)
+# seconds, as nginx: a client may lose a request on a connection that is just closed
+_KEEP_ALIVE = 75
 _LAST_SECONDS = 1.0  # after a second signal, for answers to be read and bodies to arrive
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not on Windows
 
@@ -43,11 +42,20 @@ class Server(uvicorn.Server):
         settings = service.settings
         protocol = type("Protocol", (LimitedProtocol,), {"head_timeout": settings.body_timeout})
         config = uvicorn.Config(
-            create_app(service), settings.host, settings.port, http=protocol,
-            ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
-            proxy_headers=False, limit_concurrency=settings.max_connections,
-            h11_max_incomplete_event_size=MAX_HEAD, timeout_keep_alive=_KEEP_ALIVE,
-        )  # fmt: skip
+            create_app(service),
+            settings.host,
+            settings.port,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=settings.max_connections,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_keep_alive=_KEEP_ALIVE,
+        )
         super().__init__(config)
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,9 +87,13 @@ class Server(uvicorn.Server):
         if self.started:
             logger.info(
                 "serving %s at http://%s:%s/v1 (%s rows, %s may wait, %s)",
-                settings.name, settings.host, self.port, settings.rows, settings.queue,
+                settings.name,
+                settings.host,
+                self.port,
+                settings.rows,
+                settings.queue,
                 "with keys" if settings.api_keys else "without keys",
-            )  # fmt: skip
+            )
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Drain; at the second signal, abort."""

@@ -77,11 +77,23 @@ class Service:
         is_known = [secrets.compare_digest(own, known) for known in self._keys]
         if scheme.lower() != "bearer" or not any(is_known):
             raise ApiError(
-                401, "authorization: expected a bearer key of this server; send the header "
-                "Authorization: Bearer KEY", "invalid_api_key",
+                401,
+                "authorization: expected a bearer key of this server, received none of them; send "
+                "the header Authorization: Bearer KEY",
+                "invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
-            )  # fmt: skip
+            )
         return key.strip()
+
+    def admit(self, request: Request) -> str:
+        """Check, before its body is read, that a request has a key and finds room; see `identify`.
+
+        Raises:
+            ApiError: none of the keys, or no room.
+        """
+        client = self.identify(request)
+        self.check_room(1, client)
+        return client
 
     def check_model(self, name: str | None) -> None:
         """Check the model that a request names, if it does.
@@ -91,9 +103,12 @@ class Service:
         """
         if name is not None and name != self.settings.name:
             raise ApiError(
-                404, f"model: expected {show(self.settings.name)}, received {show(name)}; see "
-                "/v1/models", "model_not_found", "model",
-            )  # fmt: skip
+                404,
+                f"model: expected {show(self.settings.name)}, received {show(name)}; see "
+                "/v1/models",
+                "model_not_found",
+                "model",
+            )
 
     def check_room(self, count: int, client: Hashable) -> None:
         """Check that the rows of a client's request fit into the queue.
@@ -125,7 +140,5 @@ class Service:
             return shutting_down(str(error))
         seconds = self.engine.seconds_per_row * len(self.queue)
         wait = min(max(1, math.ceil(seconds)), _MOST_SECONDS)
-        return ApiError(
-            429, f"{error}; ask again in {wait} s", "queue_full",
-            headers={"retry-after": str(wait)},
-        )  # fmt: skip
+        headers = {"retry-after": str(wait)}
+        return ApiError(429, f"{error}; ask again in {wait} s", "queue_full", headers=headers)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmaccel.catalog import make_policy
 from mmaccel.loading import load_keywords, pick_name
-from mmaccel.options import LoadOptions
+from mmaccel.options import LoadOptions, SamplingOptions, given
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import make_plan
@@ -35,7 +35,7 @@ class SpeechBackend:
         max_seconds: after which an utterance is cut.
         policy: short name; None is Jacobi.
         options: fields of the policy.
-        params: given arguments of `TextToSpeech.serve`.
+        sampling: how tokens are drawn; without `guidance_scale`, which no speech model has.
         load: how the model is opened.
 
     Raises:
@@ -50,13 +50,13 @@ class SpeechBackend:
         max_seconds: float = 30.0,
         policy: str | None = None,
         options: Mapping[str, Any] | None = None,
-        params: Mapping[str, Any] | None = None,
+        sampling: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
         load: LoadOptions = ON_CPU,
     ) -> None:
         name, fields = pick_name(policy, dict(options or {}), "window")
         self._policy = make_policy(name, **fields)
         self.pipe = TextToSpeech.from_pretrained(model, codec=codec, **load_keywords(load))
-        self._call = {"max_seconds": max_seconds, **(params or {})}
+        self._call = {"max_seconds": max_seconds, **given(sampling)}
 
     def job(self, text: str, voice: str | None, seed: int, ticket: Ticket) -> Job:
         """Check a request and make its job. Called in any thread; nothing is decoded.
@@ -81,10 +81,15 @@ class SpeechBackend:
             run.finish(request.tag, made, len(made.tokens), made.passes)
 
         self.pipe.serve(
-            [_request(job) for job in run.jobs], policy=self._policy, rows=rows, deliver=deliver,
-            on_step=run.step, arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
-            prompt_width=run.width, **self._call,
-        )  # fmt: skip
+            [_request(job) for job in run.jobs],
+            policy=self._policy,
+            rows=rows,
+            deliver=deliver,
+            on_step=run.step,
+            arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
+            prompt_width=run.width,
+            **self._call,
+        )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:
         """See `Backend.render_partial`; no job here asks for it."""
@@ -101,9 +106,14 @@ class SpeechBackend:
             return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None
 
         self.pipe.serve(
-            [SpeechRequest("a", 0)], policy=self._policy, rows=1, deliver=lambda *made: None,
-            on_step=stop, arrivals=lambda most: [], **self._call,
-        )  # fmt: skip
+            [SpeechRequest("a", 0)],
+            policy=self._policy,
+            rows=1,
+            deliver=lambda *made: None,
+            on_step=stop,
+            arrivals=lambda most: [],
+            **self._call,
+        )
 
     def to_bytes(self, made: Utterance, kind: str) -> bytes:
         """The sound of an utterance as "wav", or as "pcm": samples of 16 bits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from mmaccel.serving.images import ImageBackend, make_setup
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
+from mmaccel.serving.speech import SpeechBackend
 from tests.serving.running import Running
 
 Start = Callable[..., Running]
@@ -38,19 +40,24 @@ def backend(tiny_folder: Path) -> ImageBackend:
     return made
 
 
+@contextmanager
+def run_server(
+    images: ImageBackend | None = None, speech: SpeechBackend | None = None, **options: Any
+) -> Iterator[Running]:
+    """A server of a tiny model, on a free port."""
+    settings = ServerSettings(name="tiny", port=0, **options)
+    running = Running(Service(settings, images=images, speech=speech))
+    try:
+        yield running
+    finally:
+        running.close()
+
+
 @pytest.fixture
 def start(backend: ImageBackend) -> Iterator[Start]:
     """Starts servers of the tiny model; they end with the test."""
-    running: list[Running] = []
-
-    def begin(**options: Any) -> Running:
-        settings = ServerSettings("tiny", port=0, **options)
-        running.append(Running(Service(settings, images=backend)))
-        return running[-1]
-
-    yield begin
-    for server in running:
-        server.close()
+    with ExitStack() as running:
+        yield lambda **options: running.enter_context(run_server(images=backend, **options))
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
-"""A server in a thread, whose passes a test may count and hold."""
+"""A server in a thread, whose passes a test may count and hold, and what its answers say."""
 
 from __future__ import annotations
 
+import base64
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +11,37 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
-from openai import OpenAI
+import openai
 
 from mmaccel.serving.server import Server
 from mmaccel.serving.service import Service
+from tests.fixtures.tiny_model import CAPTIONS
 
 IMAGES = "/v1/images/generations"
+HEAD = f"POST {IMAGES} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n".encode()
+RED = CAPTIONS[0]
+
+
+def assert_error(answer: httpx.Response, status: int, param: str | None, code: str | None) -> str:
+    """The message of an error in OpenAI's shape."""
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["code"]) == (param, code)
+    assert "Traceback" not in answer.text and ".py" not in answer.text
+    assert len(answer.content) < 2500 and answer.headers["content-type"] == "application/json"
+    message: str = error["message"]
+    assert message.count("\n") == 0 and "\x1b" not in message
+    return message
+
+
+def files(answer: Any) -> list[bytes]:
+    """The images of an answer, of httpx or of the openai client."""
+    if isinstance(answer, openai.BaseModel):
+        return [base64.b64decode(each.b64_json) for each in answer.data]  # type: ignore[attr-defined]
+    assert answer.status_code == 200, answer.text
+    return [base64.b64decode(each["b64_json"]) for each in answer.json()["data"]]
 
 
 class Gate:
@@ -23,12 +50,14 @@ class Gate:
     Attributes:
         passes: begun so far.
         rows: of each.
+        check: called with the rows of each; may raise.
     """
 
     def __init__(self, model: Any) -> None:
         self._model, self._open, self._permits = model, threading.Event(), threading.Semaphore(0)
         self._forward = model.forward
         self.rows: list[int] = []
+        self.check: Callable[[int], None] = lambda rows: None
         self._open.set()
         model.forward = self.forward
 
@@ -40,6 +69,7 @@ class Gate:
     def forward(self, entries: Any) -> Any:
         """The model's pass, once it is allowed."""
         self.rows.append(len(entries.tokens))
+        self.check(len(entries.tokens))
         while not self._open.is_set():
             if self._permits.acquire(timeout=0.02):
                 break
@@ -48,6 +78,10 @@ class Gate:
     def close(self) -> None:
         """Hold all passes from now on."""
         self._open.clear()
+
+    def wait_for(self, n: int) -> None:
+        """Wait until n passes have begun."""
+        wait_until(lambda: self.passes == n)
 
     def permit(self, n: int) -> None:
         """Let n passes through."""
@@ -90,17 +124,29 @@ class Running:
         assert not self._thread.is_alive()
         self.service.engine.close()
 
-    def openai(self, key: str = "none") -> OpenAI:
+    def openai(self, key: str = "none") -> openai.OpenAI:
         """The official client."""
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
-    def post(self, prompt: str, **fields: Any) -> httpx.Response:
+    def post(self, prompt: Any = RED, **fields: Any) -> httpx.Response:
         """Ask for images."""
         return self.http.post(IMAGES, json={"prompt": prompt, **fields})
 
-    def later(self, prompt: str, **fields: Any) -> Later:
+    def draw(self, prompt: str = RED, **fields: Any) -> list[bytes]:
+        """Ask for images, which are made."""
+        return files(self.post(prompt, **fields))
+
+    def later(self, prompt: str = RED, **fields: Any) -> Later:
         """Ask for images in another thread."""
         return Later(lambda: self.post(prompt, **fields))
+
+    def wait_for(self, n: int) -> None:
+        """Wait until n jobs wait."""
+        wait_until(lambda: len(self.service.queue) == n)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
 
     def metric(self, name: str) -> float:
         """A value of /metrics; 0 where there is none yet."""
@@ -108,10 +154,13 @@ class Running:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     @contextmanager
-    def gate(self) -> Iterator[Gate]:
+    def gate(self, is_closed: bool = False) -> Iterator[Gate]:
         """A gate before the passes of the model."""
-        assert self.service.images is not None
-        gate = Gate(self.service.images.pipe.model)
+        backend = self.service.images or self.service.speech
+        assert backend is not None
+        gate = Gate(backend.pipe.model)
+        if is_closed:
+            gate.close()
         try:
             yield gate
         finally:

@@ -17,21 +17,7 @@ from mmaccel.cli import main
 from mmaccel.serving import engine
 from tests.fixtures.tiny_model import CAPTIONS
 from tests.serving.conftest import Start
-from tests.serving.running import IMAGES, Running, wait_until
-
-RED = CAPTIONS[0]
-
-
-def files(answer: Any) -> list[bytes]:
-    """The images of an answer, of httpx or of the openai client."""
-    if isinstance(answer, openai.BaseModel):
-        return [base64.b64decode(each.b64_json) for each in answer.data]  # type: ignore[attr-defined]
-    assert answer.status_code == 200, answer.text
-    return [base64.b64decode(each["b64_json"]) for each in answer.json()["data"]]
-
-
-def draw(server: Running, prompt: str = RED, **fields: Any) -> list[bytes]:
-    return files(server.post(prompt, **fields))
+from tests.serving.running import IMAGES, RED, Running, files, wait_until
 
 
 def test_the_official_client(server: Running) -> None:
@@ -53,14 +39,14 @@ def test_the_official_client(server: Running) -> None:
         client.models.retrieve("gpt-image-1")
 
 
-def test_curl(server: Running, tmp_path: Path) -> None:
+def test_curl(server: Running) -> None:
     """The command of docs/serving.md."""
     body = json.dumps({"prompt": RED, "seed": 7})
     command = ["curl", "-sS", f"{server.url}{IMAGES}", "-d", body]
     command += ["-H", "content-type: application/json"]
     ran = subprocess.run(command, capture_output=True, check=True, timeout=30)
     found = base64.b64decode(json.loads(ran.stdout)["data"][0]["b64_json"])
-    assert [found] == draw(server, seed=7)
+    assert [found] == server.draw(seed=7)
 
 
 def test_files_are_those_of_the_command_line(
@@ -70,7 +56,7 @@ def test_files_are_those_of_the_command_line(
         {"prompt": RED, "seed": 7, "n": 2},
         {"prompt": CAPTIONS[1], "seed": 2**63 + 5},
         {"prompt": CAPTIONS[1], "seed": -3, "size": "16x16"},
-        {"prompt": RED, "seed": 7, "negative": "blue square"},
+        {"prompt": RED, "seed": 7, "negative_prompt": "blue square"},
     ]
     file, out = tmp_path / "p.jsonl", tmp_path / "out"
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -78,51 +64,45 @@ def test_files_are_those_of_the_command_line(
     assert main(command) == 0
     notes = [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
     wanted = sorted((out / note["file"]).read_bytes() for note in notes)
-    made = []
-    for row in rows:
-        row = {"n": 1, **row}
-        if "negative" in row:
-            row["negative_prompt"] = row.pop("negative")
-        made += draw(server, row.pop("prompt"), **row)
+    made = [data for row in rows for data in server.draw(**row)]
     assert sorted(made) == wanted and len(set(made)) == 5
 
 
 def test_a_seed_gives_the_same_bytes_in_company(server: Running) -> None:
-    asked = [(CAPTIONS[k % 3], 40 + k) for k in range(9)]
-    alone = [draw(server, prompt, seed=seed)[0] for prompt, seed in asked]
-    with server.gate() as gate:
-        gate.close()
+    asked = [(CAPTIONS[k % 3], 40 + k) for k in range(6)]
+    alone = [server.draw(prompt, seed=seed)[0] for prompt, seed in asked]
+    with server.gate(is_closed=True) as gate:
         together = [server.later(prompt, seed=seed) for prompt, seed in asked]
         wait_until(lambda: len(server.service.queue) + gate.passes >= 2)
         gate.open()
         assert [files(each.result())[0] for each in together] == alone
         assert max(gate.rows) > 2
-    assert len(set(alone)) == 9
+    assert len(set(alone)) == 6
 
 
 def test_without_a_seed_images_differ_and_say_theirs(server: Running) -> None:
-    first, second = (server.post(RED).json()["data"][0] for _ in range(2))
+    first, second = (server.post().json()["data"][0] for _ in range(2))
     assert first["seed"] != second["seed"] and first["b64_json"] != second["b64_json"]
-    again = draw(server, seed=first["seed"])[0]
+    again = server.draw(seed=first["seed"])[0]
     assert base64.b64encode(again).decode() == first["b64_json"]
 
 
 def test_a_request_joins_the_running_batch(server: Running) -> None:
     """Passes are counted: together they are fewer than one after the other."""
     with server.gate() as gate:
-        first = draw(server, seed=1)
+        first = server.draw(seed=1)
         n_first = gate.passes
-        second = draw(server, CAPTIONS[1], seed=2)
+        second = server.draw(CAPTIONS[1], seed=2)
         n_second = gate.passes - n_first
         assert min(n_first, n_second) > 3
         gate.rows.clear()
         gate.close()
-        one = server.later(RED, seed=1)
-        wait_until(lambda: gate.passes == 1)
+        one = server.later(seed=1)
+        gate.wait_for(1)
         gate.permit(2)
-        wait_until(lambda: gate.passes == 3)
+        gate.wait_for(3)
         other = server.later(CAPTIONS[1], seed=2)  # its prompt is longer than that of the first
-        wait_until(lambda: len(server.service.queue) == 1)
+        server.wait_for(1)
         gate.open()
         assert files(one.result()) == first and files(other.result()) == second
         assert gate.passes < n_first + n_second
@@ -136,80 +116,81 @@ def test_a_prompt_without_room_waits_for_the_next_run(
 ) -> None:
     """And from then on there is room for it."""
     monkeypatch.setattr(engine, "_WIDTHS", 1)
-
-    def passes(seed: int) -> set[int]:
-        with server.gate() as gate:
-            gate.close()
+    for seed, rows in ((1, {2}), (2, {2, 4})):
+        with server.gate(is_closed=True) as gate:
             one = server.later("red", seed=seed)
-            wait_until(lambda: gate.passes == 1)
+            gate.wait_for(1)
             other = server.later(CAPTIONS[1], seed=seed)
-            wait_until(lambda: len(server.service.queue) == 1)
+            server.wait_for(1)
             gate.open()
             assert len(files(one.result()) + files(other.result())) == 2
-            return set(gate.rows)
-
-    assert passes(1) == {2}
-    assert passes(2) == {2, 4}
+            assert set(gate.rows) == rows
 
 
 @pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
 def test_output_formats(server: Running, kind: str) -> None:
-    answer = server.post(RED, seed=1, output_format=kind, output_compression=80)
+    answer = server.post(seed=1, size="auto", output_format=kind, output_compression=80)
     with Image.open(io.BytesIO(files(answer)[0])) as image:
         assert image.format == kind.upper() and image.size == (16, 16)
     assert answer.json()["output_format"] == kind
 
 
 def test_partial_images_are_streamed(server: Running) -> None:
-    client, wanted = server.openai(), draw(server, seed=3)[0]
-    events = list(
-        client.images.generate(
-            model="tiny", prompt=RED, stream=True, partial_images=3, extra_body={"seed": 3}
+    client, wanted = server.openai(), server.draw(seed=3)[0]
+
+    def stream(partial_images: int) -> list[Any]:
+        return list(
+            client.images.generate(
+                model="tiny",
+                prompt=RED,
+                stream=True,
+                partial_images=partial_images,
+                extra_body={"seed": 3},
+            )
         )
-    )
-    partial, last = events[:-1], events[-1]
+
+    *partial, last = stream(3)
     assert [event.type for event in partial] == ["image_generation.partial_image"] * len(partial)
-    assert [event.partial_image_index for event in partial] == [*range(len(partial))]  # type: ignore[union-attr]
+    assert [event.partial_image_index for event in partial] == [*range(len(partial))]
     assert 1 <= len(partial) <= 3 and last.type == "image_generation.completed"
     assert base64.b64decode(last.b64_json) == wanted and last.usage.output_tokens == 16
-    for event in partial:
-        with Image.open(io.BytesIO(base64.b64decode(event.b64_json))) as image:
-            assert image.size == (16, 16)
-    # the part that is known is drawn as in the finished image
-    with (
-        Image.open(io.BytesIO(base64.b64decode(partial[-1].b64_json))) as shown,
-        Image.open(io.BytesIO(wanted)) as whole,
-    ):
-        assert shown.tobytes() != whole.tobytes()
-    none = client.images.generate(model="tiny", prompt=RED, stream=True, extra_body={"seed": 3})
-    assert [event.type for event in none] == ["image_generation.completed"]
+    shown = [base64.b64decode(event.b64_json) for event in partial]
+    for data in shown:
+        with Image.open(io.BytesIO(data)) as image:
+            assert image.size == (16, 16) == (int(last.size[:2]), int(last.size[3:]))
+    with Image.open(io.BytesIO(shown[-1])) as unfinished, Image.open(io.BytesIO(wanted)) as whole:
+        assert unfinished.tobytes() != whole.tobytes()
+    assert [event.type for event in stream(0)] == ["image_generation.completed"]
 
 
 def test_metrics(server: Running) -> None:
     with server.gate() as gate:
-        draw(server, seed=1, n=3)
-        server.post(RED, n=0)
+        server.draw(seed=1, n=3)
+        server.post(n=0)
         passes = gate.passes
-    assert server.metric("mmaccel_passes_total") == passes
-    assert server.metric("mmaccel_tokens_total") == 3 * 16
-    assert server.metric('mmaccel_rows_total{end="done"}') == 3
-    assert server.metric("mmaccel_tokens_per_pass_count") == 3
+    requests = f'mmaccel_requests_total{{route="{IMAGES}",status='
+    for name, value in {
+        "mmaccel_passes_total": passes,
+        "mmaccel_tokens_total": 3 * 16,
+        'mmaccel_rows_total{end="done"}': 3,
+        "mmaccel_tokens_per_pass_count": 3,
+        f'{requests}"200"': 1,
+        f'{requests}"400"': 1,
+        "mmaccel_queue_rows": 0,
+        "mmaccel_running_rows": 0,
+        f'mmaccel_request_seconds_count{{route="{IMAGES}"}}': 2,
+        "mmaccel_queue_seconds_count": 3,
+    }.items():
+        assert server.metric(name) == value, name
     assert server.metric("mmaccel_row_passes_total") >= passes
-    for status, count in (("200", 1), ("400", 1)):
-        route = f'mmaccel_requests_total{{route="{IMAGES}",status="{status}"}}'
-        assert server.metric(route) == count
-    assert server.metric("mmaccel_queue_rows") == server.metric("mmaccel_running_rows") == 0
-    assert server.metric(f'mmaccel_request_seconds_count{{route="{IMAGES}"}}') == 2
-    assert server.metric("mmaccel_queue_seconds_count") == 3
 
 
 def test_metrics_while_rows_run_and_wait(start: Start) -> None:
     server = start(rows=2)
-    with server.gate() as gate:
-        gate.close()
-        asked = [server.later(RED, seed=0)]
-        wait_until(lambda: gate.passes == 1)
-        asked += [server.later(RED, seed=k) for k in range(1, 5)]
+    with server.gate(is_closed=True) as gate:
+        asked = [server.later(seed=0)]
+        gate.wait_for(1)
+        asked += [server.later(seed=k) for k in range(1, 5)]
         wait_until(lambda: server.metric("mmaccel_queue_rows") == 4)
         gate.permit(1)
         wait_until(lambda: server.metric("mmaccel_queue_rows") == 3)

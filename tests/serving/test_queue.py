@@ -1,4 +1,4 @@
-"""The bounded queue, time-outs, clients that go, and the end of a server."""
+"""Where a server listens, its bounded queue, time-outs, clients that go, and its end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,53 +19,75 @@ import httpx
 import openai
 import pytest
 
+from mmaccel.cli import main
 from tests.fixtures.forking import Child, Forker
 from tests.fixtures.tiny_model import CAPTIONS
 from tests.serving.conftest import Start
-from tests.serving.running import IMAGES, Later, Running, wait_until
-from tests.serving.test_hostile import HEAD, assert_error
-from tests.serving.test_images import draw, files
+from tests.serving.running import (
+    HEAD,
+    IMAGES,
+    RED,
+    Later,
+    Running,
+    assert_error,
+    files,
+    wait_until,
+)
 
-RED = CAPTIONS[0]
+
+def test_a_taken_port_is_refused_before_the_model_is_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert main(["serve", "--port", port, "--model", "not-there"]) == 2
+        said = capsys.readouterr().err
+        assert f"received 127.0.0.1 and {port} (" in said and "--port 0 takes a free one" in said
+    for more, said in (
+        (["--host", "no such host"], "received no such host and 8000"),
+        (["--port", port], "model: expected"),  # it is free now
+    ):
+        assert main(["serve", *more, "--model", "not-there"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def connect(server: Running, **fields: Any) -> socket.socket:
     """A connection that asks for an image, and that the test closes when it likes."""
     body = json.dumps({"prompt": RED, **fields}).encode()
-    connection = socket.create_connection(("127.0.0.1", server.server.port), timeout=30)
+    connection = server.connect()
     connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
     return connection
 
 
 def test_a_full_queue_answers_429_and_takes_requests_again(start: Start) -> None:
     server = start(rows=1, queue=3)
-    with server.gate() as gate:
-        gate.close()
-        asked = [server.later(RED, seed=0)]
-        wait_until(lambda: gate.passes == 1)
-        asked.append(server.later(RED, seed=1, n=2))
-        wait_until(lambda: len(server.service.queue) == 2)
-        answer = server.post(RED, n=2)  # one has room, two have not
+    with server.gate(is_closed=True) as gate:
+        asked = [server.later(seed=0)]
+        gate.wait_for(1)
+        asked.append(server.later(seed=1, n=2))
+        server.wait_for(2)
+        answer = server.post(n=2)  # one has room, two have not
         message = assert_error(answer, 429, None, "queue_full")
         assert int(answer.headers["retry-after"]) >= 1 and "ask again" in message
-        asked.append(server.later(RED, seed=3))
-        wait_until(lambda: len(server.service.queue) == 3)
+        asked.append(server.later(seed=3))
+        server.wait_for(3)
         assert_error(server.http.post(IMAGES, content=b"no JSON"), 429, None, "queue_full")
-        assert_error(server.openai().with_options(max_retries=0)._client.post(
-            f"{server.url}{IMAGES}", json={"prompt": RED}), 429, None, "queue_full")  # fmt: skip
+        with pytest.raises(openai.RateLimitError):
+            server.openai().images.generate(prompt=RED)
         gate.open()
         assert [len(files(each.result())) for each in asked] == [1, 2, 1]
-    assert len(draw(server, n=3)) == 3
-    assert_error(server.post(RED, n=4), 400, "n", "invalid_value")  # never fits
+    assert len(server.draw(n=3)) == 3
+    assert_error(server.post(n=4), 400, "n", "invalid_value")  # never fits
 
 
 def test_a_client_that_goes_frees_its_row(start: Start) -> None:
     """Of a plain request, of a stream, and of one that still waits."""
     server = start(rows=2)
-    alone = draw(server, CAPTIONS[1], seed=5)
+    alone = server.draw(CAPTIONS[1], seed=5)
     answers = f'mmaccel_requests_total{{route="{IMAGES}"'
-    with server.gate() as gate:
-        gate.close()
+    with server.gate(is_closed=True) as gate:
         clients = []
         for k, fields in enumerate(({}, {"stream": True, "partial_images": 2}, {})):
             clients.append(connect(server, seed=1, **fields))
@@ -72,7 +95,7 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
         gate.permit(1)
         wait_until(lambda: gate.passes == 2 and len(server.service.queue) == 1)
         kept = server.later(CAPTIONS[1], seed=5)
-        wait_until(lambda: len(server.service.queue) == 2)
+        server.wait_for(2)
         for client in clients:
             client.close()
         wait_until(lambda: server.metric(answers) == 1 + len(clients))
@@ -86,34 +109,32 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
 def test_time_is_over(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(rows=1, timeout=0.001)
     put = server.service.put
-    with server.gate() as gate:
-        gate.close()
+    with server.gate(is_closed=True) as gate:
 
         def put_and_begin(jobs: Any) -> None:
             put(jobs)
-            wait_until(lambda: gate.passes == 1)
+            gate.wait_for(1)
 
         monkeypatch.setattr(server.service, "put", put_and_begin)
-        assert_error(server.post(RED), 504, None, "timeout")  # its row runs
-        streamed = server.post(RED, stream=True)  # it waits, and its answer has begun
+        assert_error(server.post(), 504, None, "timeout")  # its row runs
+        streamed = server.post(stream=True)  # it waits, and its answer has begun
         assert '"code": "timeout"' in streamed.text and "event: error" in streamed.text
         gate.open()
         wait_until(lambda: server.metric("mmaccel_running_rows") == 0)
     server.service.settings = replace(server.service.settings, timeout=60.0)
-    assert draw(server)
+    assert server.draw()
 
 
 def test_draining_answers_what_was_accepted_and_refuses_the_rest(start: Start) -> None:
     server = start(rows=1)
-    wanted = [draw(server, seed=seed) for seed in (1, 2)]
-    with server.gate() as gate:
-        gate.close()
-        asked = [server.later(RED, seed=1)]
-        wait_until(lambda: gate.passes == 1)
-        asked.append(server.later(RED, seed=2))
-        wait_until(lambda: len(server.service.queue) == 1)
+    wanted = [server.draw(seed=seed) for seed in (1, 2)]
+    with server.gate(is_closed=True) as gate:
+        asked = [server.later(seed=1)]
+        gate.wait_for(1)
+        asked.append(server.later(seed=2))
+        server.wait_for(1)
         server.service.drain()
-        answer = server.post(RED)
+        answer = server.post()
         assert_error(answer, 503, None, "shutting_down")
         assert answer.headers["retry-after"] and server.http.get("/health").status_code == 503
         server.server.drain()
@@ -159,16 +180,23 @@ CausalLMWindow.forward = slowly
 """
 
 
-def test_sigterm_drains_the_process(forker: Forker, tiny_folder: Path) -> None:
-    with command(forker, tiny_folder, SLOW) as (child, url):
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_sigterm_drains_the_process_and_a_second_one_ends_it(
+    forker: Forker, tiny_folder: Path, n_signals: int
+) -> None:
+    slow = SLOW if n_signals == 1 else SLOW.replace("0.1", "1.0")
+    with command(forker, tiny_folder, slow) as (child, url):
         call = Later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
         wait_until(lambda: "mmaccel_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
         child.send(signal.SIGTERM)
-        assert len(files(call.result())) == 1
+        wait_until(lambda: has_closed(url))
+        if n_signals == 2:
+            child.send(signal.SIGTERM)
+            assert_error(call.result(), 503, None, "shutting_down")
+        else:
+            assert len(files(call.result())) == 1
         assert child.wait() == 0
-        assert "Traceback" not in child.printed()[1]
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health")
+        assert "Traceback" not in child.printed()[1] and has_closed(url)
 
 
 def has_closed(url: str) -> bool:
@@ -180,28 +208,15 @@ def has_closed(url: str) -> bool:
     return False
 
 
-def test_a_second_signal_answers_and_ends_the_process(forker: Forker, tiny_folder: Path) -> None:
-    with command(forker, tiny_folder, SLOW.replace("0.1", "1.0")) as (child, url):
-        call = Later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
-        wait_until(lambda: "mmaccel_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
-        child.send(signal.SIGTERM)
-        wait_until(lambda: has_closed(url))
-        child.send(signal.SIGTERM)
-        assert_error(call.result(), 503, None, "shutting_down")
-        assert child.wait() == 0
-        assert "Traceback" not in child.printed()[1]
-
-
 def test_what_was_accepted_is_answered_when_a_server_ends_at_once(start: Start) -> None:
     """A row that runs, one that waits, a stream, and a body that has not arrived."""
     server = start(rows=1)
-    with server.gate() as gate:
-        gate.close()
-        runs = server.later(RED)
-        wait_until(lambda: gate.passes == 1)
-        waits, streams = server.later(RED), server.later(RED, stream=True)
-        wait_until(lambda: len(server.service.queue) == 2)
-        with socket.create_connection(("127.0.0.1", server.server.port), timeout=30) as slow:
+    with server.gate(is_closed=True) as gate:
+        runs = server.later()
+        gate.wait_for(1)
+        waits, streams = server.later(), server.later(stream=True)
+        server.wait_for(2)
+        with server.connect() as slow:
             slow.sendall(HEAD + b"content-length: 1000\r\n\r\n{")
             wait_until(lambda: len(server.server.server_state.tasks) == 4)
             server.server.drain()
@@ -232,29 +247,24 @@ def count_memory() -> int:
 def test_two_hundred_clients_at_once(start: Start) -> None:
     """Every request is answered with its image or with 429, and memory stays."""
     server = start(rows=8, queue=32)
-    wanted = {seed: draw(server, seed=seed) for seed in range(20)}
+    wanted = {seed: server.draw(seed=seed) for seed in range(8)}
     client, sizes = server.openai(), []
-    for _ in range(5):
-        answers: list[tuple[int, bytes | None]] = []
+
+    def ask(seed: int, barrier: threading.Barrier) -> bytes | None:
+        barrier.wait()
+        try:
+            (image,) = files(client.images.generate(prompt=RED, extra_body={"seed": seed}))
+            return image
+        except openai.RateLimitError:
+            return None
+
+    for _ in range(3):
         barrier = threading.Barrier(200)
-
-        def ask(seed: int, barrier: Any = barrier, answers: Any = answers) -> None:
-            barrier.wait()
-            try:
-                made = client.images.generate(prompt=RED, extra_body={"seed": seed})
-                answers.append((seed, files(made)))
-            except openai.RateLimitError:
-                answers.append((seed, None))
-
-        threads = [threading.Thread(target=ask, args=(k % 20,)) for k in range(200)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert len(answers) == 200
-        done = [(seed, image) for seed, image in answers if image is not None]
-        assert 32 <= len(done) and all(image == wanted[seed] for seed, image in done)
+        with ThreadPoolExecutor(200) as pool:
+            answers = list(pool.map(ask, [k % 8 for k in range(200)], [barrier] * 200))
+        done = [(k % 8, image) for k, image in enumerate(answers) if image is not None]
+        assert 32 <= len(done) and all([image] == wanted[seed] for seed, image in done)
         sizes.append(count_memory())
     client.close()
     assert server.metric("mmaccel_running_rows") == len(server.service.queue) == 0
-    assert max(sizes[2:]) < sizes[1] + 32 * 1024**2
+    assert sizes[2] < sizes[1] + 32 * 1024**2
