@@ -1,13 +1,10 @@
-"""`mmaccel generate --prompts`: the same files after kills, failures, shards and full disks."""
+"""`mmaccel generate --prompts`: the same files after failures, stops, shards and full disks."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,64 +12,40 @@ import pytest
 from PIL import Image
 
 import mmaccel
+from mmaccel.batch.manifest import Manifest
 from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.outputs import whole_files
+from mmaccel.pipelines.models.scenes import WordImages
+from tests.batch.jobs import N_ITEMS, ROWS, Jobs, Rows, content, lines, records
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
-ROOT = Path(__file__).parents[2]
-ROWS = [
-    {"id": "one", "prompt": CAPTIONS[0], "n": 3},
-    {"id": "two", "prompt": CAPTIONS[1], "n": 2, "params": {"temperature": 0.5}},
-    {"id": "three", "prompt": CAPTIONS[2], "policy": "autoregressive", "seed": 9},
-]
-N_ITEMS = 6
+Said = pytest.CaptureFixture[str]
 
 
-def command(folder: Path, rows: list[dict[str, Any]], model: Path, *more: str) -> list[str]:
-    """Arguments of a batch into `folder / "out"`."""
-    folder.mkdir(exist_ok=True)
-    file = folder / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return ["generate", "--prompts", str(file), "--model", str(model), "--out",
-            str(folder / "out"), "--seed", "3", "--window", "5", *more]  # fmt: skip
-
-
-def content(out: Path) -> dict[str, bytes]:
-    """Name and bytes of every image; nothing but images and manifests is there."""
-    files = sorted(out.iterdir())
-    assert {f.suffix for f in files} <= {".png", ".jsonl"} and all(f.name[0] != "." for f in files)
-    return {f.name: f.read_bytes() for f in files if f.suffix == ".png"}
-
-
-def lines(out: Path) -> list[bytes]:
-    """All lines of all manifests, sorted; each item once."""
-    found = [line for f in out.glob("manifest*.jsonl") for line in f.read_bytes().splitlines()]
-    keys = [(r["id"], r["k"]) for r in map(json.loads, found)]
-    assert len(set(keys)) == len(keys)
-    return sorted(found)
-
-
-@pytest.fixture(scope="module")
-def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an undisturbed run."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert main(command(folder, ROWS, tiny_folder)) == 0
-    return folder / "out"
+def answer(capsys: Said) -> dict[str, Any]:
+    """The one object that --json prints."""
+    (line,) = capsys.readouterr().out.splitlines()
+    said: dict[str, Any] = json.loads(line)
+    return said
 
 
 def test_images_are_those_of_their_seeds_and_say_so(whole: Path, tiny_folder: Path) -> None:
     pipe = mmaccel.TextToImage.from_pretrained(tiny_folder)
     seeds = {("one", k): seed_of(3, "one", k) for k in range(3)}
     seeds |= {("two", k): seed_of(3, "two", k) for k in range(2)} | {("three", 0): 9}
-    records = list(map(json.loads, lines(whole)))
-    assert {(r["id"], r["k"]): r["seed"] for r in records} == seeds
+    noted = records(whole)
+    assert {(r["id"], r["k"]): r["seed"] for r in noted} == seeds
     assert set(content(whole)) == {f"{i}_{k}_{s}.png" for (i, k), s in seeds.items()}
-    for record in records:
+    for record in noted:
         temperature = 0.5 if record["id"] == "two" else None
-        again = pipe(record["prompt"], seed=[record["seed"]], temperature=temperature,
-                     policy=mmaccel.Autoregressive())  # fmt: skip
+        again = pipe(
+            record["prompt"],
+            seed=[record["seed"]],
+            temperature=temperature,
+            policy=mmaccel.Autoregressive(),
+        )
         with Image.open(whole / record["file"]) as image:
             assert image.tobytes() == again.images[0].tobytes()
             facts, text = json.loads(image.text["mmaccel"]), image.text["parameters"]
@@ -81,140 +54,93 @@ def test_images_are_those_of_their_seeds_and_say_so(whole: Path, tiny_folder: Pa
         assert facts["temperature"] == (1.0 if temperature is None else 0.5)
         assert text.startswith(f"{record['prompt']}\nSteps: {N_TOKENS}, Sampler: {facts['policy']}")
         assert record["tokens"] == N_TOKENS and 0 < record["passes"] <= N_TOKENS
-    assert [r["passes"] for r in records if r["id"] == "three"] == [N_TOKENS]
+    assert [r["passes"] for r in noted if r["id"] == "three"] == [N_TOKENS]
 
 
-@pytest.mark.parametrize("order", ["backwards", "alone", "all at once"])
+@pytest.mark.parametrize(
+    ("rows", "size", "more"),
+    [(ROWS[::-1], "2", ()), (ROWS[1:2], "1", ()), (ROWS, "6", ("--temperature", "1"))],
+    ids=["backwards", "alone", "all at once"],
+)
 def test_an_image_depends_on_its_row_only(
-    whole: Path, tiny_folder: Path, tmp_path: Path, order: str
+    whole: Path, jobs: Jobs, rows: Rows, size: str, more: tuple[str, ...]
 ) -> None:
-    rows = {"backwards": ROWS[::-1], "alone": ROWS[1:2], "all at once": ROWS}[order]
-    size = {"backwards": "2", "alone": "1", "all at once": "6"}[order]
-    assert main(command(tmp_path, rows, tiny_folder, "--batch-size", size)) == 0
-    made, expected = content(tmp_path / "out"), content(whole)
+    """A row's own temperature goes before that of the command line."""
+    assert jobs.run("--batch-size", size, *more, rows=rows) == 0
+    made, expected = content(jobs.out), content(whole)
     assert made == {name: expected[name] for name in made} and made
-    assert set(lines(tmp_path / "out")) <= set(lines(whole))
+    assert set(lines(jobs.out)) <= set(lines(whole))
 
 
 def test_a_drawn_seed_is_noted_and_taken_up(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, tiny_folder: Path, tmp_path: Path, capsys: Said
 ) -> None:
-    free = command(tmp_path, ROWS, tiny_folder)
-    del free[free.index("--seed") : free.index("--seed") + 2]
-    assert main([*free, "--json"]) == 0
-    said, out = capsys.readouterr(), tmp_path / "out"
+    assert jobs.run("--json", seed=None) == 0
+    said = capsys.readouterr()
     seed = json.loads(said.out)["data"]["seed"]
     assert f"seed: {seed}, drawn and noted in the manifest; the same command with" in said.err
-    records = [json.loads(line) for line in lines(out)]
-    assert {record["job_seed"] for record in records} == {seed}
-    assert {r["seed"] for r in records if r["id"] == "one"} == {
+    assert {record["job_seed"] for record in records(jobs.out)} == {seed}
+    assert {r["seed"] for r in records(jobs.out) if r["id"] == "one"} == {
         seed_of(seed, "one", k) for k in range(3)
     }
-    made = content(out)
+    made = content(jobs.out)
     for name in list(made)[:2]:
-        (out / name).unlink()
-    assert main([*free, "--resume", "--json"]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["data"] | {"seed": seed, "made": 2} == json.loads(said.out)["data"]
-    assert content(out) == made and "drawn and noted" not in said.err
-    assert main([*free[:-4], "--out", str(tmp_path / "b"), "--window", "5", "--json"]) == 0
-    other = json.loads(capsys.readouterr().out)["data"]["seed"]
-    assert main(command(tmp_path / "c", ROWS, tiny_folder, "--seed", str(seed))) == 0
-    assert other != seed and content(tmp_path / "c" / "out") == made
+        (jobs.out / name).unlink()
+    assert jobs.run("--resume", "--json", seed=None) == 0
+    data = answer(capsys)["data"]
+    assert (data["seed"], data["made"]) == (seed, 2) and content(jobs.out) == made
+    for own, is_same in ((None, False), (str(seed), True)):
+        other = Jobs(tmp_path / str(is_same), tiny_folder)
+        assert other.run(seed=own) == 0
+        assert (content(other.out) == made) == is_same
 
 
-def test_shards_and_manifests_without_a_seed_have_0(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    free = command(tmp_path, ROWS[:1], tiny_folder)
-    del free[free.index("--seed") : free.index("--seed") + 2]
-    assert main([*free, "--shard", "1/1"]) == 0
-    assert {json.loads(line)["job_seed"] for line in lines(tmp_path / "out")} == {0}
-    manifest = tmp_path / "out" / "manifest.1-of-1.jsonl"
-    notes = [json.loads(line) for line in manifest.read_bytes().splitlines()]
-    for note in notes:
-        del note["job_seed"]
+def test_shards_and_manifests_without_a_seed_have_0(jobs: Jobs, capsys: Said) -> None:
+    assert jobs.run("--shard", "1/1", rows=ROWS[:1], seed=None) == 0
+    notes = records(jobs.out)
+    assert {note.pop("job_seed") for note in notes} == {0}
+    manifest = jobs.out / "manifest.1-of-1.jsonl"
     manifest.write_text("".join(json.dumps(note) + "\n" for note in notes))
     capsys.readouterr()
-    assert main([*free, "--resume", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["data"]
+    assert jobs.run("--resume", "--json", rows=ROWS[:1], seed=None) == 0
+    facts = answer(capsys)["data"]
     assert (facts["seed"], facts["made"], facts["made_before"]) == (0, 0, 3)
 
 
-def test_shards_merge_to_the_whole(whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
-    for part in ("1/2", "2/2"):
-        assert main(command(tmp_path, ROWS, tiny_folder, "--shard", part)) == 0
-    out = tmp_path / "out"
-    assert content(out) == content(whole) and lines(out) == lines(whole)
-    parts = [f.read_bytes() for f in sorted(out.glob("manifest.*-of-2.jsonl"))]
-    assert len(parts) == 2 and all(parts)
-    again = command(tmp_path, ROWS, tiny_folder, "--resume", "--json")
-    assert main(again) == 0 and lines(out) == lines(whole)  # the whole sees what the parts made
+def test_shards_merge_to_the_whole(whole: Path, jobs: Jobs, capsys: Said) -> None:
+    assert jobs.run("--shard", "1/2") == 0
+    before = content(jobs.out)
+    for more in (["--shard", "1/3", "--temperature", "0.7"], []):
+        assert jobs.run(*more) == 2
+        assert "whose manifests have none of these items" in capsys.readouterr().err
+    assert content(jobs.out) == before
+    assert jobs.run("--shard", "2/2") == 0
+    assert content(jobs.out) == content(whole) and lines(jobs.out) == lines(whole)
+    assert all(file.stat().st_size for file in jobs.out.glob("manifest.*-of-2.jsonl"))
+    assert jobs.run("--resume") == 0  # the whole sees what the parts made
+    assert lines(jobs.out) == lines(whole)
 
 
-def test_resume_generates_incomplete_images(
-    whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = command(tmp_path, ROWS, tiny_folder)
-    assert main(arguments) == 0
-    out = tmp_path / "out"
-    files = sorted(out.glob("*.png"))
+def test_resume_generates_incomplete_images(whole: Path, jobs: Jobs, capsys: Said) -> None:
+    assert jobs.run() == 0
+    files = sorted(jobs.out.glob("*.png"))
     files[0].unlink()
     files[1].write_bytes(files[1].read_bytes()[:-1])
-    manifest = out / "manifest.jsonl"
-    gone = json.loads(manifest.read_bytes().splitlines()[-1])
-    manifest.write_bytes(manifest.read_bytes()[:-5])
-    (out / f".{files[0].name}.77.tmp").write_bytes(b"left by a kill")
+    data = jobs.manifest.read_bytes()
+    gone = json.loads(data.splitlines()[-1])
+    jobs.manifest.write_bytes(data[:-5])
+    (jobs.out / f".{files[0].name}.77.tmp").write_bytes(b"left by a kill")
     capsys.readouterr()
-    assert main([*arguments, "--resume", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    again = {files[0].name, files[1].name, gone["file"]}
-    assert said["ok"] and said["data"]["made"] == len(again)
-    assert said["data"]["made_before"] == N_ITEMS - len(again)
-    assert content(out) == content(whole)
-    last = {json.dumps(r, sort_keys=True).encode() for r in _last(manifest).values()}
-    assert last == set(lines(whole))
-
-
-def _last(manifest: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    records = map(json.loads, manifest.read_bytes().splitlines())
-    return {(r["id"], r["k"]): r for r in records}
-
-
-@pytest.mark.slow
-def test_a_kill_loses_nothing_and_repeats_nothing_noted(tiny_folder: Path, tmp_path: Path) -> None:
-    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 10} for k in range(20)]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert main(command(whole, rows, tiny_folder)) == 0
-    arguments = command(cut, rows, tiny_folder)
-    out, manifest = cut / "out", cut / "out" / "manifest.jsonl"
-    noted: list[bytes] = []
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    for enough in (20, 70, 130):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mmaccel.cli", *arguments],
-            env=environment, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        while not manifest.exists() or manifest.read_bytes().count(b"\n") < enough:
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        now = manifest.read_bytes().splitlines(keepends=True)
-        assert now[: len(noted)] == noted and len(now) < 200
-        noted = [line for line in now if line.endswith(b"\n")]
-        arguments = [*command(cut, rows, tiny_folder), "--resume"]
-    assert main(arguments) == 0
-    assert content(out) == content(whole / "out") and len(content(out)) == 200
-    assert lines(out) == lines(whole / "out")
+    assert jobs.run("--resume", "--json") == 0
+    said, again = answer(capsys)["data"], {files[0].name, files[1].name, gone["file"]}
+    assert (said["made"], said["made_before"]) == (len(again), N_ITEMS - len(again))
+    assert content(jobs.out) == content(whole)
+    assert set(jobs.manifest.read_bytes().splitlines()) == set(lines(whole))
 
 
 def test_a_failed_item_is_recorded(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    from mmaccel.pipelines.models.scenes import WordImages
-
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
     render = WordImages.render
 
     def broken_render(self: Any, tokens: Any, captions: Any, seeds: Any) -> Any:
@@ -222,29 +148,25 @@ def test_a_failed_item_is_recorded(
             raise RuntimeError("the decoder \x1b[31mbroke")
         return render(self, tokens, captions, seeds)
 
-    monkeypatch.setattr(WordImages, "render", broken_render)
-    arguments = command(tmp_path, ROWS, tiny_folder)
-    assert main([*arguments, "--json-stream"]) == 3
-    said = capsys.readouterr()
-    *events, end = map(json.loads, said.out.splitlines())
-    assert [e["event"] for e in events].count("item") == N_ITEMS - 1
-    assert (end["ok"], end["error"]["code"], end["data"]["failed"]) == (False, "failures", 1)
-    assert "\x1b[31m" not in said.err and "the decoder" in said.err
-    assert len(content(tmp_path / "out")) == N_ITEMS - 1
-    assert main([*arguments, "--resume", "--max-failures", "0", "--json"]) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["error"]["code"] == "fatal" and json.loads(line)["data"]["is_cut"]
-    monkeypatch.undo()
-    assert main([*arguments, "--resume", "--max-failures", "0"]) == 0
-    assert len(content(tmp_path / "out")) == N_ITEMS
+    with monkeypatch.context() as patch:
+        patch.setattr(WordImages, "render", broken_render)
+        assert jobs.run("--json-stream") == 3
+        said = capsys.readouterr()
+        *events, end = map(json.loads, said.out.splitlines())
+        assert [e["event"] for e in events].count("item") == N_ITEMS - 1
+        assert (end["ok"], end["error"]["code"], end["data"]["failed"]) == (False, "failures", 1)
+        assert "\x1b[31m" not in said.err and "the decoder" in said.err
+        assert len(content(jobs.out)) == N_ITEMS - 1
+        assert jobs.run("--resume", "--max-failures", "0", "--json") == 1
+        end = answer(capsys)
+        assert end["error"]["code"] == "fatal" and end["data"]["is_cut"]
+    assert jobs.run("--resume", "--max-failures", "0") == 0
+    assert len(content(jobs.out)) == N_ITEMS
 
 
-def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
-    whole: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    arguments, made = command(tmp_path, ROWS, tiny_folder), []
-    sync = whole_files._sync
+def fill_disk(patch: pytest.MonkeyPatch) -> None:
+    """The fourth image does not fit."""
+    sync, made = whole_files._sync, []
 
     def full(path: Path) -> None:
         if path.suffix == ".tmp":
@@ -253,178 +175,151 @@ def test_a_full_disk_ends_the_job_and_leaves_nothing_half(
                 raise OSError(28, "No space left on device")
         sync(path)
 
-    monkeypatch.setattr(whole_files, "_sync", full)
-    assert main([*arguments, "--json"]) == 1
-    said = capsys.readouterr()
-    assert json.loads(said.out)["error"]["code"] == "fatal"
-    assert "No space left on device; the images in the manifest are complete" in said.err
-    assert len(content(tmp_path / "out")) == 3 == len(lines(tmp_path / "out"))
-    monkeypatch.undo()
-    assert main([*arguments, "--resume"]) == 0
-    assert content(tmp_path / "out") == content(whole)
+    patch.setattr(whole_files, "_sync", full)
 
 
-def test_a_stopped_job_keeps_finished_images(
-    whole: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    from mmaccel.batch.manifest import Manifest
-
-    append, arguments = Manifest.append, command(tmp_path, ROWS, tiny_folder)
+def interrupt(patch: pytest.MonkeyPatch) -> None:
+    """A signal after each image."""
+    append = Manifest.append
 
     def interrupted(self: Manifest, record: dict[str, Any]) -> None:
         append(self, record)
         os.kill(os.getpid(), signal.SIGTERM if record["k"] == 0 else signal.SIGINT)
 
-    monkeypatch.setattr(Manifest, "append", interrupted)
+    patch.setattr(Manifest, "append", interrupted)
+
+
+@pytest.mark.parametrize(
+    ("disturb", "code", "error", "says"),
+    [
+        (fill_disk, 1, "fatal", "No space left on device; the images in the manifest are complete"),
+        (interrupt, 130, "interrupted", "continue with --resume"),
+    ],
+)
+def test_a_job_that_ends_early_keeps_finished_images_and_nothing_half(
+    whole: Path, jobs: Jobs, capsys: Said, disturb: Any, code: int, error: str, says: str
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    assert main([*arguments, "--json"]) == 130
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "interrupted"
+    with pytest.MonkeyPatch.context() as patch:
+        disturb(patch)
+        assert jobs.run("--json") == code
+    said = capsys.readouterr()
+    assert json.loads(said.out)["error"]["code"] == error and says in said.err + said.out
     assert signal.getsignal(signal.SIGTERM) is before
-    assert 1 <= len(content(tmp_path / "out")) < N_ITEMS
-    monkeypatch.undo()
-    assert main([*arguments, "--resume"]) == 0
-    assert content(tmp_path / "out") == content(whole)
+    assert 1 <= len(content(jobs.out)) == len(lines(jobs.out)) < N_ITEMS
+    assert jobs.run("--resume") == 0
+    assert content(jobs.out) == content(whole)
 
 
-def test_a_dry_run_checks_and_writes_nothing(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command(tmp_path, ROWS, tiny_folder), "--dry-run", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)["data"]["plan"]
-    assert [(p["id"], p["k"]) for p in plan] == [
-        (r["id"], k) for r in ROWS for k in range(r.get("n", 1))
-    ]
-    assert not (tmp_path / "out").exists()
+def test_a_dry_run_checks_and_writes_nothing(jobs: Jobs, capsys: Said) -> None:
+    assert jobs.run("--dry-run", "--json") == 0
+    plan = answer(capsys)["data"]["plan"]
+    wanted = [(row["id"], k) for row in ROWS for k in range(row.get("n", 1))]
+    assert [(item["id"], item["k"]) for item in plan] == wanted
+    assert not jobs.out.exists()
 
 
-BAD = [
-    ([{"prompt": "a purple whale"}], [], 2, "line 1: "),
-    ([{"prompt": CAPTIONS[0], "negative": "whale"}], [], 2, "line 1: negative prompt: expected w"),
-    ([{"prompt": CAPTIONS[0]}], ["--negative", "whale"], 2, "line 1: negative prompt: expected w"),
-    (
-        [{"prompt": CAPTIONS[0], "negative": "red", "params": {"guidance_scale": 1}}],
-        [],
-        2,
-        "line 1: negative prompt: expected a guidance_scale other than 1",
-    ),
-    ([{"prompt": CAPTIONS[0], "size": "99x99"}], [], 2, "line 1: size"),
-    ([{"prompt": CAPTIONS[0], "params": {"windows": 3}}], [], 2, "line 1: policy jacobi"),
-    ([{"prompt": CAPTIONS[0], "params": {"top_p": 2}}], [], 2, "line 1: top_p"),
-    ([{"prompt": CAPTIONS[0], "policy": "stepwise"}], [], 2, "line 1: policy"),
-    (ROWS, ["--shard", "0/2"], 2, "--shard: expected i/n"),
-    (ROWS, ["--shard", "3/2"], 2, "--shard: expected i/n"),
-    (ROWS, ["--retries", "-1"], 2, "--retries: expected 0 or more"),
-    (ROWS, ["--compare"], 2, "--prompts: expected no --compare"),
-    (ROWS, ["a caption"], 2, "--prompts: expected no prompt with it"),
-    (ROWS, ["--batch-size", "0"], 2, "--batch-size"),
-    (ROWS, ["--seed", str(2**64)], 2, "--seed: expected a 64-bit integer"),
-    (ROWS, ["--actors", "2"], 2, "--actors: expected --executor ray"),
-    (ROWS, ["--executor", "slurm"], 2, "--executor: expected local or ray, received 'slurm'"),
-    (ROWS, ["--executor", "ray", "--actors", "0"], 2, "--actors: expected at least 1"),
-    ([{"prompt": CAPTIONS[0], "params": {"name": "x"}}], [], 2, "line 1: policy jacobi"),
-    ([{"prompt": CAPTIONS[0], "size": 99}, {"prompt": CAPTIONS[0]}], [], 2, "line 1: size"),
-]
+RED = {"prompt": CAPTIONS[0]}
+NEGATIVE = "line 1: negative prompt: expected "
+BAD_ROWS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"prompt": "a purple whale"}, "line 1: "),
+    ({"negative": "whale"}, f"{NEGATIVE}w"),
+    ({"negative": "red", "guidance_scale": 1}, f"{NEGATIVE}a guidance_scale other than 1"),
+    ({"size": "99x99"}, "line 1: size"),
+    ({"params": {"windows": 3}}, "line 1: policy jacobi"),
+    ({"params": {"name": "x"}}, "line 1: policy jacobi"),
+    ({"params": {"top_p": 2}}, "line 1: top_p"),
+    ({"policy": "stepwise"}, "line 1: policy"),
+)
+BAD_OPTIONS = (
+    ("--negative whale", f"{NEGATIVE}w"),
+    ("--shard 0/2", "--shard: expected i/n"),
+    ("--shard 3/2", "--shard: expected i/n"),
+    ("--retries -1", "--retries: expected 0 or more"),
+    ("--compare", "--prompts: expected no --compare"),
+    ("caption", "--prompts: expected no prompt with it"),
+    ("--batch-size 0", "--batch-size"),
+    ("--count 2", "--prompts: expected no --num-images"),
+    (f"--seed {2**64}", "--seed: expected a 64-bit integer"),
+    ("--seed abc", "--seed"),
+    ("--policy nope", "policy"),
+    ("--temperature -1", "temperature"),
+    ("--nonsense", "--nonsense"),
+    ("--actors 2", "--actors: expected --executor ray"),
+    ("--executor slurm", "--executor: expected local or ray, received 'slurm'"),
+    ("--executor ray --actors 0", "--actors: expected at least 1"),
+)
 
 
-@pytest.mark.parametrize(("rows", "more", "code", "message"), BAD, ids=range(len(BAD)))
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [(row, "", message) for row, message in BAD_ROWS]
+    + [({}, options, message) for options, message in BAD_OPTIONS],
+    ids=range(len(BAD_ROWS) + len(BAD_OPTIONS)),
+)
 def test_bad_input_is_refused_before_any_work(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    rows: list[dict[str, Any]], more: list[str], code: int, message: str,
-) -> None:  # fmt: skip
-    assert main(command(tmp_path, rows, tiny_folder, *more)) == code
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.rglob("*.png")) == [] and list(tmp_path.rglob("manifest*")) == []
-
-
-def test_other_settings_do_not_go_on_with_a_manifest(
-    whole: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, capsys: Said, row: dict[str, Any], options: str, message: str
 ) -> None:
-    arguments = command(tmp_path, ROWS, tiny_folder)
-    assert main(arguments) == 0
-    for more, said in (
-        ([], "expected a folder without a manifest.jsonl"),
-        (["--resume", "--temperature", "0.7"], "received others for 4 items (the first is one"),
-        (["--resume", "--seed", "4"], "received others for 5 items"),
+    assert jobs.run(*options.split(), "--json", rows=[{**RED, **row}, RED]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    (end,) = map(json.loads, said.out.splitlines())
+    assert not end["ok"] and end["error"]["code"] == "usage" and message in end["error"]["message"]
+    assert not jobs.out.exists() or not list(jobs.out.iterdir())
+
+
+def test_other_settings_do_not_go_on_with_a_manifest(whole: Path, jobs: Jobs, capsys: Said) -> None:
+    assert jobs.run() == 0
+    for more, seed, said in (
+        ([], "3", "expected a folder without a manifest.jsonl"),
+        (["--resume", "--temperature", "0.7"], "3", "received others for 4 items (the first is on"),
+        (["--resume"], "4", "received others for 5 items"),
     ):
-        assert main([*arguments, *more]) == 2
+        assert jobs.run(*more, seed=seed) == 2
         assert said in capsys.readouterr().err
-    assert content(tmp_path / "out") == content(whole)
+    assert content(jobs.out) == content(whole)
 
 
-def test_options_of_a_file_need_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_a_file_need_a_file(capsys: Said) -> None:
     for option in (["--resume"], ["--shard", "1/2"], ["--retries", "0"], ["--dry-run"], ["--json"]):
         assert main(["generate", *option]) == 2
         assert f"{option[0]}: expected --prompts FILE" in capsys.readouterr().err
 
 
-def test_items_of_another_number_of_shards_are_refused(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = command(tmp_path, ROWS, tiny_folder)
-    assert main([*arguments, "--shard", "1/2"]) == 0
-    before = content(tmp_path / "out")
-    for more in (["--shard", "1/3", "--temperature", "0.7"], []):
-        assert main([*arguments, *more]) == 2
-        assert "whose manifests have none of these items" in capsys.readouterr().err
-    assert content(tmp_path / "out") == before
-    assert main([*arguments, "--shard", "2/2"]) == 0
-
-
 def test_a_stop_before_any_work_is_reported(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Worker, "check", stop)
-    assert main([*command(tmp_path, ROWS, tiny_folder), "--json"]) == 130
-    said = json.loads(capsys.readouterr().out)
-    assert said["error"] == {"code": "interrupted", "message": "stopped"}
+    assert jobs.run("--json") == 130
+    assert answer(capsys)["error"] == {"code": "interrupted", "message": "stopped"}
 
 
 @pytest.mark.parametrize(("more", "code"), [(["--resume"], 0), ([], 2)])
 def test_images_of_another_process_are_not_generated_again(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, more: list[str], code: int
 ) -> None:
-    arguments, check, codes = command(tmp_path, ROWS, tiny_folder), Worker.check, []
+    check, codes = Worker.check, []
 
     def slowly(worker: Worker, items: Any) -> Any:
         if not codes:
             codes.append(None)
-            codes.append(main(arguments))  # runs while the other process loads its model
+            codes.append(jobs.run())  # runs while the other process loads its model
         return check(worker, items)
 
     monkeypatch.setattr(Worker, "check", slowly)
-    assert main([*arguments, *more]) == code and codes == [None, 0]
-    assert len(lines(tmp_path / "out")) == N_ITEMS
+    assert jobs.run(*more) == code and codes == [None, 0]
+    assert len(lines(jobs.out)) == N_ITEMS
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [["--shard", "3/2"], ["--policy", "nope"], ["--temperature", "-1"], ["--count", "2"],
-     ["--seed", "abc"], ["--nonsense"]],
-)  # fmt: skip
-def test_wrong_use_is_reported_as_json(
-    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str]
-) -> None:
-    assert main([*command(tmp_path, ROWS, tiny_folder, *wrong), "--json"]) == 2
-    (line,) = capsys.readouterr().out.splitlines()
-    said = json.loads(line)
-    assert not said["ok"] and said["error"]["code"] == "usage" and said["error"]["message"]
-
-
-def test_a_row_that_names_the_usual_policy_keeps_its_options(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
-    rows = [{"id": "a", "prompt": CAPTIONS[0]},
-            {"id": "b", "prompt": CAPTIONS[0], "policy": "jacobi"},
-            {"id": "c", "prompt": CAPTIONS[0], "policy": "mc-sjd"}]  # fmt: skip
-    assert main(command(tmp_path, rows, tiny_folder)) == 0
+def test_a_row_that_names_the_usual_policy_keeps_its_options(jobs: Jobs) -> None:
+    policies = {"a": {}, "b": {"policy": "jacobi"}, "c": {"policy": "mc-sjd"}}
+    assert jobs.run(rows=[{"id": id, **RED, **own} for id, own in policies.items()]) == 0
     windows = {}
-    for file in (tmp_path / "out").glob("*.png"):
+    for file in jobs.out.glob("*.png"):
         with Image.open(file) as image:
             facts = json.loads(image.text["mmaccel"])
         windows[facts["id"]] = facts["policy_options"]["window"]
-    assert windows["a"] == windows["b"] == 5 and windows["c"] == mmaccel.SpeculativeJacobi().window
+    assert windows == {"a": 5, "b": 5, "c": mmaccel.SpeculativeJacobi().window}

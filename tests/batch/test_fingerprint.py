@@ -21,82 +21,78 @@ from mmaccel.samplers.sampling_params import SamplingParams
 SETUP = Setup("tiny", Path("out"))
 ITEM = Item(Row("fox", "a red fox"), 0, 7)
 SETTINGS = GenerationSettings("jacobi", Jacobi(5), SamplingParams(2.0, 0.9, 40, 0.8, 0.1))
-WEIGHTS = "c0ffee"
 
 
-def digits(
-    setup: Setup = SETUP,
-    item: Item = ITEM,
-    settings: GenerationSettings = SETTINGS,
-    weights: str = WEIGHTS,
-) -> str:
-    return fingerprint(describe(setup, item, settings, weights))
+def digits(setup: Setup = SETUP, item: Item = ITEM, weights: str = "c0ffee", **own: Any) -> str:
+    """Of the same item, with other fields of the settings."""
+    return fingerprint(describe(setup, item, replace(SETTINGS, **own), weights))
 
 
-def row(**fields: Any) -> Item:
-    return replace(ITEM, row=replace(ITEM.row, **fields))
+def of_row(**fields: Any) -> str:
+    return digits(item=replace(ITEM, row=replace(ITEM.row, **fields)))
 
 
-OTHER_IMAGES: dict[str, dict[str, Any]] = {
-    "weights": {"weights": "c0ffef"},
-    "dtype": {"setup": replace(SETUP, load=replace(SETUP.load, dtype="bfloat16"))},
-    "size": {"setup": replace(SETUP, size="64x32")},
-    "size of the row": {"item": row(size=(64, 32))},
-    "id": {"item": row(id="foxes")},
-    "k": {"item": replace(ITEM, k=1)},
-    "seed": {"item": replace(ITEM, seed=8)},
-    "prompt": {"item": row(prompt="a red  fox")},
-    "negative": {"setup": replace(SETUP, negative="blurred")},
-    "negative of the row": {"item": row(negative="blurred")},
-    "policy": {"settings": replace(SETTINGS, name="sjd", policy=SpeculativeJacobi(5))},
-    "policy options": {"settings": replace(SETTINGS, policy=Jacobi(6))},
-    "guidance": {
-        "settings": replace(SETTINGS, params=replace(SETTINGS.params, guidance_scale=2.5))
-    },
-    "temperature": {
-        "settings": replace(SETTINGS, params=replace(SETTINGS.params, temperature=0.8))
-    },
-    "top-k": {"settings": replace(SETTINGS, params=replace(SETTINGS.params, top_k=41))},
-    "top-p": {"settings": replace(SETTINGS, params=replace(SETTINGS.params, top_p=None))},
-    "min-p": {"settings": replace(SETTINGS, params=replace(SETTINGS.params, min_p=None))},
+def of_setup(**fields: Any) -> str:
+    return digits(setup=replace(SETUP, **fields))
+
+
+def of_load(**fields: Any) -> str:
+    return of_setup(load=replace(SETUP.load, **fields))
+
+
+def of_params(**fields: Any) -> str:
+    return digits(params=replace(SETTINGS.params, **fields))
+
+
+OTHER_IMAGES = {
+    "weights": digits(weights="c0ffef"),
+    "dtype": of_load(dtype="bfloat16"),
+    "size": of_setup(size="64x32"),
+    "size of the row": of_row(size=(64, 32)),
+    "id": of_row(id="foxes"),
+    "k": digits(item=replace(ITEM, k=1)),
+    "seed": digits(item=replace(ITEM, seed=8)),
+    "prompt": of_row(prompt="a red  fox"),
+    "negative": of_setup(negative="blurred"),
+    "negative of the row": of_row(negative="blurred"),
+    "policy": digits(name="sjd", policy=SpeculativeJacobi(5)),
+    "policy options": digits(policy=Jacobi(6)),
+    **{name: of_params(**{name: 0.75}) for name in SAMPLING_FIELDS if name != "top_k"},
+    "top_k": of_params(top_k=41),
+    "no top_p": of_params(top_p=None),
 }
-SAME_IMAGE: dict[str, dict[str, Any]] = {
-    "name of the model": {"setup": replace(SETUP, model="elsewhere/tiny")},
-    "folder": {"setup": replace(SETUP, out=Path("elsewhere"))},
-    "device": {"setup": replace(SETUP, load=replace(SETUP.load, device="cuda:1"))},
-    "rows at once": {"setup": replace(SETUP, rows=3)},
-    "CUDA graphs": {"setup": replace(SETUP, load=replace(SETUP.load, cuda_graphs=True))},
-    "line": {"item": row(line=12)},
-    "n": {"item": row(n=12)},
-    "what the settings include": {"item": row(policy="jacobi", params={"window": 5})},
-    "an empty negative": {"item": row(negative="")},
-    "an empty negative for all": {"setup": replace(SETUP, negative=" ")},
+SAME_IMAGE = {
+    "name of the model": of_setup(model="elsewhere/tiny"),
+    "folder": of_setup(out=Path("elsewhere")),
+    "device": of_load(device="cuda:1"),
+    "rows at once": of_setup(rows=3),
+    "CUDA graphs": of_load(cuda_graphs=True),
+    "line": of_row(line=12),
+    "n": of_row(n=12),
+    "what the settings include": of_row(policy="jacobi", params={"window": 5}),
+    "an empty negative": of_row(negative=""),
+    "an empty negative for all": of_setup(negative=" "),
 }
 
 
-@pytest.mark.parametrize("change", OTHER_IMAGES)
-def test_another_image_has_another_fingerprint(change: str) -> None:
-    assert digits(**OTHER_IMAGES[change]) != digits()
-
-
-@pytest.mark.parametrize("change", SAME_IMAGE)
-def test_the_same_image_keeps_its_fingerprint(change: str) -> None:
-    assert digits(**SAME_IMAGE[change]) == digits() and len(digits()) == 8
+@pytest.mark.parametrize("change", [*OTHER_IMAGES, *SAME_IMAGE])
+def test_a_fingerprint_is_that_of_the_image(change: str) -> None:
+    changed = (OTHER_IMAGES | SAME_IMAGE)[change]
+    assert len(changed) == 8 and (changed == digits()) == (change in SAME_IMAGE)
 
 
 def test_four_facts_are_not_in_the_fingerprint() -> None:
-    item = replace(row(negative="blurred"), k=2)
-    facts = describe(SETUP, item, SETTINGS, WEIGHTS)
-    left_out = {
-        name for name in facts if fingerprint(facts | {name: "another"}) == fingerprint(facts)
-    }
+    item = replace(ITEM, k=2, row=replace(ITEM.row, negative="blurred"))
+    facts = describe(SETUP, item, SETTINGS, "c0ffee")
+    whole = fingerprint(facts)
+    left_out = {name for name in facts if fingerprint(facts | {name: "another"}) == whole}
     assert left_out == {"model", "versions", "exactness", "device"}
     expected = {"id", "k", "prompt", "negative", "seed", "weights", "size", "dtype", "policy"}
     assert facts.keys() - left_out == {*expected, "policy_options", *SAMPLING_FIELDS}
 
 
 def test_size_and_negative_of_the_row_replace_those_of_the_command_line() -> None:
-    setup = replace(SETUP, size="96", negative="grey")
-    item = row(size=(64, 32), negative="blurred")
-    assert digits(setup, item) == digits(item=item) != digits(setup)
-    assert digits(setup) == digits(item=row(size=(96, 96), negative="grey"))
+    setup, own = replace(SETUP, size="96", negative="grey"), {"size": (64, 32), "negative": "red"}
+    item = replace(ITEM, row=replace(ITEM.row, **own))
+    assert digits(setup, item) == of_row(**own) != digits(setup)
+    assert digits(setup) == of_row(size=(96, 96), negative="grey")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.batch.test_batch import content, lines
+from tests.batch.jobs import Jobs, content, lines
 from tests.fixtures.forking import Child, Forker
 from tests.fixtures.tiny_model import CAPTIONS
 
-N_FOLDERS, N_KILLS = 4, 3  # of generate
-N_PAGES = 4  # killed runs of gallery, and of evaluate
+N_FOLDERS, N_KILLS = 3, 3  # of generate
+N_PAGES = 3  # killed runs of gallery, and of evaluate
 N_IMAGES = 40
 
 
@@ -38,48 +37,46 @@ def kill_after(child: Child, seconds: float) -> bool:
 def test_killed_jobs_of_images_resume_to_the_same_files(
     forker: Forker, tiny_folder: Path, tmp_path: Path
 ) -> None:
+    """What was noted is not made again."""
     rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": N_IMAGES // 10} for k in range(10)]
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(map(json.dumps, rows)))
 
-    def start(out: Path, *more: str) -> Child:
-        fixed = ["--model", str(tiny_folder), "--batch-size", "4", "--seed", "0", "--out", str(out)]
-        return forker.start("generate", "--prompts", str(prompts), *fixed, *more)
+    def start(jobs: Jobs) -> Child:
+        return forker.start(*jobs.arguments("--batch-size", "4", "--resume", rows=rows))
 
-    whole = tmp_path / "whole"
+    whole = Jobs(tmp_path / "whole", tiny_folder)
     seconds, draw, killed = run_whole(start(whole)), random.Random(23), []
     for k in range(N_FOLDERS):
-        out = tmp_path / f"out{k}"
+        jobs, noted = Jobs(tmp_path / f"{k}", tiny_folder), []
         for _ in range(N_KILLS):
-            rest = 1 - len(list(out.glob("*.png"))) / N_IMAGES  # of the job: moments lie within it
-            killed.append(kill_after(start(out, "--resume"), seconds * rest * draw.random()))
-        run_whole(start(out, "--resume"))
-        assert content(out) == content(whole) and len(content(out)) == N_IMAGES
-        assert lines(out) == lines(whole)
+            rest = 1 - len(noted) / N_IMAGES  # of the job: moments lie within it
+            killed.append(kill_after(start(jobs), seconds * rest * draw.random()))
+            data = jobs.manifest.read_bytes() if jobs.manifest.exists() else b""
+            now = data.splitlines(keepends=True)
+            assert now[: len(noted)] == noted
+            noted = [line for line in now if line.endswith(b"\n")]
+        run_whole(start(jobs))
+        assert content(jobs.out) == content(whole.out) and len(content(jobs.out)) == N_IMAGES
+        assert lines(jobs.out) == lines(whole.out)
+        assert jobs.manifest.read_bytes().splitlines(keepends=True)[: len(noted)] == noted
     assert sum(killed) >= len(killed) // 2, "the kills came too late"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["gallery", "evaluate"])
 def test_killed_reports_are_whole_or_those_of_before(
-    forker: Forker, tiny_folder: Path, tmp_path: Path, command: str
+    forker: Forker, whole: Path, tmp_path: Path, command: str
 ) -> None:
-    run = tmp_path / "run"
-    fixed = ["--model", str(tiny_folder), "--out", str(run)]
-    arguments = ["--count", str(N_IMAGES), "--batch-size", "8"]
-    run_whole(forker.start("generate", *CAPTIONS, *arguments, *fixed))
-    (tmp_path / "new").mkdir()
     names = {"gallery": ["page.html"], "evaluate": ["report.json", "items.jsonl"]}[command]
-    files = [tmp_path / "new" / name for name in names]
+    files = [tmp_path / name for name in names]
 
     def start() -> Child:
         if command == "gallery":
-            return forker.start("gallery", str(run), "--out", str(files[0]))
+            return forker.start("gallery", str(whole), "--out", str(files[0]))
         options = ["--json", str(files[0]), "--items", str(files[1])]
-        return forker.start("evaluate", "pictures", str(run), *options)
+        return forker.start("evaluate", "pictures", str(whole), *options)
 
     seconds, draw = run_whole(start()), random.Random(command)
-    whole = [file.read_bytes() for file in files]
+    made = [file.read_bytes() for file in files]
     for k in range(N_PAGES):
         before = [b"of before"] * len(files) if k % 2 else [None] * len(files)
         for file, old in zip(files, before):
@@ -87,7 +84,7 @@ def test_killed_reports_are_whole_or_those_of_before(
             if old is not None:
                 file.write_bytes(old)
         kill_after(start(), seconds * draw.uniform(0.2, 1.1))
-        for file, old, new in zip(files, before, whole):
+        for file, old, new in zip(files, before, made):
             assert (file.read_bytes() if file.exists() else None) in (old, new)
         run_whole(start())
-        assert [file.read_bytes() for file in files] == whole
+        assert [file.read_bytes() for file in files] == made

@@ -13,7 +13,7 @@ import pytest
 from mmaccel.batch.manifest import Manifest
 from mmaccel.cli import main
 from mmaccel.outputs import image_files
-from tests.batch.test_batch import N_ITEMS, ROWS, command, content, lines
+from tests.batch.jobs import N_ITEMS, Jobs, content, lines
 from tests.fixtures.tiny_model import CAPTIONS
 
 Change = Callable[[Path], object]
@@ -24,51 +24,39 @@ def remake(out: Path) -> None:
     out.mkdir()
 
 
-def unlink_manifest(out: Path) -> None:
-    (out / "manifest.jsonl").unlink()
-
-
-def empty_manifest(out: Path) -> None:
-    (out / "manifest.jsonl").write_bytes(b"")
-
-
-def unlink_image(out: Path) -> None:
-    min(out.glob("*.png")).unlink()
-
-
-def cut_image(out: Path) -> None:
-    file = min(out.glob("*.png"))
+def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize(
-    ("change", "n_files", "n_lines"),
-    [
-        (remake, 4, N_ITEMS),
-        (unlink_manifest, 0, N_ITEMS),
-        (empty_manifest, 0, 4),
-        (unlink_image, 1, 0),
-        (cut_image, 1, 0),
-    ],
-)
+CHANGES: dict[str, tuple[Change, int, int]] = {  # files and lines that are missing then
+    "the folder is made anew": (remake, 4, N_ITEMS),
+    "no manifest": (lambda out: (out / "manifest.jsonl").unlink(), 0, N_ITEMS),
+    "an empty manifest": (lambda out: (out / "manifest.jsonl").write_bytes(b""), 0, 4),
+    "an image less": (lambda out: min(out.glob("*.png")).unlink(), 1, 0),
+    "half an image": (lambda out: cut(min(out.glob("*.png"))), 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
 def test_what_is_removed_during_a_job_is_missing_at_its_end(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], change: Change, n_files: int, n_lines: int,
-) -> None:  # fmt: skip
-    whole = tmp_path / "whole"
-    assert main(command(whole, ROWS, tiny_folder)) == 0
-    arguments, out = command(tmp_path, ROWS, tiny_folder, "--json"), tmp_path / "out"
+    whole: Path,
+    jobs: Jobs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    change, n_files, n_lines = CHANGES[name]
     append, count = Manifest.append, []
 
     def changed(self: Manifest, record: dict[str, Any]) -> None:
         append(self, record)
         count.append(None)
         if len(count) == 4:
-            change(out)
+            change(jobs.out)
 
-    monkeypatch.setattr(Manifest, "append", changed)
-    capsys.readouterr()
-    assert main(arguments) == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "append", changed)
+        assert jobs.run("--json") == 3
     said = capsys.readouterr()
     (answer,) = map(json.loads, said.out.splitlines())
     assert answer["error"]["code"] == "missing"
@@ -76,36 +64,28 @@ def test_what_is_removed_during_a_job_is_missing_at_its_end(
     files = f"{n_files} image{'s' * (n_files != 1)}"
     assert f"but {files} and {n_lines} records of the manifest are missing there (" in said.err
     assert "_0_" in said.err and "try them again with --resume" in said.err
-    monkeypatch.undo()
-    assert main([*arguments, "--resume"]) == 0
-    assert content(out) == content(whole / "out")
-    assert set((out / "manifest.jsonl").read_bytes().splitlines()) == set(lines(whole / "out"))
+    assert jobs.run("--resume") == 0
+    assert content(jobs.out) == content(whole)
+    assert set(jobs.manifest.read_bytes().splitlines()) == set(lines(whole))
 
 
 def test_what_is_removed_during_a_run_is_missing_at_its_end(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    jobs: Jobs,
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    out, write, count = tmp_path / "out", image_files.write_whole, []
+) -> None:
+    write, count = image_files.write_whole, []
 
     def changed(file: Path, save: Any) -> None:
         count.append(None)
         if len(count) == 3:
-            remake(out)
+            remake(jobs.out)
         write(file, save)
 
     monkeypatch.setattr(image_files, "write_whole", changed)
-    arguments = [
-        "generate",
-        CAPTIONS[0],
-        "--count",
-        "4",
-        "--seed",
-        "0",
-        "--model",
-        str(tiny_folder),
-    ]
-    assert main([*arguments, "--out", str(out)]) == 3
+    arguments = ["generate", CAPTIONS[0], "--count", "4", "--seed", "0"]
+    assert main([*arguments, "--model", str(tiny_folder), "--out", str(jobs.out)]) == 3
     said = capsys.readouterr()
     assert said.out == "" and "expected the 5 written files in" in said.err
     assert "a folder without 2 of them (0000-a-red-circle" in said.err

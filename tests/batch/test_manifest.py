@@ -1,14 +1,17 @@
-"""The manifest: torn lines, lost files, full disks, and locks that admit one writer."""
+"""The manifest: torn lines, lost files, full disks, and locks that admit one writer.
+
+What is refused, and how: tests/messages/batch.py.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +21,11 @@ from mmaccel.batch import locks
 from mmaccel.batch.job import find_missing, remove_temporaries
 from mmaccel.batch.manifest import (
     Manifest,
-    WriteError,
     check_fresh,
     is_complete,
     manifest_name,
     read_manifests,
+    to_line,
 )
 from mmaccel.batch.prompts import Row, make_items
 from mmaccel.errors import BusyError, OptionError
@@ -30,21 +33,30 @@ from mmaccel.errors import BusyError, OptionError
 Shard = tuple[int, int] | None
 
 
-def record(folder: Path, id: str = "a", k: int = 0, data: bytes = b"pixels") -> dict[str, Any]:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The manifest of a folder, which is not there yet."""
+    return tmp_path / "manifest.jsonl"
+
+
+def record(folder: Path, id: str = "a", k: int = 0, file: str | None = None) -> dict[str, Any]:
     """A record of a file that is written too."""
-    name = f"{id}_{k}.png"
-    (folder / name).write_bytes(data)
-    return {"id": id, "k": k, "status": "ok", "file": name,
-            "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
+    name = f"{id}_{k}.png" if file is None else file
+    (folder / name).write_bytes(b"pixels")
+    sha = hashlib.sha256(b"pixels").hexdigest()
+    return {"id": id, "k": k, "status": "ok", "file": name, "sha256": sha, "fingerprint": "r"}
 
 
-def test_a_folder_with_the_name_of_a_manifest(tmp_path: Path) -> None:
-    (tmp_path / "manifest_old.jsonl").mkdir()
-    assert read_manifests(tmp_path).records == {}
+def write(file: Path, records: Iterable[dict[str, Any]]) -> None:
+    file.write_bytes(b"".join(map(to_line, records)))
 
 
-def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.jsonl"
+def keys(folder: Path) -> list[tuple[str, int]]:
+    return list(read_manifests(folder).records)
+
+
+def test_what_is_appended_is_read_back(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "manifest_old.jsonl").mkdir()  # a folder of such a name is no manifest
     one, two = record(tmp_path), record(tmp_path, k=1) | {"prompt": "x\ny\x1b\u2028"}
     for part in (one, two):
         manifest = Manifest(file)
@@ -55,9 +67,8 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     assert len(file.read_bytes().splitlines()) == 2 and b"\x1b" not in file.read_bytes()
 
 
-def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.jsonl"
-    whole = json.dumps(record(tmp_path)).encode() + b"\n"
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, file: Path) -> None:
+    whole = to_line(record(tmp_path))
     file.write_bytes(whole + b'{"id": "b", "k": 0, "sta')
     past = read_manifests(tmp_path)
     assert list(past.records) == [("a", 0)] and past.torn == ["manifest.jsonl, line 2"]
@@ -65,53 +76,48 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
     manifest.append(record(tmp_path, "c"))
     manifest.close()
-    assert list(read_manifests(tmp_path).records) == [("a", 0), ("c", 0)]
+    assert keys(tmp_path) == [("a", 0), ("c", 0)]
 
 
-@pytest.mark.parametrize("line", ["garbage", "[]", '{"id": 1, "k": 0, "status": "ok"}',
-                                  '{"id": "b", "k": true, "status": "ok"}', '{"id": "b", "k": 0}',
-                                  "\x00" * 40])  # fmt: skip
-def test_a_line_without_a_record_is_ignored(tmp_path: Path, line: str) -> None:
-    ok = json.dumps(record(tmp_path))
-    (tmp_path / "manifest.jsonl").write_text(f"{line}\n{ok}\n")
-    past = read_manifests(tmp_path)
-    assert list(past.records) == [("a", 0)] and past.torn == ["manifest.jsonl, line 1"]
+def test_lines_without_a_record_are_ignored(tmp_path: Path, file: Path) -> None:
+    bad = ["garbage", "[]", '{"id": 1, "k": 0, "status": "ok"}', "\x00" * 40]
+    bad += ['{"id": "b", "k": true, "status": "ok"}', '{"id": "b", "k": 0}']
+    file.write_bytes("\n".join(bad).encode() + b"\n" + to_line(record(tmp_path)))
+    assert keys(tmp_path) == [("a", 0)]
+    torn = [f"manifest.jsonl, line {number}" for number in range(1, len(bad) + 1)]
+    assert read_manifests(tmp_path).torn == torn
 
 
 def test_an_image_is_complete_when_its_file_is(tmp_path: Path) -> None:
-    own = record(tmp_path)
+    own, inside = record(tmp_path), tmp_path / "in"
+    inside.mkdir()
     assert is_complete(tmp_path, own)
+    assert not is_complete(tmp_path, own | {"status": "failed"})
+    assert not is_complete(inside, own | {"file": "../a_0.png"})
     (tmp_path / own["file"]).write_bytes(b"pixel")
     assert not is_complete(tmp_path, own)
     (tmp_path / own["file"]).unlink()
     assert not is_complete(tmp_path, own)
-    outside = tmp_path / "in"
-    outside.mkdir()
-    record(tmp_path)
-    assert not is_complete(outside, own | {"file": "../a_0.png"})
-    assert not is_complete(tmp_path, record(tmp_path) | {"status": "failed"})
 
 
-def test_success_replaces_a_failure(tmp_path: Path) -> None:
+def test_success_replaces_a_failure(tmp_path: Path, file: Path) -> None:
     ok = record(tmp_path)
-    failed = {"id": "a", "k": 0, "status": "failed"}
+    failed = ok | {"status": "failed"}
     for lines in ([failed, ok], [ok, failed]):
-        (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-        assert read_manifests(tmp_path).records[("a", 0)]["status"] == "ok"
+        write(file, lines)
+        assert read_manifests(tmp_path).records["a", 0]["status"] == "ok"
 
 
 def test_shards_have_manifests_of_their_own(tmp_path: Path) -> None:
     names = [manifest_name((i, 2)) for i in (1, 2)]
     assert names == ["manifest.1-of-2.jsonl", "manifest.2-of-2.jsonl"]
-    lines = [json.dumps(record(tmp_path, id)).encode() + b"\n" for id in "abc"]
-    (tmp_path / names[0]).write_bytes(lines[2] + lines[0])
-    (tmp_path / names[1]).write_bytes(lines[1])
-    assert sorted(read_manifests(tmp_path).records) == [("a", 0), ("b", 0), ("c", 0)]
+    for name, ids in zip(names, ("ca", "b")):
+        write(tmp_path / name, [record(tmp_path, id) for id in ids])
+    assert sorted(keys(tmp_path)) == [("a", 0), ("b", 0), ("c", 0)]
 
 
 @pytest.mark.slow
-def test_no_other_process_writes_an_open_manifest(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.jsonl"
+def test_no_other_process_writes_an_open_manifest(file: Path) -> None:
     manifest = Manifest(file)
     code = (
         "import sys; from pathlib import Path; from mmaccel.batch.manifest import Manifest\n"
@@ -120,16 +126,13 @@ def test_no_other_process_writes_an_open_manifest(tmp_path: Path) -> None:
     )
     other = [sys.executable, "-c", code, str(file)]
     assert subprocess.run(other).returncode == 7
-    with pytest.raises(BusyError):
-        Manifest(file)
     manifest.close()
     assert subprocess.run(other).returncode == 0
 
 
 def test_a_full_disk_leaves_no_part_of_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "manifest.jsonl"
     manifest = Manifest(file)
     manifest.append(record(tmp_path))
     before = file.read_bytes()
@@ -137,40 +140,39 @@ def test_a_full_disk_leaves_no_part_of_a_line(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(os, "fsync", full)
         manifest.append(record(tmp_path, "b"))
-    monkeypatch.undo()
     assert file.read_bytes() == before
     manifest.append(record(tmp_path, "c"))
-    assert list(read_manifests(tmp_path).records) == [("a", 0), ("c", 0)]
+    manifest.close()
+    assert keys(tmp_path) == [("a", 0), ("c", 0)]
 
 
-def test_a_folder_with_a_manifest_is_refused_unless_resumed(tmp_path: Path) -> None:
-    file = tmp_path / "manifest.jsonl"
+def test_an_empty_manifest_is_fresh_and_a_link_is_not_written(tmp_path: Path, file: Path) -> None:
     check_fresh(file)
     file.write_bytes(b"")
     check_fresh(file)
-    file.write_bytes(b"x")
-    with pytest.raises(OptionError, match="--resume"):
-        check_fresh(file)
+    link = tmp_path / "manifest.1-of-2.jsonl"
+    link.symlink_to(tmp_path / "precious.txt")
+    link.write_bytes(b"no end of a line")
+    with pytest.raises(OptionError):
+        Manifest(link)
+    assert link.read_bytes() == b"no end of a line"
 
 
-def test_missing_items(tmp_path: Path) -> None:
-    items = make_items([Row("a", "x", n=4, line=3)], 0)
-    fingerprints = {item.key: "r" for item in items}
-    lines = []
-    for item in items[:3]:
-        (tmp_path / item.file).write_bytes(b"p")
-        sha = hashlib.sha256(b"p").hexdigest()
-        lines.append({"id": "a", "k": item.k, "status": "ok", "file": item.file, "sha256": sha,
-                      "fingerprint": "r"})  # fmt: skip
+def test_missing_items(tmp_path: Path, file: Path) -> None:
+    """Of five, one is there: others have another checksum, failed, or name another's file."""
+    items = make_items([Row("a", "x", n=5, line=3)], 0)
+    fingerprints = dict.fromkeys([item.key for item in items], "r")
+    lines = [record(tmp_path, k=item.k, file=item.file) for item in items[:4]]
     lines[1]["sha256"] = "0" * 64
     lines[2]["status"] = "failed"
-    (tmp_path / "manifest.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    lines[3]["file"] = items[0].file
+    write(file, lines)
     past = read_manifests(tmp_path)
     assert find_missing(items, fingerprints, past, tmp_path) == items[1:]
-    with pytest.raises(OptionError, match="others for 2 items .the first is a, line 3"):
+    with pytest.raises(OptionError, match="others for 3 items .the first is a, line 3"):
         find_missing(items, dict.fromkeys(fingerprints, "s"), past, tmp_path)
 
 
@@ -182,25 +184,6 @@ def test_only_own_temporary_files_are_removed(tmp_path: Path) -> None:
         file.write_bytes(b"")
     remove_temporaries(tmp_path, items)
     assert not own.exists() and all(file.exists() for file in others)
-
-
-def test_a_record_that_names_another_file_does_not_count(tmp_path: Path) -> None:
-    items = make_items([Row("a", "x", n=2)], 0)
-    fingerprints = {item.key: "r" for item in items}
-    (tmp_path / items[1].file).write_bytes(b"p")
-    line = {"id": "a", "k": 0, "status": "ok", "file": items[1].file, "fingerprint": "r",
-            "sha256": hashlib.sha256(b"p").hexdigest()}  # fmt: skip
-    (tmp_path / "manifest.jsonl").write_text(json.dumps(line) + "\n")
-    assert find_missing(items, fingerprints, read_manifests(tmp_path), tmp_path) == items
-
-
-def test_a_link_instead_of_a_manifest_is_refused(tmp_path: Path) -> None:
-    target, link = tmp_path / "precious.txt", tmp_path / "manifest.jsonl"
-    target.write_bytes(b"no end of a line")
-    link.symlink_to(target)
-    with pytest.raises(OptionError, match="a link"):
-        Manifest(link)
-    assert target.read_bytes() == b"no end of a line"
 
 
 @pytest.mark.parametrize(
@@ -221,26 +204,20 @@ def test_a_link_instead_of_a_manifest_is_refused(tmp_path: Path) -> None:
 def test_processes_agree_on_the_number_of_shards(
     tmp_path: Path, first: Shard, second: Shard, may: bool
 ) -> None:
-    """Within one process too: a lock belongs to an opened file."""
-    one = Manifest(tmp_path / manifest_name(first))
-    if may:
-        Manifest(tmp_path / manifest_name(second)).close()
-    else:
-        with pytest.raises(BusyError, match="expected .* received .*; wait for it"):
-            Manifest(tmp_path / manifest_name(second))
-    one.append({"still": "writable"})
-    one.close()
-    Manifest(tmp_path / manifest_name(second)).close()  # after the other process ended
-
-
-def test_a_refused_process_releases_its_locks(tmp_path: Path) -> None:
-    """So that the running process and its other shards continue."""
-    one = Manifest(tmp_path / manifest_name((1, 2)))
+    """Within one process too: a lock belongs to an opened file. A refused process releases its
+    locks, so that the one that runs, and its other shards, continue.
+    """
+    one, other = (tmp_path / manifest_name(shard) for shard in (first, second))
+    running = Manifest(one)
     for _ in range(2):
-        with pytest.raises(BusyError, match=r"manifest\.1-of-2\.jsonl, which another process"):
-            Manifest(tmp_path / manifest_name(None))
-    Manifest(tmp_path / manifest_name((2, 2))).close()
-    one.close()
+        if may:
+            Manifest(other).close()
+        else:
+            with pytest.raises(BusyError):
+                Manifest(other)
+    running.append({"still": "writable"})
+    running.close()
+    Manifest(other).close()  # after the other process ended
 
 
 def test_processes_start_one_after_another(tmp_path: Path) -> None:
@@ -249,7 +226,7 @@ def test_processes_start_one_after_another(tmp_path: Path) -> None:
     starting = threading.Thread(target=lambda: Manifest(tmp_path / manifest_name((1, 3))).close())
     with locks._starting(tmp_path):
         starting.start()
-        starting.join(0.3)
+        starting.join(0.1)
         assert starting.is_alive()
         assert not (tmp_path / manifest_name((1, 3))).read_bytes()
     starting.join(30)
@@ -259,14 +236,10 @@ def test_processes_start_one_after_another(tmp_path: Path) -> None:
 def test_other_files_are_ignored(tmp_path: Path) -> None:
     """An open copy of a manifest, or a folder, is not the manifest of a shard."""
     (tmp_path / "manifest.2-of-3.jsonl").mkdir()
-    with (tmp_path / "manifest_old.jsonl").open("ab", buffering=0) as copy:
-        locks.claim(copy, tmp_path / "manifest_old.jsonl")
-        own = Manifest(tmp_path / manifest_name((1, 2)))
-        own.append({"is": "written"})
-        own.close()
+    copy, own = (
+        Manifest(tmp_path / name) for name in ("manifest_old.jsonl", manifest_name((1, 2)))
+    )
+    own.append({"is": "written"})
+    own.close()
+    copy.close()
     assert b"written" in own.file.read_bytes()
-
-
-def test_a_manifest_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match="expected a manifest that can be written, received: No s"):
-        Manifest(tmp_path / "none" / "manifest.jsonl")

@@ -6,18 +6,16 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mmaccel.commands import generate_batch
 from mmaccel.commands.generate_batch import Reports, one_line
-from tests.batch.test_batch import N_ITEMS, ROOT, ROWS, command
+from tests.batch.jobs import N_ITEMS, Jobs
+from tests.fixtures.forking import Forker
 
 CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
@@ -39,13 +37,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     from rich.console import Console
 
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120)
     monkeypatch.setattr("mmaccel.commands.terminal.stderr_console", lambda: console)
-    yield text
+    return text
 
 
 def last_bar(screen: io.StringIO) -> str:
@@ -108,52 +106,44 @@ def test_error_messages_are_one_line_of_at_most_500_characters() -> None:
     assert one_line("x" * 900) == "x" * 500
 
 
-def start(folder: Path, model: Path, **streams: Any) -> subprocess.Popen[bytes]:
-    """Start the command in a process of its own, with events."""
-    arguments = command(folder, ROWS, model, "--json-stream", "--batch-size", "1")
-    return subprocess.Popen(
-        [sys.executable, "-m", "mmaccel.cli", *arguments],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "60"}, **streams,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
-def test_events_stay_on_stdout_where_stderr_is_a_terminal(
-    tiny_folder: Path, tmp_path: Path
-) -> None:
+def test_events_stay_on_stdout_where_stderr_is_a_terminal(forker: Forker, jobs: Jobs) -> None:
     pty = pytest.importorskip("pty", reason="needs pseudo-terminals")
     screen, other = pty.openpty()
-    with start(tmp_path, tiny_folder, stdout=subprocess.PIPE, stderr=other) as process:
-        os.close(other)
-        assert process.stdout is not None
-        printed = process.stdout.read().splitlines()
-        shown = b""
-        try:
-            while part := os.read(screen, 65536):
-                shown += part
-        except OSError:  # the end of a terminal on Linux
-            pass
-        os.close(screen)
-    assert process.returncode == 0
-    *events, end = map(json.loads, printed)
+    arguments = jobs.arguments("--json-stream")
+    terminal = f"import os, sys; os.dup2(os.open({os.ttyname(other)!r}, os.O_RDWR), 2)\n"
+    terminal += "sys.stderr = open(2, 'w', closefd=False)"
+    child = forker.start(*arguments, before=terminal)
+    code = child.wait()
+    os.close(other)
+    shown = b""
+    try:
+        while part := os.read(screen, 65536):
+            shown += part
+    except OSError:  # the end of a terminal on Linux
+        pass
+    os.close(screen)
+    assert code == 0, shown
+    *events, end = map(json.loads, child.printed()[0].splitlines())
     assert [event["event"] for event in events] == ["start"] + ["item"] * N_ITEMS
     assert end["ok"] and end["data"]["made"] == N_ITEMS
     assert b"images" in shown and b'"event"' not in shown
 
 
 @pytest.mark.slow
-def test_a_job_whose_reader_goes_ends_and_can_go_on(tiny_folder: Path, tmp_path: Path) -> None:
-    pipe: Any = subprocess.PIPE
-    with start(tmp_path, tiny_folder, stdout=pipe, stderr=pipe) as process:
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        said = process.stderr.read().decode()
-    assert process.returncode == 1
+def test_a_job_whose_reader_goes_ends_and_can_go_on(
+    forker: Forker, jobs: Jobs, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    child = forker.start(*jobs.arguments("--json-stream", "--batch-size", "1"), stdout=pipe)
+    with pipe.open() as events:
+        events.readline()
+    assert child.wait() == 1
+    said = child.stderr.read_text()
     assert "--json-stream: expected a reader of stdout" in said and "--resume" in said
     assert "Traceback" not in said and "Exception ignored" not in said
-    made = (tmp_path / "out" / "manifest.jsonl").read_bytes().splitlines()
-    assert 0 < len(made) < N_ITEMS
+    assert 0 < len(jobs.manifest.read_bytes().splitlines()) < N_ITEMS
 
 
 @pytest.mark.parametrize(
