@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Record
-from mmaccel.batch.prompts import make_items, read_prompts
+from mmaccel.batch.prompts import Item, Row, make_items
+from mmaccel.batch.ray_executor import RayExecutor
 from mmaccel.batch.worker import Setup, Worker
-from mmaccel.cli import main
 from mmaccel.errors import OptionError
+from tests.batch.jobs import Jobs, content, lines
 from tests.fixtures.tiny_model import CAPTIONS
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster")]
 N_ITEMS = 20
+ROWS: list[dict[str, Any]] = [
+    {"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 5} for k in range(N_ITEMS // 5)
+]
 
 
 @pytest.fixture(scope="module")
@@ -46,73 +52,47 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    """A file of N_ITEMS items."""
-    file = tmp_path / "p.jsonl"
-    rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3], "n": 5} for k in range(N_ITEMS // 5)]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    return file
+def items() -> list[Item]:
+    """N_ITEMS of them."""
+    return make_items([Row(**row) for row in ROWS], 0)
 
 
 def actor_processes() -> list[int]:
     """Processes of live actors."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if name.startswith(b"ray::WorkerActor"):
-            found.append(int(folder.name))
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::WorkerActor"):
+                found.append(int(folder.name))
     return found
 
 
-def whole(prompts: Path, setup: Setup) -> dict[tuple[str, int], Record]:
-    """The records of one worker in this process."""
-    worker, records = Worker(setup), []
-    worker.run_all(make_items(read_prompts(str(prompts)), 0), records.append)
-    return {(r["id"], r["k"]): r for r in records}
-
-
-def test_actors_write_the_same_as_one_process(
-    prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("one", "ray"):
-        (tmp_path / name).mkdir()
-    expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=4))
-    arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
-                 str(tmp_path / "ray"), "--executor", "ray", "--actors", "2",
-                 "--batch-size", "4", "--seed", "0", "--json"]  # fmt: skip
-    assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["data"]["made"] == N_ITEMS
-    made = map(json.loads, (tmp_path / "ray" / "manifest.jsonl").read_text().splitlines())
-    assert {(r["id"], r["k"]): r for r in made} == {
-        key: record | {"job_seed": 0} for key, record in expected.items()
-    }
-    for record in expected.values():
-        one, two = (tmp_path / name / record["file"] for name in ("one", "ray"))
-        assert one.read_bytes() == two.read_bytes()
+def test_actors_write_the_same_as_one_process(jobs: Jobs, tiny_folder: Path) -> None:
+    options = ("--batch-size", "4")
+    alone = Jobs(jobs.out.parent / "alone", tiny_folder)
+    assert alone.run(*options, rows=ROWS) == 0
+    assert jobs.run(*options, "--executor", "ray", "--actors", "2", rows=ROWS) == 0
+    assert content(jobs.out) == content(alone.out) and lines(jobs.out) == lines(alone.out)
+    assert len(content(jobs.out)) == N_ITEMS
 
 
 def test_a_killed_actor_loses_nothing_and_repeats_nothing(
-    prompts: Path, tiny_folder: Path, tmp_path: Path
+    items: list[Item], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.ray_executor import RayExecutor
-
     for name in ("one", "ray"):
         (tmp_path / name).mkdir()
     setup = Setup(str(tiny_folder), tmp_path / "ray", rows=2)
-    items = make_items(read_prompts(str(prompts)), 0)
     executor = RayExecutor(setup, 2)
-    records: list[Record] = []
-    recorded: dict[str, int] = {}
+    made: list[Record] = []
+    written: dict[Path, int] = {}
     killed: list[int] = []
 
     def on_finish(record: Record) -> None:
-        records.append(record)
-        if len(records) in (3, 10):
-            for file in [r["file"] for r in records]:
-                recorded[file] = (tmp_path / "ray" / file).stat().st_mtime_ns
+        made.append(record)
+        if len(made) in (3, 10):
+            for each in made:
+                file = setup.out / each["file"]
+                written[file] = file.stat().st_mtime_ns
             killed.append(actor_processes()[0])
             os.kill(killed[-1], signal.SIGKILL)
 
@@ -122,21 +102,17 @@ def test_a_killed_actor_loses_nothing_and_repeats_nothing(
     finally:
         executor.close()
     assert len(set(killed)) == 2
-    keys = [(r["id"], r["k"]) for r in records]
-    assert len(keys) == len(set(keys)) == N_ITEMS
-    expected = whole(prompts, Setup(str(tiny_folder), tmp_path / "one", rows=2))
-    assert {(r["id"], r["k"]): r for r in records} == expected
-    for file, written in recorded.items():
-        assert (tmp_path / "ray" / file).stat().st_mtime_ns == written
+    alone: list[Record] = []
+    Worker(replace(setup, out=tmp_path / "one")).run_all(items, alone.append)
+    by_key = [{(r["id"], r["k"]): r for r in found} for found in (made, alone)]
+    assert by_key[0] == by_key[1] and len(made) == len(by_key[0]) == N_ITEMS
+    assert all(file.stat().st_mtime_ns == time for file, time in written.items())
 
 
 def test_an_item_that_kills_its_process_fails(
-    prompts: Path, tiny_folder: Path, tmp_path: Path
+    items: list[Item], tiny_folder: Path, tmp_path: Path
 ) -> None:
-    from mmaccel.batch.job import ItemsFailed
-    from mmaccel.batch.ray_executor import RayExecutor
-
-    items = make_items(read_prompts(str(prompts)), 0)[:1]
+    items = items[:1]
     executor = RayExecutor(Setup(str(tiny_folder), tmp_path, rows=1), 1)
     start, deaths = executor._start, []
 
@@ -163,16 +139,13 @@ def test_an_item_that_kills_its_process_fails(
 
 
 def test_wrong_options_of_actors_are_refused(
-    prompts: Path, tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mmaccel.batch.ray_executor import RayExecutor
-
-    arguments = ["generate", "--prompts", str(prompts), "--model", str(tiny_folder), "--out",
-                 str(tmp_path / "ray"), "--executor", "ray", "--actors", "1"]  # fmt: skip
-    assert main([*arguments, "--temperature", "0.5", "--policy", "stepwise"]) == 2
+    ray_of_one = ("--executor", "ray", "--actors", "1")
+    assert jobs.run(*ray_of_one, rows=[{"prompt": CAPTIONS[0], "policy": "stepwise"}]) == 2
     said = capsys.readouterr().err
-    assert "policy: expected one of" in said and "Traceback" not in said
-    none = [str(tmp_path / "none") if word == str(tiny_folder) else word for word in arguments]
-    assert main(none) == 2 and "none" in capsys.readouterr().err
+    assert "line 1: policy: expected one of" in said and "Traceback" not in said
+    assert Jobs(tmp_path, tmp_path / "none").run(*ray_of_one) == 2
+    assert "none" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"--actors: expected 1..2"):
-        RayExecutor(Setup(str(tiny_folder), tmp_path), 3)
+        RayExecutor(Setup("none", tmp_path), 3)

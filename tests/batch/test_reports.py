@@ -55,28 +55,26 @@ def last_bar(screen: io.StringIO) -> str:
 @pytest.mark.parametrize(
     ("seconds", "rate"), [((2.0,), "0.50/s"), ((0.5, 1.0), "2.00/s"), ((1.0, 2.0, 8.0), "0.38/s")]
 )
+@pytest.mark.parametrize("has_failed", [False, True])
 def test_images_a_second_are_shown(
-    clock: Clock, screen: io.StringIO, seconds: tuple[float, ...], rate: str
+    clock: Clock,
+    screen: io.StringIO,
+    capsys: pytest.CaptureFixture[str],
+    seconds: tuple[float, ...],
+    rate: str,
+    has_failed: bool,
 ) -> None:
+    """Failures count, but not in the rate."""
+    record = {"id": "b", "k": 1, "prompt": "a [red] fox", "error": "\x1b[31mno"}
     with Reports(9, is_streaming=False) as reports:
         for second in seconds:
             clock.now = 100.0 + second
             reports.finished({"id": "a", "k": 0})
-    assert f" {len(seconds)}/9 {rate} " in last_bar(screen)
-
-
-def test_failures_count_but_not_in_the_rate(
-    clock: Clock, screen: io.StringIO, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Reports(3, is_streaming=False) as reports:
-        clock.now = 101.0
-        reports.finished({"id": "a", "k": 0})
-        clock.now = 104.0
-        reports.failed({"id": "b", "k": 1, "prompt": "a [red] fox", "error": "\x1b[31mno"})
-    assert " 2/3 0.25/s " in last_bar(screen)
-    assert "failed: b, image 1 ('a [red] fox'): \N{REPLACEMENT CHARACTER}[31mno" in (
-        CONTROL.sub("", screen.getvalue())
-    )
+        if has_failed:
+            reports.failed(record)
+    assert f" {len(seconds) + has_failed}/9 {rate} " in last_bar(screen)
+    said = "failed: b, image 1 ('a [red] fox'): \N{REPLACEMENT CHARACTER}[31mno"
+    assert (said in CONTROL.sub("", screen.getvalue())) == has_failed
     assert capsys.readouterr().out == ""
 
 

@@ -76,6 +76,10 @@ def test_the_bytes_come_before_the_name_and_the_folder_after(
     assert [file.name for file in target.parent.iterdir()] == [target.name]
 
 
+def assert_old(target: Path) -> None:
+    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+
+
 @pytest.mark.parametrize("error", [OSError(28, "full"), ValueError("no"), KeyboardInterrupt()])
 def test_what_cannot_be_written_leaves_the_old_file(target: Path, error: BaseException) -> None:
     def half(path: Path) -> None:
@@ -84,25 +88,30 @@ def test_what_cannot_be_written_leaves_the_old_file(target: Path, error: BaseExc
 
     with pytest.raises(type(error)) as caught:
         write_whole(target, half)
-    assert caught.value is error and target.read_bytes() == OLD
-    assert list(target.parent.iterdir()) == [target]
-
-
-def test_nothing_written_at_all_is_an_error_and_leaves_the_old_file(target: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    assert caught.value is error
+    assert_old(target)
+    with pytest.raises(FileNotFoundError):  # nor does what writes nothing at all
         write_whole(target, lambda path: None)
-    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+    assert_old(target)
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("fsync", errno.ENOSPC),
+        ("fsync", errno.EIO),
+        ("fsync", errno.EDQUOT),
+        ("replace", errno.EACCES),
+    ],
+)
 def test_bytes_that_the_disk_did_not_take_get_no_name(
-    target: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    target: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
     """Systems that write late report errors late: in fsync, not in write."""
-    monkeypatch.setattr(os, "fsync", broken(code))
+    monkeypatch.setattr(os, call, broken(code))
     with pytest.raises(OSError, match=os.strerror(code)):
         write_whole(target, write)
-    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
+    assert_old(target)
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
@@ -110,15 +119,6 @@ def test_a_system_without_fsync(target: Path, monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(os, "fsync", broken(code))
     write_whole(target, write)
     assert target.read_bytes() == NEW and list(target.parent.iterdir()) == [target]
-
-
-def test_a_rename_that_fails_leaves_the_old_file(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "replace", broken(errno.EACCES))
-    with pytest.raises(PermissionError):
-        write_whole(target, write)
-    assert target.read_bytes() == OLD and list(target.parent.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("kind", SPECIAL)

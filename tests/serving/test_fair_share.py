@@ -16,21 +16,15 @@ Fill = Callable[..., None]
 
 
 @pytest.fixture
-def queue() -> JobQueue:
-    """An empty one with room."""
-    return JobQueue(20)
-
-
-@pytest.fixture
-def fill(queue: JobQueue) -> Iterator[Fill]:
-    """Put a job for each name: "a1" is the first of client a. Names are separated by blanks."""
+def fill() -> Iterator[Fill]:
+    """Put a job for each name into a queue: "a1" is the first of client a."""
     loop = asyncio.new_event_loop()
 
-    async def put(names: str, group: str, queue: JobQueue) -> None:
+    async def put(queue: JobQueue, names: str, group: str) -> None:
         for name in names.split():
             queue.put([Job(name, group, 1, Ticket(name[0]))])
 
-    yield lambda names, group="", into=queue: loop.run_until_complete(put(names, group, into))
+    yield lambda queue, names, group="": loop.run_until_complete(put(queue, names, group))
     loop.close()
 
 
@@ -42,43 +36,43 @@ def take(queue: JobQueue, most: int = 99) -> str:
     return name(queue.take(most, lambda job: True))
 
 
-def test_clients_take_turns(queue: JobQueue, fill: Fill) -> None:
-    fill("a1 a2 a3 a4 b1 b2 c1")
-    assert take(queue, 2) == "a1 b1"
-    fill("d1 b3")
-    assert take(queue) == "c1 a2 b2 d1 a3 b3 a4"
+@pytest.mark.parametrize(
+    ("came", "n_each", "taken", "came_later", "left"),
+    [
+        ("a1 a2 a3 a4 b1 b2 c1", 2, ["a1 b1"], "d1 b3", "c1 a2 b2 d1 a3 b3 a4"),
+        ("a1 a2 a3 b1", 1, ["a1", "b1"], "b2 a4", "a2 b2 a3 a4"),  # one at a time
+    ],
+)
+def test_clients_take_turns(
+    fill: Fill, came: str, n_each: int, taken: list[str], came_later: str, left: str
+) -> None:
+    """A client that came with many is not first again."""
+    queue = JobQueue(20)
+    fill(queue, came)
+    assert [take(queue, n_each) for _ in taken] == taken
+    fill(queue, came_later)
+    assert take(queue) == left
     assert len(queue) == 0 and take(queue, 1) == ""
 
 
-def test_a_client_that_came_with_many_is_not_first_again(queue: JobQueue, fill: Fill) -> None:
-    """Also where jobs are taken one at a time."""
-    fill("a1 a2 a3 b1")
-    taken = [take(queue, 1) for _ in range(2)]
-    fill("b2 a4")
-    assert taken == ["a1", "b1"] and take(queue) == "a2 b2 a3 a4"
-
-
-def test_jobs_that_were_begun_are_next_again(queue: JobQueue, fill: Fill) -> None:
-    fill("a1 a2 a3 b1 c1")
-    queue.put_back(queue.take(2, lambda job: True))
-    assert take(queue) == "a1 b1 c1 a2 a3"
-
-
-def test_cancelled_jobs_have_no_turn_and_no_room(fill: Fill) -> None:
+def test_jobs_that_were_begun_are_next_again_and_cancelled_ones_are_not(fill: Fill) -> None:
+    """Cancelled jobs take no room either."""
     queue = JobQueue(4)
-    fill("a1 a2 a3 b1", into=queue)
+    fill(queue, "a1 a2 a3 b1")
     jobs = queue.take(2, lambda job: True)
     queue.put_back(jobs)
+    assert name(jobs) == "a1 b1" and take(queue, 2) == "a1 b1"
+    queue.put_back(jobs)
     jobs[0].is_cancelled = True
-    fill("a4", into=queue)
+    fill(queue, "a4")
     assert take(queue) == "a2 b1 a3 a4"
 
 
-def test_a_group_that_does_not_fit_keeps_its_turn(queue: JobQueue, fill: Fill) -> None:
+def test_a_group_that_does_not_fit_keeps_its_turn(fill: Fill) -> None:
     """A run begins with as many of its group as there are; then those passed over are next."""
-    fill("a1 a2 a3", "wide")
-    fill("b1 b2", "tall")
-    fill("c1", "wide")
+    queue = JobQueue(20)
+    for names, group in (("a1 a2 a3", "wide"), ("b1 b2", "tall"), ("c1", "wide")):
+        fill(queue, names, group)
     assert queue.take(9, lambda job: job.group == "tall") == []
     first = queue.wait()
     assert first is not None and first.item == "a1"
@@ -90,11 +84,11 @@ def test_a_group_that_does_not_fit_keeps_its_turn(queue: JobQueue, fill: Fill) -
 
 def test_no_client_fills_the_queue_before_another(fill: Fill) -> None:
     queue = JobQueue(4)
-    fill("a1 a2 a3 a4", into=queue)
+    fill(queue, "a1 a2 a3 a4")
     for count, client, most in ((1, "a", 4), (2, "b", 5)):
         with pytest.raises(QueueFull, match=f"at most {most} that wait"):
             queue.check(count, client)
-    fill("b1", into=queue)
+    fill(queue, "b1")
     for client in "abc":
         with pytest.raises(QueueFull):
             queue.check(1, client)
