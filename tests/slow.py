@@ -19,7 +19,6 @@ SLOW = (
     "tests/architecture/test_examples.py::test_an_example_runs",
     "tests/attach/test_families.py::test_the_distribution_is_the_librarys_own",
     "tests/attach/test_compiled.py::test_generate_of_a_model_that_is_one_graph",  # compiles it
-    "tests/batch/test_batch.py::test_a_kill_loses_nothing_and_repeats_nothing_noted",  # a full disk
     "tests/comfy/test_page.py",
     "tests/comfy/test_server.py",
     "tests/commands/test_evaluate.py",  # tests/evaluation has the functions

@@ -88,18 +88,6 @@ def test_lines_without_a_record_are_ignored(tmp_path: Path, file: Path) -> None:
     assert read_manifests(tmp_path).torn == torn
 
 
-def test_an_image_is_complete_when_its_file_is(tmp_path: Path) -> None:
-    own, inside = record(tmp_path), tmp_path / "in"
-    inside.mkdir()
-    assert is_complete(tmp_path, own)
-    assert not is_complete(tmp_path, own | {"status": "failed"})
-    assert not is_complete(inside, own | {"file": "../a_0.png"})
-    (tmp_path / own["file"]).write_bytes(b"pixel")
-    assert not is_complete(tmp_path, own)
-    (tmp_path / own["file"]).unlink()
-    assert not is_complete(tmp_path, own)
-
-
 def test_success_replaces_a_failure(tmp_path: Path, file: Path) -> None:
     ok = record(tmp_path)
     failed = ok | {"status": "failed"}
@@ -161,18 +149,36 @@ def test_an_empty_manifest_is_fresh_and_a_link_is_not_written(tmp_path: Path, fi
     assert link.read_bytes() == b"no end of a line"
 
 
+LOSSES: dict[str, dict[str, Any]] = {
+    "another checksum": {"sha256": "0" * 64},
+    "no checksum": {"sha256": None},
+    "it failed": {"status": "failed"},
+    "another item's file": {"file": "other.png"},
+    "no file": {"file": "none.png"},
+    "a file outside": {"file": "../outside.png"},
+}
+
+
 def test_missing_items(tmp_path: Path, file: Path) -> None:
-    """Of five, one is there: others have another checksum, failed, or name another's file."""
-    items = make_items([Row("a", "x", n=5, line=3)], 0)
+    """An item is complete when its own file is in the folder and has the checksum of its record."""
+    items = make_items([Row("a", "x", n=2 + len(LOSSES), line=3)], 0)
     fingerprints = dict.fromkeys([item.key for item in items], "r")
-    lines = [record(tmp_path, k=item.k, file=item.file) for item in items[:4]]
-    lines[1]["sha256"] = "0" * 64
-    lines[2]["status"] = "failed"
-    lines[3]["file"] = items[0].file
+    lines = [record(tmp_path, k=item.k, file=item.file) for item in items[:-1]]
+    for name in ("other.png", "../outside.png"):
+        (tmp_path / name).write_bytes(b"pixels")
+    for line, loss in zip(lines[1:], LOSSES.values(), strict=True):
+        line |= loss
     write(file, lines)
     past = read_manifests(tmp_path)
     assert find_missing(items, fingerprints, past, tmp_path) == items[1:]
-    with pytest.raises(OptionError, match="others for 3 items .the first is a, line 3"):
+    assert [is_complete(tmp_path, line) for line in lines] == [
+        True,
+        *[False] * 3,
+        True,
+        False,
+        False,
+    ]
+    with pytest.raises(OptionError, match="others for 6 items .the first is a, line 3"):
         find_missing(items, dict.fromkeys(fingerprints, "s"), past, tmp_path)
 
 

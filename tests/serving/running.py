@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,9 +137,9 @@ class Running:
         """Ask for images, which are made."""
         return files(self.post(prompt, **fields))
 
-    def later(self, prompt: str = RED, **fields: Any) -> Later:
+    def later(self, prompt: str = RED, **fields: Any) -> Future[Any]:
         """Ask for images in another thread."""
-        return Later(lambda: self.post(prompt, **fields))
+        return later(lambda: self.post(prompt, **fields))
 
     def wait_for(self, n: int) -> None:
         """Wait until n jobs wait."""
@@ -167,27 +168,26 @@ class Running:
             gate.remove()
 
 
-class Later:
-    """A call in a thread."""
+def later(call: Callable[[], Any]) -> Future[Any]:
+    """A call in a thread, whose result is asked for with a limit of time."""
+    future: Future[Any] = TimedFuture()
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call, self._result, self._error = call, None, None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._call()
+            future.set_result(call())
         except Exception as error:
-            self._error = error
+            future.set_exception(error)
 
-    def result(self, seconds: float = 30) -> Any:
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+class TimedFuture(Future[Any]):
+    """A future that is waited for half a minute at most."""
+
+    def result(self, timeout: float | None = 30) -> Any:
         """What the call returned."""
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), "no answer"
-        if self._error is not None:
-            raise self._error
-        return self._result
+        return super().result(timeout)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 20) -> None:

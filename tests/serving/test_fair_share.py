@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from mmaccel.serving.jobs import Job, JobQueue, QueueFull, Ticket
 from tests.serving.conftest import Start
-from tests.serving.running import IMAGES, RED, Later, Running, assert_error
+from tests.serving.running import IMAGES, RED, Running, assert_error, later
 
 Fill = Callable[..., None]
 
@@ -95,10 +96,10 @@ def test_no_client_fills_the_queue_before_another(fill: Fill) -> None:
     assert take(queue) == "a1 b1 a2 a3 a4"
 
 
-def ask(server: Running, key: str, **fields: Any) -> Later:
+def ask(server: Running, key: str, **fields: Any) -> Future[Any]:
     """Ask for images with a key."""
     body, headers = {"prompt": RED, **fields}, {"authorization": f"Bearer {key}"}
-    return Later(lambda: server.http.post(IMAGES, json=body, headers=headers))
+    return later(lambda: server.http.post(IMAGES, json=body, headers=headers))
 
 
 @pytest.mark.parametrize("keys", [("many", "one"), ()])

@@ -27,10 +27,10 @@ from tests.serving.running import (
     HEAD,
     IMAGES,
     RED,
-    Later,
     Running,
     assert_error,
     files,
+    later,
     wait_until,
 )
 
@@ -147,28 +147,19 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(start: Start) -
 
 @contextmanager
 def command(forker: Forker, model: Path, before: str) -> Iterator[tuple[Child, str]]:
-    """`mmaccel serve` in a process of its own, and its address."""
-    options = ["--model", str(model), "--port", "0"]
-    child = forker.start("serve", *options, before=_TELL_PORT + before)
+    """`mmaccel serve` in a process of its own, and its address, which its log says."""
+    child = forker.start("serve", "--model", str(model), "--port", "0", before=before)
     try:
-        wait_until(child.stdout.exists)
-        wait_until(lambda: "\n" in child.printed()[0] or "mmaccel:" in child.printed()[1], 60)
-        found = re.search(r"PORT (\d+)\n", child.printed()[0])
+        wait_until(child.stderr.exists)
+        wait_until(lambda: re.search("/v1|mmaccel:", child.printed()[1]), 60)
+        found = re.search(r"at (http://\S+)/v1", child.printed()[1])
         assert found, child.printed()
-        yield child, f"http://127.0.0.1:{found[1]}"
+        yield child, found[1]
     finally:
         with suppress(ProcessLookupError):
             child.send(signal.SIGKILL)
 
 
-_TELL_PORT = """
-from mmaccel.serving import server
-startup = server.Server.startup
-async def tell(self, sockets=None):
-    await startup(self, sockets)
-    print("PORT", self.port, flush=True)
-server.Server.startup = tell
-"""
 SLOW = """
 import time
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -186,7 +177,7 @@ def test_sigterm_drains_the_process_and_a_second_one_ends_it(
 ) -> None:
     slow = SLOW if n_signals == 1 else SLOW.replace("0.1", "1.0")
     with command(forker, tiny_folder, slow) as (child, url):
-        call = Later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
+        call = later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
         wait_until(lambda: "mmaccel_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
         child.send(signal.SIGTERM)
         wait_until(lambda: has_closed(url))

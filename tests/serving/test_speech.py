@@ -16,7 +16,7 @@ from mmaccel.serving.jobs import Ticket
 from mmaccel.serving.speech import SpeechBackend
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
 from tests.serving.conftest import run_server
-from tests.serving.running import Later, Running, assert_error
+from tests.serving.running import Running, assert_error, later
 
 SPEECH = "/v1/audio/speech"
 Folders = dict[str, tuple[Path, Path]]
@@ -73,7 +73,7 @@ def test_alone_in_company_and_at_the_command_line(
     with running.gate(is_closed=True) as gate:
         together = []
         for k, (text, seed) in enumerate(asked):
-            together.append(Later(lambda text=text, seed=seed: say(text, seed=seed)))  # type: ignore[misc]
+            together.append(later(lambda text=text, seed=seed: say(text, seed=seed)))  # type: ignore[misc]
             gate.wait_for(1)
             running.wait_for(k)
         gate.open()
