@@ -32,6 +32,7 @@ from mmaccel.serving.service import Service
 
 logger = logging.getLogger(__package__)
 
+_NAMES = {"partial": "partial_image", "done": "completed"}  # of events
 _ENDS = "server: expected to answer, but was told to end at once"
 
 
@@ -328,7 +329,8 @@ async def _stream(
         while not made:
             event = await _next(service, jobs[0].ticket, deadline)
             value = _value(event)
-            data = {
+            data: dict[str, Any] = {
+                "type": f"image_generation.{_NAMES[event.kind]}",
                 "b64_json": await to_base64(value),
                 "created_at": int(time.time()),
                 "size": _size(value),
@@ -337,12 +339,11 @@ async def _stream(
                 "quality": "auto",
             }
             if event.kind == "partial":
-                data |= {"type": "image_generation.partial_image", "partial_image_index": index}
+                data["partial_image_index"] = index
                 index += 1
             else:
                 made[event.job] = value
-                data |= {"type": "image_generation.completed", "usage": _usage(jobs, [value])}
-                data["seed"] = value.request.seed % SEEDS
+                data |= {"seed": value.request.seed % SEEDS, "usage": _usage(jobs, [value])}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())
