@@ -11,6 +11,7 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import POLICIES
-from mmaccel.checks import check_int
+from mmaccel.checks import check_choice, check_int, check_number
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -392,8 +393,7 @@ def _number(name: str, value: Any) -> Any:
             value = parse_json(value)
         except ValueError:
             pass
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise OptionError(f"{name}: expected a number, received {show(value)}")
+    check_number(name, value, -math.inf, math.inf, "write one without quotes")
     return value
 
 
@@ -485,12 +485,8 @@ def read_size(value: Any) -> tuple[int, int]:
 
 
 def _policy(value: Any) -> str:
-    known = (*POLICIES, *installed("policies"))
-    if value not in known:
-        remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
-        raise OptionError(
-            f"policy: expected one of {', '.join(known)}, received {show(value)}; {remedy}"
-        )
+    remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
+    check_choice("policy", value, (*POLICIES, *installed("policies")), hint=remedy)
     return str(value)
 
 

@@ -70,7 +70,7 @@ def _two(first: tuple[int, int] | None, second: tuple[int, int] | None) -> Calla
 
 
 _ID = "id: expected 1 to 100 letters"
-_NUMBER = "expected a number"
+_NUMBER = "expected a finite number"
 CASES = (
     _row("an unknown field", '"seeds": 1', "'seeds'", "id, prompt", "min_p", "leave it out"),
     _row("no image", '"n": 0', "n: expected an integer in 1..100000", "received 0"),
