@@ -30,7 +30,7 @@ def claim(opened: FileIO, file: Path) -> None:
         BusyError: another process has the manifest open, or a process with another number of
             shards, which would generate the same images, works in this folder.
     """
-    with _starting(file.parent):
+    with starting(file.parent):
         if not _try_lock(opened.fileno()):
             raise BusyError(
                 f"{file}: expected a manifest that no process writes, received one that another "
@@ -69,7 +69,7 @@ def _n_shards(file: Path) -> int | None:
 
 
 @contextmanager
-def _starting(folder: Path) -> Iterator[None]:
+def starting(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, on systems that can lock one."""
     try:
         opened = os.open(folder, os.O_RDONLY)

@@ -16,7 +16,7 @@ from mmaccel.batch.manifest import Manifest
 from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
-from mmaccel.outputs import whole_files
+from mmaccel.outputs import image_files
 from mmaccel.pipelines.models.scenes import WordImages
 from tests.batch.jobs import N_ITEMS, ROWS, Jobs, Rows, content, lines, records
 from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
@@ -166,16 +166,18 @@ def test_a_failed_item_is_recorded(
 
 def fill_disk(patch: pytest.MonkeyPatch) -> None:
     """The fourth image does not fit."""
-    sync, made = whole_files._sync, []
+    write, made = image_files.write_whole, []
 
-    def full(path: Path) -> None:
-        if path.suffix == ".tmp":
+    def full(file: Path, save: Any) -> None:
+        def save_in_part(path: Path) -> None:
+            save(path)
             made.append(path)
             if len(made) == 4:
                 raise OSError(28, "No space left on device")
-        sync(path)
 
-    patch.setattr(whole_files, "_sync", full)
+        write(file, save_in_part)
+
+    patch.setattr(image_files, "write_whole", full)
 
 
 def interrupt(patch: pytest.MonkeyPatch) -> None:

@@ -230,7 +230,7 @@ def test_processes_start_one_after_another(tmp_path: Path) -> None:
     """A starting process locks the manifests of the others, which must not refuse a third."""
     Manifest(tmp_path / manifest_name((1, 2))).close()
     starting = threading.Thread(target=lambda: Manifest(tmp_path / manifest_name((1, 3))).close())
-    with locks._starting(tmp_path):
+    with locks.starting(tmp_path):
         starting.start()
         starting.join(0.1)
         assert starting.is_alive()

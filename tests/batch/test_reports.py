@@ -148,8 +148,9 @@ def test_a_job_whose_reader_goes_ends_and_can_go_on(
     ("is_streaming", "is_screen"), [(True, True), (True, False), (False, True)]
 )
 def test_one_screen_shows_a_bar_or_events(
-    monkeypatch: pytest.MonkeyPatch, is_streaming: bool, is_screen: bool
+    monkeypatch: pytest.MonkeyPatch, screen: io.StringIO, is_streaming: bool, is_screen: bool
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_screen, raising=False)
-    reports = Reports(3, is_streaming=is_streaming)
-    assert reports._bar.disable == (is_streaming and is_screen)
+    with Reports(3, is_streaming=is_streaming) as reports:
+        reports.finished({"id": "a", "k": 0})
+    assert ("1/3" in screen.getvalue()) != (is_streaming and is_screen)
