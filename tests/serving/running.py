@@ -147,7 +147,7 @@ class Running:
 
     def connect(self) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
 
     def metric(self, name: str) -> float:
         """A value of /metrics; 0 where there is none yet."""
