@@ -286,7 +286,10 @@ def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, An
                 continue
             yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
     except csv.Error as error:
-        wrong.append(f"line {reader.line_num}: expected CSV ({error})")
+        wrong.append(
+            f"line {reader.line_num}: expected CSV, received other text ({error}); quote cells "
+            "that hold quotes"
+        )
     finally:
         csv.field_size_limit(previous)
 

@@ -33,7 +33,7 @@ from mmaccel.serving.service import Service
 logger = logging.getLogger(__package__)
 
 _NAMES = {"partial": "partial_image", "done": "completed"}  # of events
-_ENDS = "server: expected to answer, but was told to end at once"
+_ENDS = "server: expected to answer, received a signal to end at once"
 
 
 def create_app(service: Service) -> Any:

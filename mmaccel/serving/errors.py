@@ -67,7 +67,9 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
 def internal() -> ApiError:
     """What a client is told of a fault of the server."""
     return ApiError(
-        500, "server: expected to answer, but failed; see its log for this request", "internal"
+        500,
+        "server: expected to answer, received a fault; see its log for this request",
+        "internal",
     )
 
 

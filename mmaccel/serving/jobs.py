@@ -127,11 +127,11 @@ class JobQueue:
         """
         with self._changed:
             if self._is_closed:
-                raise QueueClosed("server: expected no new request, because it ends")
+                raise QueueClosed("server: expected no new request, because it ends, received one")
             self._drop_cancelled()
             limit = self.limit if client in self._jobs else self.limit + -(-self.limit // 4)
             if len(self) + count > limit:
-                raise QueueFull(f"queue: expected at most {limit} that wait")
+                raise QueueFull(f"queue: expected at most {limit} that wait, received more")
 
     def put(self, jobs: Sequence[Job]) -> None:
         """Let the jobs of a request wait, all or none.

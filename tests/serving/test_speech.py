@@ -25,13 +25,13 @@ Say = Callable[..., Any]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, TextToSpeech]]:
-    """A server of a family's tiny model, and the model."""
+    """A server of a family's tiny model, and the model once more, which no server runs."""
     model, codec = speech_folders[request.param]
     seconds = SECONDS[request.param]
     backend = SpeechBackend(str(model), codec=str(codec), max_seconds=seconds)
     backend.warm_up()
     with run_server(speech=backend) as running:
-        yield running, backend.pipe
+        yield running, TextToSpeech.from_pretrained(str(model), codec=str(codec), device="cpu")
 
 
 @pytest.fixture
