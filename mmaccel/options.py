@@ -1,7 +1,7 @@
 """Options of every surface, each written once: how a model is opened, and how a call samples.
 
 `from_pretrained` of all pipelines takes the fields of `LoadOptions`; the command line makes a flag
-of every field that has a `help`, and hands the object on.
+of every field that has a `help`, and hands the object on; ComfyUI's nodes make a widget of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def option(default: Any, help: str | None = None, **flag: Any) -> Any:
 
     Args:
         default: of the field.
-        help: of its flag on the command line; None has no flag.
+        help: of its flag on the command line and its widget; None has neither.
         **flag: `names` of the flag where they are not the field's; `text`: whether a switch is
             written as auto, on or off.
     """
@@ -62,7 +62,11 @@ class LoadOptions:
     family: str | None = option(
         None, "how the checkpoint is read, see mmaccel models; by default it is detected"
     )
-    cuda_graphs: Switch = option("auto", "auto, on or off; on needs a GPU", text=True)
+    cuda_graphs: Switch = option(
+        "auto",
+        "capture forward passes in CUDA graphs: auto, on or off; on needs a GPU",
+        text=True,
+    )
     sync_every: int = 1
     fused: Switch = option(
         "auto", "forward passes over packed weights; by default where the model is recognised"
@@ -110,12 +114,20 @@ class SamplingOptions:
     """
 
     guidance_scale: float | None = option(
-        None, "classifier-free guidance; 1 is off", names=("--guidance-scale", "--guidance")
+        None,
+        "how closely to follow the prompt (classifier-free guidance); 1 is off",
+        names=("--guidance-scale", "--guidance"),
     )
-    temperature: float | None = option(None, "0 is greedy")
-    top_k: int | None = option(None, "keep the k likeliest; 0 keeps all")
-    top_p: float | None = option(None, "keep this much probability")
-    min_p: float | None = option(None, "least share of the likeliest")
+    temperature: float | None = option(
+        None, "how freely tokens are drawn: 0 is greedy, 1 the model's own distribution"
+    )
+    top_k: int | None = option(None, "keep the k likeliest tokens; 0 keeps all")
+    top_p: float | None = option(
+        None, "keep the likeliest tokens that make up this share; 1 keeps all"
+    )
+    min_p: float | None = option(
+        None, "keep tokens with this share of the likeliest one's; 0 keeps all"
+    )
 
 
 SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions))

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import find_policy
-from mmaccel.comfy.load_model import LoadedModel
-from mmaccel.comfy.policies import NamedPolicy, default_policy
+from mmaccel.comfy.loading import LoadedModel
+from mmaccel.comfy.methods import NamedPolicy, choose_policy
 from mmaccel.comfy.progress import ImageProgress
-from mmaccel.comfy.stats import RunRecord
+from mmaccel.comfy.runs import RunRecord
 from mmaccel.comfy.table import (
     IMAGE,
     MODEL,
@@ -27,16 +26,15 @@ from mmaccel.comfy.table import (
     Widget,
 )
 from mmaccel.comfy.widgets import (
-    NO_FLOAT,
-    OWN,
     POLICY_INPUT,
-    SEEDS,
     STATS_OUTPUT,
     read_prompts,
     sampling_widgets,
     seed_widget,
+    spread_seed,
 )
 from mmaccel.errors import OptionError
+from mmaccel.options import SAMPLING_FIELDS
 from mmaccel.pipelines.text_to_image.contact_sheet import (
     describe_difference,
     draw_comparison,
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
 
 _MOST = 4096  # images of one run
 _MOST_COMPARED = 64  # images that can be seen on one sheet
-_PARAMS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True)
@@ -115,17 +112,18 @@ def read_job(
         OptionError: a value outside its domain, a policy for another kind of model, or a model
             that is its own draft model.
     """
-    chosen = policy or default_policy(model.pipe.model)
-    find_policy(chosen.name, model.pipe.model.kind)
+    chosen = choose_policy(policy, model.pipe.model.kind)
     if getattr(chosen.policy, "draft_model", None) is model.pipe.model:
         raise OptionError(
             "draft_model: expected another model than the one that is decoded, received the same; "
             "load a smaller one"
         )
-    prompts = read_prompts(prompt)
+    texts = [text for text in read_prompts(prompt) for _ in range(num_images or 1)]
+    seeds = spread_seed(seed, len(texts))
+    negative = negative_prompt.strip() or None
     requests = [
-        Request(text, (seed + k) % SEEDS, k, negative_prompt.strip() or None)
-        for k, text in enumerate(text for text in prompts for _ in range(num_images or 1))
+        Request(text, seed, k, negative)
+        for k, (text, seed) in enumerate(zip(texts, seeds, strict=True))
     ]
     own = choose_params(model.pipe.image_model.params, **params)
     return ImageJob(model, chosen, requests, own, batch_size)
@@ -137,7 +135,7 @@ def check_inputs(**values: Any) -> None:
     Raises:
         OptionError: a parameter outside its domain.
     """
-    choose_params(SamplingParams(), **{name: values[name] for name in _PARAMS})
+    choose_params(SamplingParams(), **{name: values[name] for name in SAMPLING_FIELDS})
 
 
 def to_tensor(images: list[Image]) -> Tensor:
@@ -165,13 +163,16 @@ def compare_images(host: Host, **inputs: Any) -> NodeResult:
         OptionError: as in `generate_images`.
     """
     job = read_job(**inputs)
-    pipe, dtype, policy = job.model.pipe, job.model.dtype, job.chosen.policy
+    pipe = job.model.pipe
+    dtype = job.model.dtype
+    policy = job.chosen.policy
     plain_policy = make_plain(policy)
     progress = ImageProgress(host, pipe.image_model, 2 * job.tokens)
     rows = min(job.batch_size, len(job.requests))
     for each in (plain_policy, policy):
         warm_up(pipe, each, job.params, job.requests[0].prompt, rows, host.check_interrupt)
-    plain, made = job.generate(plain_policy, progress), job.generate(policy, progress)
+    plain = job.generate(plain_policy, progress)
+    made = job.generate(policy, progress)
     sheet = draw_comparison(title_of(job.chosen.name, policy), plain, made, dtype)
     record = job.record(made, describe_difference(plain, made, dtype))
     return NodeResult((to_tensor([sheet]), to_tensor(plain.images), to_tensor(made.images), record))
@@ -181,39 +182,52 @@ def _inputs(most: int) -> tuple[Widget | Socket, ...]:
     """The inputs of both nodes, for up to `most` images; a graph needs a model and a prompt."""
     optional = (
         Widget(
-            "negative_prompt", "text", "",
+            "negative_prompt",
+            "text",
+            "",
             "What to steer away from, in all images; empty is the model's own. Needs a "
-            "guidance_scale other than 1, and a model that takes it.", is_multiline=True,
+            "guidance_scale other than 1, and a model that takes it.",
+            is_multiline=True,
             old_name="negative",
         ),
         seed_widget(
             "Of the first image; the second has seed + 1, and so on, as with mmaccel generate."
         ),
         Widget(
-            "num_images", "int", 1, "Images of each prompt; 0 is one too.", 0, most, 1,
-            stands_for=((0, None),), old_name="count",
+            "num_images",
+            "int",
+            1,
+            "Images of each prompt; 0 is one too.",
+            0,
+            most,
+            1,
+            stands_for=((0, None),),
+            old_name="count",
         ),
         Widget(
-            "batch_size", "int", 1,
+            "batch_size",
+            "int",
+            1,
             "Images decoded together: more take more memory, and less time each.",
-            1, most, 1, is_advanced=True,
-        ),
-        Widget(
-            "guidance_scale", "float", -1.0,
-            f"How closely to follow the prompt (classifier-free guidance); 1 is off. {OWN}",
-            -1, 100, 0.1, stands_for=NO_FLOAT,
+            1,
+            most,
+            1,
+            is_advanced=True,
         ),
         *sampling_widgets(),
-    )  # fmt: skip
+    )
     return (
         Socket("model", MODEL, "From MMAccel Load Model."),
         POLICY_INPUT,
         Widget(
-            "prompt", "text", "a red circle above a small blue square on grass",
-            "What to draw. One prompt a line: several lines make a batch.", is_multiline=True,
+            "prompt",
+            "text",
+            "a red circle above a small blue square on grass",
+            "What to draw. One prompt a line: several lines make a batch.",
+            is_multiline=True,
         ),
         *(replace(widget, is_optional=True) for widget in optional),
-    )  # fmt: skip
+    )
 
 
 GENERATE = NodeSpec(

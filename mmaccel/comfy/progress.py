@@ -34,8 +34,10 @@ class MediaProgress:
     """
 
     def __init__(self, host: Host, rows: int) -> None:
-        self._host, self._run = host, RunProgress(rows)
-        self._reported, self._last = time.monotonic(), -1
+        self._host = host
+        self._run = RunProgress(rows)
+        self._reported = time.monotonic()
+        self._last = -1
 
     def finish(self, index: int) -> None:
         """An utterance or clip is finished."""
@@ -56,6 +58,30 @@ class MediaProgress:
         if self._run.tokens != self._last:
             self._last = self._run.tokens
             self._host.report(self._last, self._run.total, None)
+
+
+class AnswerProgress:
+    """An `on_token` of answers, which have no more than `total` tokens together.
+
+    Args:
+        host: what it raises ends the run.
+        total: of all answers, if none ends early.
+    """
+
+    def __init__(self, host: Host, total: int) -> None:
+        self._host = host
+        self._total = total
+        self._done = 0
+
+    def __call__(self, n_rows: int) -> None:
+        """So many rows have a token more; the last report is left to `finish`."""
+        self._host.check_interrupt()
+        self._done += n_rows
+        self._host.report(min(self._done, self._total - 1), self._total, None)
+
+    def finish(self) -> None:
+        """All answers are there."""
+        self._host.report(self._total, self._total, None)
 
 
 @dataclass
@@ -80,12 +106,14 @@ class ImageProgress:
         self._finished: dict[int, RequestOutput] = {}
         self._reported = self._drawn = self.clock()
         self._wait = _PREVIEW
-        self._can_draw = self._is_clean = True  # clean: nothing unfinished was shown
+        self._can_draw = True
+        self._is_clean = True  # nothing unfinished was shown
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Begin a run of requests whose tags are their indices."""
         self.host.check_interrupt()
-        self._requests, self._finished = requests, {}
+        self._requests = requests
+        self._finished = {}
 
     def finish(self, output: RequestOutput) -> None:
         """An image is finished. The last one replaces the preview by the finished images."""
@@ -147,7 +175,8 @@ def draw_progress(model: ImageModel, progress: Any, requests: Sequence[Request])
         return None
     known = known[shown]
     tokens = fill_unknown(progress.tokens[shown, : grid.frame].reshape(known.shape), known)
-    prompts, seeds = [requests[k].prompt for k in shown], [requests[k].seed for k in shown]
+    prompts = [requests[k].prompt for k in shown]
+    seeds = [requests[k].seed for k in shown]
     images = model.render(tokens.flatten(1), prompts, seeds)
     return put_side_by_side([_grey_out(image, mask) for image, mask in zip(images, known.cpu())])
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from mmaccel.catalog import POLICIES, find_policy
 from mmaccel.comfy.images import GENERATE
-from mmaccel.comfy.load_model import LOAD
-from mmaccel.comfy.policies import policy_id
+from mmaccel.comfy.loading import LOADERS
+from mmaccel.comfy.methods import policy_id
 from mmaccel.comfy.table import PREFIX, Host, NodeResult, NodeSpec, Widget
 from mmaccel.comfy.values import to_arguments
 from mmaccel.comfy.widgets import AUTO
+
+LOAD = LOADERS[""].node()
 
 _OPTIONAL = ("negative_prompt", "num_images", "guidance_scale", "width", "height")
 
@@ -75,7 +77,9 @@ TEXT_TO_IMAGE = NodeSpec(
     inputs=(
         *(_widget(name, is_optional=False) for name in ("model", "prompt", "seed")),
         Widget(
-            "policy", "choice", AUTO,
+            "policy",
+            "choice",
+            AUTO,
             "How to decode, with the policy's own defaults; auto is exact and suits the model.",
             choices=(AUTO, *POLICIES),
         ),
@@ -86,4 +90,4 @@ TEXT_TO_IMAGE = NodeSpec(
     check=check_values,
     fingerprint=describe_model_files,
     is_graph=True,
-)  # fmt: skip
+)

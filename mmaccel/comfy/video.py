@@ -1,4 +1,4 @@
-"""The nodes that load a video model and continue an image or a clip."""
+"""The node that continues an image or a clip."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.comfy.load_model import LoadedModel
-from mmaccel.comfy.media import generate, load_node
-from mmaccel.comfy.policies import NamedPolicy
+from mmaccel.comfy.loading import LoadedModel
+from mmaccel.comfy.methods import NamedPolicy
+from mmaccel.comfy.runs import run_media
 from mmaccel.comfy.table import (
     ANIMATOR,
     IMAGE,
@@ -21,41 +21,32 @@ from mmaccel.comfy.table import (
     Socket,
 )
 from mmaccel.comfy.widgets import POLICY_INPUT, STATS_OUTPUT, sampling_widgets, seed_widget
-from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
-from mmaccel.pipelines.image_to_video.registry import CODEC
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-LOAD_ANIMATOR = load_node(
-    "LoadVideoModel",
-    "Load Video Model",
-    "Loads a model that continues images and clips token by token, with its codec, and keeps "
-    "both while they are in use.",
-    model="nvidia/Cosmos-Predict1-4B",
-    codec="What turns tokens into frames: a folder or an id of the hub. Empty takes the one its "
-    f"authors published ({CODEC}).",
-    part="model",
-    output=Output("video_model", ANIMATOR, "The loaded model."),
-    pipeline=ImageToVideo,
-    folder="video",
-)
-
 
 def generate_video(
-    host: Host, *, video_model: LoadedModel, policy: NamedPolicy | None, start: Tensor,
+    host: Host,
+    *,
+    video_model: LoadedModel,
+    policy: NamedPolicy | None,
+    start: Tensor,
     **options: Any,
-) -> NodeResult:  # fmt: skip
+) -> NodeResult:
     """Continue frames, as `mmaccel animate` does with these settings.
 
     Raises:
         OptionError: a policy of another kind; before any pass.
     """
     frames = start[..., :3].clamp(0, 1)  # no model here takes transparency
-    clips, record = generate(host, video_model, policy, frames, 1, _describe, **options)
-    pixels = clips[0].frames.float().div(255)
-    return NodeResult((host.video(pixels, clips[0].fps), pixels, record))
+    clips, record = run_media(
+        host, video_model, policy, frames, rows=1, describe=_describe, **options
+    )
+    (clip,) = clips
+    pixels = clip.frames.float().div(255)
+    return NodeResult((host.video(pixels, clip.fps), pixels, record))
 
 
 def _describe(made: Clip) -> str:
@@ -82,13 +73,14 @@ ANIMATE = NodeSpec(
     inputs=(
         Socket("video_model", ANIMATOR, "From MMAccel Load Video Model."),
         Socket(
-            "start", IMAGE,
+            "start",
+            IMAGE,
             "What the clip begins with: one image, or frames in a row, of which the last nine "
             "count. They are made to fit, and cut where they are too wide or too high.",
         ),
         POLICY_INPUT,
         seed_widget("The same as with mmaccel animate."),
-        *sampling_widgets(),
+        *sampling_widgets(without=("guidance_scale",)),
     ),
     outputs=(
         Output("video", VIDEO, "The clip, the given frames first."),
@@ -98,4 +90,4 @@ ANIMATE = NodeSpec(
     run=generate_video,
     check=check_video,
     folder="video",
-)  # fmt: skip
+)

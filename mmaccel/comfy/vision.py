@@ -1,19 +1,17 @@
-"""The nodes that load a vision-language model, choose its visual tokens and ask about images."""
+"""The node that asks questions about images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from mmaccel.catalog import REDUCERS, find_policy, make
 from mmaccel.comfy.images import to_tensor
-from mmaccel.comfy.load_model import LoadedModel, check_engine, describe_files, load_pipeline
-from mmaccel.comfy.policies import NamedPolicy
-from mmaccel.comfy.stats import RunRecord
+from mmaccel.comfy.loading import LoadedModel
+from mmaccel.comfy.methods import NamedPolicy, Reducers
+from mmaccel.comfy.progress import AnswerProgress
+from mmaccel.comfy.runs import run_pipeline
 from mmaccel.comfy.table import (
     IMAGE,
     PREFIX,
@@ -28,166 +26,36 @@ from mmaccel.comfy.table import (
     Widget,
 )
 from mmaccel.comfy.widgets import (
-    CUDA_GRAPHS,
-    FUSED,
     POLICY_INPUT,
-    SEEDS,
     STATS_OUTPUT,
-    device_widgets,
+    batch_widget,
     read_prompts,
     sampling_widgets,
     seed_widget,
+    spread_seed,
 )
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.image_to_text.loading import DEMO, check_model, find_vision_source
 from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS, ImageToText, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_questions
 from mmaccel.pipelines.image_to_text.types import Answer
-from mmaccel.pipelines.loading.hub import is_hub_id
-from mmaccel.pipelines.loading.sources import content_files
-from mmaccel.pipelines.runner.engine import UseGraphs
-from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
-from mmaccel.samplers.window.jacobi import Jacobi
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_FOLDER = "vision"
 _MOST_TOKENS = 2**16
-
-
-def load_vision(host: Host, *, model: str, **options: Any) -> NodeResult:
-    """Load a model with its processor, or return it from the cache.
-
-    Raises:
-        OptionError: no such model or device.
-        UnsupportedModelError: a model that reads no images.
-    """
-    return load_pipeline(host, ImageToText, _files(model), model=model, **options)
-
-
-def _files(model: str) -> list[Path]:
-    source = find_vision_source(model)
-    return content_files(source) if source.is_dir() else []
-
-
-def check_load(
-    *, model: str, device: str, dtype: str, cuda_graphs: UseGraphs, **others: Any
-) -> None:
-    """Check what can be checked before anything is loaded.
-
-    Raises:
-        OptionError: no such folder or device.
-        UnsupportedModelError: a folder with another kind of model.
-        MissingBackendError: CUDA graphs on a CPU.
-    """
-    if not is_hub_id(model):
-        check_model(model)
-    check_engine(device, dtype, cuda_graphs)
-
-
-def describe_model_files(*, model: str, **others: Any) -> str:
-    """A text that changes when the files of a model change; empty where they are on the hub."""
-    if is_hub_id(model) and not Path(model).exists():
-        return ""
-    return describe_files(_files(model))
-
-
-LOAD_VISION = NodeSpec(
-    id=f"{PREFIX}LoadVisionModel",
-    title="MMAccel Load Vision-Language Model",
-    summary="Loads a model that answers questions about images, with its processor, and keeps both "
-    "while they are in use.",
-    inputs=(
-        Widget(
-            "model", "path", DEMO,
-            f"{DEMO}, which ships with mmaccel, a folder with model and processor, or an id of the "
-            "Hugging Face hub such as owner/name, which is downloaded.",
-        ),
-        *device_widgets("model"),
-        CUDA_GRAPHS,
-        FUSED,
-    ),
-    outputs=(Output("vision_model", VISION, "The loaded model."),),
-    run=load_vision,
-    check=check_load,
-    fingerprint=describe_model_files,
-    folder=_FOLDER,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Reducers:
-    """Methods for visual tokens of different stages."""
-
-    methods: tuple[TokenReducer, ...]
-
-
-def choose_reducer(
-    host: Host, *, visual_tokens: Reducers | None = None, **values: Any
-) -> NodeResult:
-    """A method, after those of another node.
-
-    Raises:
-        OptionError: a bad value, or two methods of one stage.
-    """
-    before = () if visual_tokens is None else visual_tokens.methods
-    return NodeResult((Reducers(check_reducers([*before, _make(**values)])),))
-
-
-def _make(*, method: str, keep: float, n_keep: int | None) -> Any:
-    """The method of a node's widgets; a number comes before a fraction."""
-    how_many: dict[str, Any] = {"keep": keep} if n_keep is None else {"n_keep": n_keep}
-    return make("visual_tokens", method, **how_many)
-
-
-def check_reducer(**values: Any) -> None:
-    """Refuse a fraction outside its domain.
-
-    Raises:
-        OptionError: such a value.
-    """
-    _make(**values)
-
-
-REDUCE = NodeSpec(
-    id=f"{PREFIX}VisualTokens",
-    title="MMAccel Visual Tokens",
-    summary="Chooses which visual tokens a vision-language model computes. All methods are "
-    "relaxed: the answer may differ from that of all tokens.",
-    inputs=(
-        Socket(
-            "visual_tokens", VISUAL_TOKENS,
-            "A method of another stage, to use both: one at the exit of the encoder, one inside "
-            "the language model.",
-            is_optional=True,
-        ),
-        Widget(
-            "method", "choice", "dart",
-            f"How the tokens that stay are chosen. {', '.join(list(REDUCERS)[:3])} are controls "
-            "that look at nothing in the image.",
-            choices=tuple(REDUCERS),
-        ),
-        Widget("keep", "float", 0.22, "The fraction of visual tokens that stays.", 0, 1, 0.01),
-        Widget(
-            "n_keep", "int", 0, "The number that stays, instead of keep; 0 takes keep.",
-            0, 2**20, 1, stands_for=((0, None),),
-        ),
-    ),
-    outputs=(
-        Output("visual_tokens", VISUAL_TOKENS, "For Answer Question, or another Visual Tokens."),
-    ),
-    run=choose_reducer,
-    check=check_reducer,
-    folder=_FOLDER,
-)  # fmt: skip
+_GREEDY = "None is greedy for temperature, and keeps all tokens for the others."
 
 
 def answer_questions(
-    host: Host, *, vision_model: LoadedModel, image: Tensor, policy: NamedPolicy | None,
-    visual_tokens: Reducers | None, question: str, seed: int, max_tokens: int, batch_size: int,
-    **params: Any,
-) -> NodeResult:  # fmt: skip
+    host: Host,
+    *,
+    vision_model: LoadedModel,
+    image: Tensor,
+    policy: NamedPolicy | None,
+    visual_tokens: Reducers | None,
+    question: str,
+    **options: Any,
+) -> NodeResult:
     """Answer questions about images, as `mmaccel answer` does with these settings.
 
     Args:
@@ -197,29 +65,30 @@ def answer_questions(
         OptionError: a policy of another kind, or more positions than the model has.
         UnsupportedModelError: a method that the model cannot use; before any pass.
     """
-    chosen = policy or NamedPolicy("jacobi", Jacobi())
-    find_policy(chosen.name, "window")
-    loaded, questions, images = vision_model.pipe, read_prompts(question), to_images(image)
-    pipe = ImageToText(
-        loaded.model, loaded.processor, policy=chosen.policy, cuda_graphs=loaded.cuda_graphs,
-        fused=loaded.fused, compile=loaded.compile,
-        visual_tokens=None if visual_tokens is None else visual_tokens.methods,
-    )  # fmt: skip
-    host.check_interrupt()
-    total, done = len(questions) * max_tokens, 0
+    questions = read_prompts(question)
+    images = to_images(image)
+    most = options.pop("max_tokens")
+    seeds = spread_seed(options.pop("seed"), len(questions))
+    progress = AnswerProgress(host, len(questions) * most)
+    loaded = vision_model.pipe
 
-    def report(n_rows: int) -> None:
-        nonlocal done
-        host.check_interrupt()
-        done += n_rows
-        host.report(min(done, total - 1), total, None)
+    def call(chosen: Any) -> tuple[Any, list[str]]:
+        pipe = ImageToText(
+            loaded.model,
+            loaded.processor,
+            policy=chosen,
+            visual_tokens=None if visual_tokens is None else visual_tokens.methods,
+            cuda_graphs=loaded.cuda_graphs,
+            fused=loaded.fused,
+            compile=loaded.compile,
+        )
+        made = pipe(
+            images, questions, max_new_tokens=most, seed=seeds, on_token=progress, **options
+        )
+        return made, [_describe(answer) for answer in made.answers]
 
-    made = pipe(
-        images, questions, max_new_tokens=max_tokens, batch_size=batch_size,
-        seed=[(seed + k) % SEEDS for k in range(len(questions))], on_token=report, **params,
-    )  # fmt: skip
-    host.report(total, total, None)
-    record = RunRecord(vision_model, chosen, made.stats, list(map(_describe, made.answers)))
+    made, record = run_pipeline(host, vision_model, policy, call)
+    progress.finish()
     text = "\n".join(answer.text for answer in made.answers)
     return NodeResult((text, draw_answers(made.answers, images), record))
 
@@ -272,34 +141,42 @@ ANSWER = NodeSpec(
         Socket("image", IMAGE, "What is asked about; several images belong to one question."),
         POLICY_INPUT,
         Socket(
-            "visual_tokens", VISUAL_TOKENS, "Which visual tokens stay; without one, all.",
+            "visual_tokens",
+            VISUAL_TOKENS,
+            "Which visual tokens stay; without one, all.",
             is_optional=True,
         ),
         Widget(
-            "question", "text", "how many objects are there?",
+            "question",
+            "text",
+            "how many objects are there?",
             "What to ask. One question a line: several lines make a batch. An image goes before "
-            "the question, or where <image> stands in it.", is_multiline=True,
+            "the question, or where <image> stands in it.",
+            is_multiline=True,
         ),
         seed_widget("Of the first question; the second has seed + 1, and so on."),
         Widget(
-            "max_tokens", "int", DEFAULT_TOKENS, "Cut longer answers.", 1, _MOST_TOKENS, 1,
+            "max_tokens",
+            "int",
+            DEFAULT_TOKENS,
+            "Cut longer answers.",
+            1,
+            _MOST_TOKENS,
+            1,
         ),
-        Widget(
-            "batch_size", "int", 1,
-            "Questions answered at a time at most: more take more memory, and less time each.",
-            1, 256, 1,
-        ),
-        *sampling_widgets("-1 is greedy for temperature, and keeps all tokens for the others."),
+        batch_widget("Questions answered"),
+        *sampling_widgets(_GREEDY, without=("guidance_scale",)),
     ),
     outputs=(
         Output("text", TEXT, "One answer a line."),
         Output(
-            "kept", IMAGE,
+            "kept",
+            IMAGE,
             "The patches that stay, one picture a question; the image itself where all stay.",
         ),
         STATS_OUTPUT,
     ),
     run=answer_questions,
     check=check_answer,
-    folder=_FOLDER,
-)  # fmt: skip
+    folder="vision",
+)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.loading import LoadedModel
 from tests.comfy.fake_comfy import FakeComfy, install, run
 
 

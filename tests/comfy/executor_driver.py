@@ -59,9 +59,9 @@ def main() -> None:
     found: dict[str, Any] = {"nodes": [n for n in nodes.NODE_CLASS_MAPPINGS if "MMAccel" in n]}
     found["first"], found["second"] = run(job["graph"], "a"), run(job["graph"], "b")
     found["bad"] = run(job["bad"], "c")
-    from mmaccel.comfy.load_model import _cache
+    from mmaccel.comfy.loading import CACHE
 
-    (model,) = _cache
+    (model,) = CACHE
     window = model.pipe.model
     found["inference"] = any(p.is_inference() for p in window.model.parameters())
     counts, passes = [window.forward], []
@@ -83,7 +83,7 @@ def main() -> None:
     del model, window
     executor.reset()  # what ComfyUI does where the user frees its cache
     gc.collect()
-    found["cached"] = len(_cache)
+    found["cached"] = len(CACHE)
     print(json.dumps(found), file=shown)
 
 

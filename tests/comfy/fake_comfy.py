@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel.comfy.methods import NamedPolicy
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.policies import NamedPolicy
+from mmaccel.comfy.runs import RunRecord
 from mmaccel.comfy.schemas import v1_class, v3_class
-from mmaccel.comfy.stats import RunRecord
 from mmaccel.comfy.table import PREFIX, NodeResult
 from mmaccel.comfy.values import run_node
 

@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from mmaccel.cli import main
-from mmaccel.comfy import load_model
+from mmaccel.comfy import loading
 from mmaccel.comfy.hosts import V1Host
 from mmaccel.comfy.images import to_tensor
-from mmaccel.comfy.load_model import LoadedModel, describe_model_files
+from mmaccel.comfy.loading import LOADERS, LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class
 from mmaccel.comfy.values import refusal
@@ -136,12 +136,12 @@ def test_a_model_is_loaded_once_and_again_when_its_files_change(tmp_path: Path) 
     weights.write_bytes(weights.read_bytes())
     assert cls.IS_CHANGED(model=str(folder)) != state
     assert run("LoadModel", model=str(folder)).values[0] is not first
-    assert describe_model_files(model="owner/name", decoder="") == ""
+    assert LOADERS[""].fingerprint(model="owner/name", decoder="") == ""
     gc.collect()
-    before = len(load_model._cache)
+    before = len(loading.CACHE)
     del first, half
     gc.collect()
-    assert len(load_model._cache) == before - 2
+    assert len(loading.CACHE) == before - 2
 
 
 def test_an_interrupt_is_heard_between_two_images_of_a_batch(
@@ -260,19 +260,19 @@ def test_a_path_may_be_pasted_as_file_managers_copy_it(tiny_folder: Path) -> Non
 def test_only_files_of_the_model_are_listed(tmp_path: Path) -> None:
     """Listing every file below a folder such as `/` would never end."""
     folder = build_tiny(tmp_path / "m")
-    state = describe_model_files(model=str(folder), decoder="")
+    state = LOADERS[""].fingerprint(model=str(folder), decoder="")
     deep = folder / "a" / "b" / "c"
     deep.mkdir(parents=True)
     (deep / "model.safetensors").write_bytes(b"x")
     (folder / "notes.txt").write_text("x", encoding="utf-8")
-    assert describe_model_files(model=str(folder), decoder="") == state
+    assert LOADERS[""].fingerprint(model=str(folder), decoder="") == state
     masked, _ = masked_beside_plain(tmp_path / "two")
-    before, (tokenizer,) = describe_model_files(model=str(masked), decoder=""), [
+    before, (tokenizer,) = LOADERS[""].fingerprint(model=str(masked), decoder=""), [
         f for f in (tmp_path / "two").rglob("tokenizer.safetensors")
     ]  # fmt: skip
     assert tokenizer.parent != masked  # outside the folder, and part of the model all the same
     tokenizer.write_bytes(tokenizer.read_bytes())
-    assert describe_model_files(model=str(masked), decoder="") != before
+    assert LOADERS[""].fingerprint(model=str(masked), decoder="") != before
 
 
 def test_a_model_loaded_in_inference_mode_is_an_ordinary_one(tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from PIL import Image
 
 from mmaccel import ImageToVideo, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.comfy.load_model import LoadedModel
-from mmaccel.comfy.media import describe_model_files
+from mmaccel.comfy.loading import LOADERS, LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
 from mmaccel.comfy.speech import pad_sounds
@@ -258,12 +257,12 @@ def test_what_only_the_model_knows_is_said_in_its_node(
 
 def test_other_files_are_another_model(nodes: Nodes) -> None:
     model, codec = map(str, nodes.parts)
-    before = describe_model_files(model=model, codec=codec)
+    before = LOADERS[nodes.word].fingerprint(model=model, codec=codec)
     weights(nodes).touch()
-    assert describe_model_files(model=model, codec=codec) != before
-    assert describe_model_files(model="owner/name", codec="") == ""
+    assert LOADERS[nodes.word].fingerprint(model=model, codec=codec) != before
+    assert LOADERS[nodes.word].fingerprint(model="owner/name", codec="") == ""
     assert (
-        describe_model_files(model=model, codec="owner/name") == ""
+        LOADERS[nodes.word].fingerprint(model=model, codec="owner/name") == ""
     )  # which only asking the hub tells
 
 
@@ -307,7 +306,8 @@ def test_widgets_are_passed_to_the_loader_and_the_cache_is_weak(
     own = {"family": "orpheus"} if nodes.word == "Speech" else {}
     chosen = dict(dtype="bfloat16", cuda_graphs="off", fused="on", **own)
     first = nodes.load(**chosen)
-    wanted = dict(device="cpu", dtype=torch.bfloat16, cuda_graphs=False, fused=True, **own)
+    wanted = dict(device="cpu", dtype=torch.bfloat16, cuda_graphs=False, fused=True)
+    wanted |= {"compile": "auto", **own}
     assert asked == [(str(nodes.parts[0]), wanted | {"codec": str(nodes.parts[1])})]
     assert nodes.load(**chosen) is nodes.load(**chosen | {"dtype": "bf16"}) is first
     others = [{"dtype": "float16"}, {"cuda_graphs": "auto"}, {"fused": "auto"}]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.loading import LoadedModel
 from mmaccel.comfy.progress import ImageProgress, draw_progress, fill_unknown, known_cells
 from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
 from mmaccel.results import Progress

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.catalog import POLICIES, load, make_policy
+from mmaccel.catalog import METHODS, POLICIES, load, make_policy
+from mmaccel.comfy.fields import field_tooltips
+from mmaccel.comfy.methods import policy_inputs
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.policies import field_tooltips, policy_inputs
 from mmaccel.comfy.schemas import v1_class, v3_exports
 from mmaccel.comfy.table import NodeSpec, Socket, Widget
 from mmaccel.comfy.values import check_widget, refusal, to_argument, to_arguments
@@ -35,10 +36,11 @@ def test_there_is_a_node_for_every_policy_and_twelve_more() -> None:
     others |= {"MMAccelLoadSpeechModel", "MMAccelGenerateSpeech"}
     others |= {"MMAccelLoadVideoModel", "MMAccelGenerateVideo"}
     others |= {"MMAccelLoadVisionModel", "MMAccelVisualTokens", "MMAccelAnswerQuestion"}
+    others |= {name for name in NODES if name.endswith("VisualTokens")}
     assert set(NODES) == others | {spec.id for spec in _POLICY_NODES.values()}
-    assert len(NODES) == len(POLICIES) + 12
+    assert len(NODES) == len(POLICIES) + 12 + len(METHODS["visual_tokens"])
     assert _POLICY_NODES["mc-sjd"].id == "MMAccelMcSjdPolicy"
-    assert all(re.fullmatch(r"MMAccel[A-Za-z]+", name) for name in NODES)
+    assert all(re.fullmatch(r"MMAccel[A-Za-z0-9]+", name) for name in NODES)
 
 
 @pytest.mark.parametrize("name", list(POLICIES))

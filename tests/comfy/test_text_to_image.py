@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.loading import LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
 from mmaccel.comfy.values import refusal

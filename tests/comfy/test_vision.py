@@ -16,11 +16,10 @@ from PIL import Image
 import mmaccel
 from mmaccel import OptionError
 from mmaccel.cli import main
-from mmaccel.comfy.load_model import LoadedModel
+from mmaccel.comfy.loading import LOADERS, LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
 from mmaccel.comfy.values import refusal
-from mmaccel.comfy.vision import describe_model_files
 from mmaccel.demo import vision
 from tests.comfy.fake_comfy import Host, Interrupted, install, policy, run
 from tests.fixtures.tiny_lms import build_lm
@@ -144,10 +143,10 @@ def test_a_model_is_loaded_once_and_held_weakly(folder: Path) -> None:
     host.freed.clear()
     assert load(folder, host, dtype="float16") is not first
     assert first.pipe.model.dtype == torch.bfloat16
-    before = describe_model_files(model=str(folder))
+    before = LOADERS["Vision"].fingerprint(model=str(folder))
     (folder / "model.safetensors").touch()
-    assert describe_model_files(model=str(folder)) != before
-    assert describe_model_files(model="owner/name") == ""
+    assert LOADERS["Vision"].fingerprint(model=str(folder)) != before
+    assert LOADERS["Vision"].fingerprint(model="owner/name") == ""
     assert load(folder, host, dtype="bfloat16") is not first
     gone = ref(first)
     del first

@@ -18,7 +18,7 @@ from mmaccel.batch.prompts import check_row
 from mmaccel.batch.worker import Setup, settings_of
 from mmaccel.catalog import find_policy, make, make_policy, read_policy
 from mmaccel.cli import app, main
-from mmaccel.comfy import policies as nodes
+from mmaccel.comfy.methods import build_policy
 from mmaccel.commands.bench.canvas import _pick_setups
 from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.options import WindowPolicyFlags, merge_fields, parse_reducers
@@ -249,7 +249,7 @@ def test_what_nobody_typed_is_not_imported(folder: Path, tiny_folder: Path, caps
         lambda: mmaccel.attach(build_lm("llama"), "broken:Needy"),
         lambda: make_policy("jacobi", drafts="broken:NeedySource"),
         lambda: make("visual_tokens", "broken:Needy", keep=0.5),
-        lambda: nodes._make("jacobi", drafts="broken:NeedySource"),
+        lambda: build_policy("jacobi", drafts="broken:NeedySource"),
     ):
         with pytest.raises(OptionError, match="is taken from the command line alone"):
             call()
