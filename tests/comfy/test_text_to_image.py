@@ -12,7 +12,6 @@ import torch
 from mmaccel.comfy.loading import LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
-from mmaccel.comfy.values import refusal
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from tests.comfy.comfy_server import WORKFLOWS
@@ -83,26 +82,6 @@ def test_progress_and_interrupts_are_those_of_the_other_nodes(tiny_folder: Path)
     with pytest.raises(Interrupted):
         ask(str(tiny_folder), stopped, policy="autoregressive")
     assert stopped.checks == 5
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({}, None),
-        ({"policy": "sjd"}, None),
-        ({"policy": "best"}, "policy: expected one of autoregressive, jacobi"),
-        ({"model": "no-such-model"}, "model: expected a folder, a file, an id"),
-        ({"width": 64}, "width, height: expected both or neither, received 64 and 0"),
-        ({"guidance_scale": -2.0}, "guidance_scale"),
-        ({"num_images": 5000}, "num_images: expected a number in 0..4096"),
-        ({"seed": -1}, "seed: expected a number in 0..18446744073709551615"),
-    ],
-)
-def test_bad_values_are_refused_before_anything_runs(
-    values: dict[str, Any], said: str | None
-) -> None:
-    refused = refusal(NODES[NODE], values)
-    assert refused is None if said is None else said in str(refused)
 
 
 def test_a_policy_for_another_kind_of_model_is_refused_before_any_pass(tiny_folder: Path) -> None:
