@@ -18,7 +18,6 @@ from mmaccel.cli import main
 from mmaccel.demo import vision
 from mmaccel.outputs import whole_files
 from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
-from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_vlms import encodes_first
 from tests.fixtures.tiny_vqa import QUESTION, build_vqa, save_scenes, save_vqa, scene
 
@@ -163,71 +162,6 @@ def test_a_full_disk_leaves_no_half_picture(
     said = capsys.readouterr()
     assert "expected space for a.png" in said.err and "the answer is written" in said.err
     assert not list(Path().glob("*a.png*"))
-
-
-DART = ["--visual-tokens", "dart"]
-UNLOADED = [
-    ([QUESTION], 2, "image: expected at least one file before the question"),
-    (["{image}"], 2, "question: expected it after the images, received the file"),
-    (["{image}", " "], 2, "prompt: expected a question"),
-    (["none.png", QUESTION], 2, "image: expected a file, received 'none.png'"),
-    (["words.txt", QUESTION], 2, "image: expected an image, received 'words.txt'"),
-    (["{image}", "is <image> <image> red?"], 2, "images: expected 2, one for each <image>"),
-    (["{image}", "{image}", "is <image> red?"], 2, "images: expected 1, one for each <image>"),
-    (["{image}", QUESTION, *DART, "--keep", "0"], 2, "DART.keep: expected a number in (0, 1]"),
-    (["{image}", QUESTION, *DART, "--keep", "1.5"], 2, "DART.keep: expected a number in (0, 1]"),
-    (["{image}", QUESTION, *DART, "--n-keep", "0"], 2, "DART.n_keep: expected an integer >= 1"),
-    (["{image}", QUESTION, *DART], 2, "DART: expected one of keep and n_keep, received neither"),
-    (
-        ["{image}", QUESTION, *DART, "--keep", "1", "--n-keep", "3"], 2,
-        "DART: expected one of keep and n_keep",
-    ),
-    (["{image}", QUESTION, "--visual-tokens", "darts"], 2, "one of downsample, downsample-pixels"),
-    (["{image}", QUESTION, "--visual-tokens", "dart:depth=3"], 2, "received 'depth'"),
-    (["{image}", QUESTION, "--visual-tokens", "dart:layer"], 2, "--visual-tokens: expected name="),
-    (
-        ["{image}", QUESTION, *DART, "--visual-tokens", "fastv", "--keep", "0.5"], 2,
-        "expected one method a stage",
-    ),
-    (["{image}", QUESTION, "--keep", "0.5"], 2, "--keep: expected --visual-tokens with it"),
-    (["{image}", QUESTION, "--n-keep", "5"], 2, "--n-keep: expected --visual-tokens with it"),
-    (["{image}", QUESTION, "--compare"], 2, "--compare: expected --visual-tokens with it"),
-    (["{image}", QUESTION, "-o", "a.png"], 2, "--out: expected --visual-tokens with it"),
-    (["{image}", QUESTION, *DART, "--keep", "1", "-o", "a.jpg"], 2, "--out: expected a name that"),
-    (["{image}", QUESTION, *DART, "--keep", "1", "-o", "x/.."], 2, "--out: expected a"),
-    (["{image}", QUESTION, "--json", "."], 2, "--json: expected a file name"),
-    (["{image}", QUESTION, "--policy", "stepwise"], 2, "policy: expected one of autoregressive"),
-    (["{image}", QUESTION, "--window", "0"], 2, "window: expected an integer in 1..4096"),
-    (["{image}", QUESTION, "--temperature", "-1"], 2, "temperature: expected"),
-    (["{image}", QUESTION, "--seed", str(2**64)], 2, "seed: expected a 64-bit integer"),
-    (["{image}", QUESTION, "--dtype", "int8"], 2, "dtype: expected auto, float32"),
-    (["{image}", QUESTION, "--threads", "0"], 2, "threads: expected"),
-    (["{image}", QUESTION, "--max-tokens", "0"], 2, "--max-tokens: expected an integer >= 1"),
-    (["{image}", QUESTION, "--model", "none"], 2, "model: expected a folder"),
-    (["{image}", QUESTION, "--model", "lm"], 1, "expected a vision-language model"),
-    (["{image}", QUESTION, "--model", "empty"], 1, "model: expected"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("arguments", "code", "said"), UNLOADED, ids=lambda v: str(v)[:60])
-def test_bad_input_is_refused_before_a_model_is_loaded(
-    files: list[str], arguments: list[str], code: int, said: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: Any,
-) -> None:  # fmt: skip
-    def load(*_: Any, **__: Any) -> None:
-        raise AssertionError("a model was loaded")
-
-    build_lm("llama").save_pretrained("lm")
-    Path("empty").mkdir()
-    Path("words.txt").write_text("no image", encoding="utf-8")
-    monkeypatch.setattr(ImageToText, "from_pretrained", load)
-    capsys.readouterr()
-    given = [each.replace("{image}", files[0]) for each in arguments]
-    assert main(["answer", *given]) == code
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and not Path("out").exists()
-    with pytest.raises(AssertionError, match="a model was loaded"):
-        main(["answer", files[0], QUESTION])
 
 
 @reduces

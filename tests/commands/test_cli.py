@@ -51,24 +51,6 @@ def test_a_command_alone_prints_its_help(command: list[str], capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["generate", "--steps", "50"], "leave it out, or choose passes with --window"),
-        (["generate", "--num_inference_steps", "50"], "choose passes with --window"),
-        (["generate", "--cfg-scale", "7"], "No such option: --cfg-scale; write --guidance-scale"),
-        (["generate", "--xyzzy"], "No such option: --xyzzy; see mmaccel generate --help"),
-        (["generate", "--num_images", "2"], "Possible options: --num-images"),
-        (["speak", "hello"], "write for example --model HKUSTAudio/Llasa-1B"),
-        (["comfy"], "see mmaccel comfy --help"),
-    ],
-)
-def test_a_wrong_option_names_what_helps(arguments: list[str], said: str, capsys) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert said in captured.err and captured.err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     "command",
     [
         "generate x",

@@ -248,59 +248,6 @@ def test_files_removed_meanwhile_are_missing_at_the_end(
     assert "a folder without 1 of them (" in said.err
 
 
-BOTH = [
-    (["--policy", "entropy-bounded"], "policy: expected one of"),
-    (["--policy", "nonsense"], "policy: expected one of"),
-    (["--window", "0"], "window: expected an integer in 1..4096"),
-    (["--temperature", "-1"], "temperature: expected a finite number >= 0"),
-    (["--top-k", "-1"], "top_k: expected"),
-    (["--min-p", "2"], "min_p: expected"),
-    (["--batch-size", "0"], "--batch-size: expected at least 1"),
-    (["--seed", str(2**64)], "seed: expected a 64-bit integer"),
-    (["--dtype", "int8"], "dtype: expected auto, float32"),
-    (["--set", "window"], "--set: expected name=value"),
-    (["--set", "windw=3"], "windw"),
-]
-UNLOADED = [
-    *((name, ["{input}", *bad], said) for name in COMMANDS for bad, said in BOTH),
-    ("speak", ["  "], "prompt: expected text to say, received ' '"),
-    ("speak", ["fox", ""], "prompt: expected text to say, received ''"),
-    ("speak", ["a \udcff fox"], "in whole characters"),
-    ("speak", ["fox", "cat", "--seed", str(2**64 - 1)], "seed: expected a 64-bit integer"),
-    ("speak", ["fox", "--max-seconds", "nan"], "max_seconds: expected a number"),
-    ("speak", ["fox", "--repetition-penalty", "0"], "penalty: expected a finite number > 0"),
-    ("speak", [], "Missing argument 'texts'"),
-    ("animate", ["none.png"], "start: expected a file, received 'none.png'"),
-    ("animate", ["x" * 300], "start: expected a file"),
-    ("animate", ["words.txt"], "which PyAV does not read"),
-    ("animate", ["cut.png"], "which Pillow does not read"),
-    ("animate", ["{input}", "--format", "gif"], "--format: expected one of mp4, webp"),
-    ("animate", ["{input}", "--count", "0"], "--count: expected at least 1"),
-    ("animate", [], "Missing argument 'starts'"),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "said"), UNLOADED, ids=lambda v: str(v)[:40])
-def test_bad_input_is_refused_before_a_model_is_loaded(
-    built: dict[str, Parts], name: str, arguments: list[str], said: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: Any,
-) -> None:  # fmt: skip
-    def load(*_: Any, **__: Any) -> None:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(media_job, "open_pipe", load)
-    monkeypatch.chdir(tmp_path)
-    command = Command(name, built[name], tmp_path)
-    (tmp_path / "words.txt").write_text("no image", encoding="utf-8")
-    (tmp_path / "cut.png").write_bytes(command.start.read_bytes()[:200])
-    whole = "fox" if name == "speak" else str(command.start)
-    assert command.raw(*[each.replace("{input}", whole) for each in arguments]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and not command.out.exists()
-    with pytest.raises(AssertionError, match="a model was loaded"):
-        command.raw(whole)
-
-
 LOADED = [
     (["--voice", "tara"], 2, "voice: expected none for Llasa"),
     (["--device", "cuda:9"], 2, "device: expected"),

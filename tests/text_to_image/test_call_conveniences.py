@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.fixtures.tiny_model import CAPTIONS, masked_beside_plain
 
 
@@ -28,25 +27,6 @@ def test_a_policy_by_name(policy: Any, pipe: mmaccel.TextToImage) -> None:
     assert made.stats.policy == wanted.stats.policy
 
 
-@pytest.mark.parametrize(
-    ("policy", "said"),
-    [
-        ("jacobbi", "did you mean jacobi"),
-        ({"window": 5}, 'a dictionary with a name, received .*write for example {"name"'),
-        ({"name": "jacobi", "windows": 5}, "options out of window.*did you mean window"),
-        ({"name": 3}, "a dictionary with a name"),
-        (7, "policy: expected"),
-    ],
-)
-def test_a_policy_that_is_none_is_refused(
-    policy: Any, said: str, pipe: mmaccel.TextToImage
-) -> None:
-    with pytest.raises(OptionError, match=said):
-        pipe(CAPTIONS[0], policy=policy)
-    with pytest.raises(OptionError, match=said):
-        mmaccel.attach(pipe.model.model, policy)
-
-
 def test_a_generator_seeds_the_run(pipe: mmaccel.TextToImage) -> None:
     drawn = [torch.Generator().manual_seed(k) for k in (3, 3, 4)]
     first = pipe(CAPTIONS[0], generator=drawn[0])
@@ -57,26 +37,6 @@ def test_a_generator_seeds_the_run(pipe: mmaccel.TextToImage) -> None:
     both = pipe(CAPTIONS[:2], generator=several).tokens
     alone = pipe(CAPTIONS[1], generator=[torch.Generator().manual_seed(3)]).tokens
     assert both[1:].equal(alone)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"generator": 3}, "expected a torch.Generator or a list"),
-        ({"generator": []}, "expected a torch.Generator or a list"),
-        ({"generator": torch.Generator(), "seed": 0}, "expected it or a seed"),
-        ({"generator": [torch.Generator()] * 2}, "seed: expected"),
-        ({"output_type": "latent"}, "output_type: expected one of pil, pt, np, tokens"),
-        ({"num_inference_steps": 50}, "received 50; .* leave it out, or choose passes with policy"),
-        ({"height": 512, "width": 512}, "size: expected .* received 512x512"),
-        ({"height": 0.5}, "height: expected an integer"),
-    ],
-)
-def test_bad_arguments_are_refused(
-    options: dict[str, Any], said: str, pipe: mmaccel.TextToImage
-) -> None:
-    with pytest.raises(OptionError, match=said):
-        pipe(CAPTIONS[0], **options)
 
 
 def test_output_types_hold_the_same_pixels(pipe: mmaccel.TextToImage) -> None:
@@ -129,36 +89,7 @@ def test_without_a_seed_torchs_generator_draws_one(pipe: mmaccel.TextToImage) ->
     assert repeated.tokens.equal(both.tokens) and len(both.stats.to_dict()["seed"]) == 2
 
 
-def _return_more(state: dict[str, Any]) -> Any:
-    return {"tokens": state["tokens"] + 1}
-
-
-def _change_in_place(state: dict[str, Any]) -> Any:
-    state["tokens"] += 1
-
-
-def _return_a_list(state: dict[str, Any]) -> Any:
-    return {"lengths": state["lengths"].tolist()}
-
-
-def _return_others(state: dict[str, Any]) -> Any:
-    return {**state, "latents": state["tokens"]}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (_return_more, "tokens as it was given"),
-        (_change_in_place, "tokens as it was given"),
-        (_return_a_list, "lengths as it was given"),
-        (_return_others, "expected tokens, lengths in return, received 'latents' too"),
-    ],
-)
-def test_a_callback_that_changes_tensors_is_refused(
-    change: Callable[[dict[str, Any]], Any], said: str, pipe: mmaccel.TextToImage
-) -> None:
-    with pytest.raises(OptionError, match=said):
-        pipe(CAPTIONS[0], seed=0, callback_on_step_end=lambda *given: change(given[3]))
+def test_a_callback_may_return_what_it_was_given(pipe: mmaccel.TextToImage) -> None:
     same = pipe(CAPTIONS[0], seed=0, callback_on_step_end=lambda *given: given[3])
     assert same.tokens.equal(pipe(CAPTIONS[0], seed=0).tokens)
 
@@ -187,11 +118,7 @@ def test_what_else_diffusers_pipelines_have(pipe: mmaccel.TextToImage) -> None:
     assert pipe.components["model"] is pipe.model.model  # type: ignore[attr-defined]
     assert set(pipe.components) == {"model", "tokenizer"}
     pipe.set_progress_bar_config(disable=True)
-    with pytest.raises(OptionError, match="calls show no bar, received .*on_step="):
-        pipe.set_progress_bar_config(leave=False)
     assert not hasattr(pipe, "save_pretrained")
-    with pytest.raises(AttributeError, match="copy the folder or file it was loaded from"):
-        pipe.save_pretrained("folder")
 
 
 def test_steps_are_those_of_the_policy_that_has_them(tmp_path: Path) -> None:
@@ -200,19 +127,3 @@ def test_steps_are_those_of_the_policy_that_has_them(tmp_path: Path) -> None:
     for steps in (3, 5):
         made = masked(CAPTIONS[0], policy="masked-parallel", num_inference_steps=steps)
         assert made.stats.passes == steps and f"steps={steps}" in made.stats.policy
-    with pytest.raises(OptionError, match=r"none under Stepwise.* 5; .*take MaskedParallel\(\)"):
-        masked(CAPTIONS[0], policy="stepwise", num_inference_steps=5)
-    with pytest.raises(OptionError, match="num_inference_steps: expected .* received 0"):
-        masked(CAPTIONS[0], policy="masked-parallel", num_inference_steps=0)
-
-
-def test_attach_to_a_pipeline_of_ours_says_where_the_policy_goes(pipe: mmaccel.TextToImage) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"to its call: pipe\(\.\.\., policy=policy\)"):
-        mmaccel.attach(pipe, "jacobi")
-    with pytest.raises(UnsupportedModelError, match="AutoModelForCausalLM"):
-        mmaccel.attach("scenes", "jacobi")
-
-
-def test_a_pipeline_says_what_it_is(pipe: mmaccel.TextToImage, tiny_folder: Path) -> None:
-    assert repr(pipe).startswith("TextToImage(") and str(tiny_folder) in repr(pipe)
-    assert repr(pipe).endswith("on cpu)")

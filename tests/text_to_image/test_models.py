@@ -102,11 +102,11 @@ def test_negative_prompts_are_refused_where_the_authors_have_none(
 @pytest.mark.parametrize("family", ["imagegpt", "janus"])
 def test_a_window_may_be_wider_than_the_model(opened: Opener, family: str, policy: str) -> None:
     pipe = opened(family)
-    for window in (65, 66, 200):
-        made = pipe(captions(family), seed=3, policy=make_policy(policy, window=window))
-        assert made.stats.tokens == 3 * WANTED[family][0]
-    greedy = pipe(captions(family), temperature=0.0, policy=make_policy("sjd", window=200))
-    assert torch.equal(greedy.tokens, pipe(captions(family), temperature=0.0).tokens)
+    for window in (65, 200):
+        made = pipe(captions(family)[:1], seed=3, policy=make_policy(policy, window=window))
+        assert made.stats.tokens == WANTED[family][0]
+    greedy = pipe(captions(family)[0], temperature=0.0, policy=make_policy("sjd", window=200))
+    assert torch.equal(greedy.tokens, pipe(captions(family)[0], temperature=0.0).tokens)
 
 
 @pytest.mark.parametrize("policy", ["sjd", "mc-sjd", "gumbel-sjd"])

