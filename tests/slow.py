@@ -59,7 +59,6 @@ SWEEPS = {
     "tests/runner/test_graph_families.py": 3,
     "tests/text_to_image/test_batch_rows.py": 4,
     "tests/text_to_image/test_models.py": 4,
-    "tests/text_to_image/test_models_bad.py": 4,
     "tests/text_to_image/test_requests.py": 4,
     "tests/vision_language/test_reducers.py": 3,
 }

@@ -197,15 +197,14 @@ def _token_model(value: Any) -> Any:
 
 def build_reducer(
     method: str, /, *, keep: float = KEEP, n_keep: int | None = None, **values: Any
-) -> TokenReducer:
+) -> Any:
     """A method for visual tokens; a number of tokens goes before a share.
 
     Raises:
         OptionError: a bad value.
     """
     how_many: Mapping[str, Any] = {"keep": keep} if n_keep is None else {"n_keep": n_keep}
-    made: TokenReducer = make("visual_tokens", method, **how_many, **values)
-    return made
+    return make("visual_tokens", method, **how_many, **values)
 
 
 def chain(visual_tokens: Reducers | None, reducer: TokenReducer) -> NodeResult:

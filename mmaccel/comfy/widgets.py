@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import Field, fields, replace
+from typing import Literal
 
 from mmaccel.comfy.fields import Numbers, number, switch, to_sentence
 from mmaccel.comfy.table import POLICY, STATS, Output, Socket, Widget
@@ -102,7 +103,7 @@ def _sampling_widget(field: Field[object], unset: str) -> Widget:
     name = field.name
     note = f"{to_sentence(field.metadata['help'])} {unset}"
     domain = _DOMAINS.get(name, Numbers(0.0, 1e6, 0.01, _UNSET))
-    kind = "int" if isinstance(domain.step, int) else "float"
+    kind: Literal["int", "float"] = "int" if isinstance(domain.step, int) else "float"
     made = number(name, kind, None, note, domain)
     return replace(made, is_advanced=name != "guidance_scale", is_optional=name not in _SAVED)
 
