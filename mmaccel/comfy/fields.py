@@ -164,9 +164,10 @@ def _ids(name: str, default: Any, note: str) -> Widget:
 def _text(
     name: str, default: Any, note: str, choices: Sequence[str], *, is_optional: bool
 ) -> Widget:
-    """A choice, or a text where nothing is known of it; auto stands for None."""
+    """A choice, or a text where nothing is known of it; auto or an empty text stands for None."""
     if not choices:
-        return Widget(name, "text", default or "", note)
+        unset: tuple[tuple[Any, Any], ...] = (("", None),) if is_optional else ()
+        return Widget(name, "text", default or "", note, stands_for=unset)
     if not is_optional:
         return Widget(name, "choice", default, note, choices=tuple(choices))
     return Widget(

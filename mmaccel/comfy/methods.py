@@ -245,8 +245,19 @@ def reducer_node(name: str) -> NodeSpec:
 
 
 def _only_method(value: Any) -> Any:
-    """The method of a linked node, of which the first counts; other values as they are."""
-    return value.methods[0] if isinstance(value, Reducers) else value
+    """The method of a linked node; other values as they are.
+
+    Raises:
+        OptionError: a chain of methods.
+    """
+    if not isinstance(value, Reducers):
+        return value
+    if len(value.methods) > 1:
+        raise OptionError(
+            f"scorer: expected one method, received a chain of {len(value.methods)}; link a node "
+            "that has no other before it"
+        )
+    return value.methods[0]
 
 
 def _reduce(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import Field, fields, replace
 from typing import Literal
 
-from mmaccel.comfy.fields import Numbers, number, switch, to_sentence
+from mmaccel.comfy.fields import Numbers, field_input, number, switch, to_sentence
 from mmaccel.comfy.table import POLICY, STATS, Output, Socket, Widget
 from mmaccel.options import LoadOptions, SamplingOptions
 from mmaccel.pipelines.loading.placement import AUTO
@@ -36,6 +36,7 @@ _SUGGESTED = {  # field -> what its widget offers; the library takes more, such 
 }
 _NOTES = {  # field -> tooltip, where ComfyUI differs from the command line
     "device": "Where it runs; auto is where ComfyUI computes.",
+    "family": "How the checkpoint is read; None finds out.",
     "dtype": f"Of the {{part}}. auto is bfloat16 on a GPU that computes it and {EXACT_DTYPE} on a "
     f"CPU. {EXACT_DTYPE} keeps every guarantee bit for bit, the others up to rounding.",
 }
@@ -74,18 +75,9 @@ def _load_widget(field: Field[object], part: str, families: Sequence[str]) -> Wi
         return Widget(name, "choice", AUTO, note, choices=_SUGGESTED[name], is_open=True)
     if field.type == "Switch":
         return switch(name, note)
-    if field.type == "bool":
-        return Widget(name, "bool", field.default, note, is_advanced=True)
-    unset = AUTO if name == "family" else ""
-    return Widget(
-        name,
-        "choice" if name == "family" else "text",
-        unset,
-        note,
-        choices=(AUTO, *families) if name == "family" else (),
-        stands_for=((unset, None),),
-        is_advanced=True,
-    )
+    made = field_input(field, note, families if name == "family" else ())
+    assert isinstance(made, Widget)  # no option is an object of another node
+    return replace(made, is_advanced=True)
 
 
 def sampling_widgets(unset: str = OWN, without: Sequence[str] = ()) -> tuple[Widget, ...]:

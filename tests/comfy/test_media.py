@@ -133,6 +133,8 @@ def test_a_methods_own_node_has_its_fields_and_may_end_a_chain() -> None:
     assert first.methods[0] == mmaccel.HiRED(keep=0.5, queries="all", scorer=mmaccel.EVS(keep=0.22))
     both = tokens("", "PyramidDropVisualTokens", layers="1, 2", visual_tokens=first)
     assert both.methods[1] == mmaccel.PyramidDrop(keep=0.22, layers=(1, 2))
+    with pytest.raises(OptionError, match="scorer: expected one method, received a chain of 2"):
+        tokens("", "HiredVisualTokens", scorer=both)
     assert tokens("", "IlreVisualTokens", layer=0).methods == (mmaccel.ILRe(keep=0.22),)
 
 

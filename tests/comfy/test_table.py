@@ -204,6 +204,7 @@ def test_a_new_field_becomes_a_widget_by_itself(monkeypatch: pytest.MonkeyPatch)
         quick: Switch = option("auto", "whether it is quick")
         is_odd: bool = option(False, "whether it is odd")
         nickname: str | None = option(None, "what it is called")
+        least: int = option(2, "how many")
         hidden: int = 3
 
     @dataclass(frozen=True, kw_only=True)
@@ -213,8 +214,13 @@ def test_a_new_field_becomes_a_widget_by_itself(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(widgets, "LoadOptions", More)
     monkeypatch.setattr(widgets, "SamplingOptions", Warmer)
     made = widgets.load_widgets("model")
-    assert list(made)[-3:] == ["quick", "is_odd", "nickname"]
-    values = [("quick", "on", True), ("is_odd", True, True), ("nickname", "", None)]
+    assert list(made)[-4:] == ["quick", "is_odd", "nickname", "least"]
+    values = [
+        ("quick", "on", True),
+        ("is_odd", True, True),
+        ("nickname", "", None),
+        ("least", 3, 3),
+    ]
     for name, shown, meant in values:
         assert made[name].is_optional and to_argument(made[name], shown) == meant
     warmth = widgets.sampling_widgets()[-1]
