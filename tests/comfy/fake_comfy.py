@@ -231,9 +231,7 @@ def policy(name: str, **values: Any) -> NamedPolicy:
     return chosen
 
 
-def call(
-    with_v3: bool, name: str, graph: Mapping[str, Any] | None = None, **values: Any
-) -> Any:  # fmt: skip
+def call(with_v3: bool, name: str, graph: Mapping[str, Any] | None = None, **values: Any) -> Any:
     """Run node "3" of a graph through its class in one of the schemas; its outputs and its text."""
     spec, graph = NODES[f"{PREFIX}{name}"], graph or {}
     if with_v3:

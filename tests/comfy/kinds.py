@@ -98,7 +98,7 @@ def build_kind(word: str, folder: Path) -> Kind:
     """The kind of a loader's word, with models of its own below a folder."""
     if word == "Speech":
         model, codec = build_media("llasa", folder)
-        inputs = dict(text="\n".join(TEXTS), seed=3, max_seconds=0.05)
+        inputs = dict(text="\n".join(TEXTS), seed=3, max_seconds=0.02)
         return Kind(
             word,
             "GenerateSpeech",
@@ -107,7 +107,7 @@ def build_kind(word: str, folder: Path) -> Kind:
             {"model": model, "codec": codec},
             inputs,
             rows=3,
-            tokens=3 * 41,
+            tokens=3 * 17,
             outputs=["AUDIO", "MMACCEL_STATS"],
             content=lambda values: values[0]["waveform"],
         )

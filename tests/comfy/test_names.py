@@ -51,8 +51,10 @@ def test_the_table_of_names_has_every_widget_and_true_options() -> None:
     named = set(re.findall(r"`(\w+)`", " ".join(row[0] for row in rows)))
     assert named >= {widget.name for name in COMMANDS for widget in NODES[name].widgets}
     known = {
-        option for command in set(COMMANDS.values()) for p in _command().commands[command].params
+        option
+        for command in set(COMMANDS.values())
+        for p in _command().commands[command].params
         for option in (*p.opts, *p.secondary_opts)
-    }  # fmt: skip
+    }
     written = set(re.findall(r"(--?[a-z][a-z-]*)", " ".join(row[1] for row in rows)))
     assert written and written <= known, written - known

@@ -106,8 +106,9 @@ def home(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*")
-            if f.is_file()}  # fmt: skip
+    return {
+        f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()
+    }
 
 
 def test_the_command_writes_the_pack(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,8 +139,9 @@ def test_a_preview_without_enough_memory_is_left_out(
     preview_every_pass(monkeypatch)
     monkeypatch.setattr("mmaccel.comfy.progress.draw_progress", full)
     host = Host()
-    made = run("GenerateImage", host, model=model, policy=policy("Autoregressive"),
-               prompt=CAPTIONS[0])  # fmt: skip
+    made = run(
+        "GenerateImage", host, model=model, policy=policy("Autoregressive"), prompt=CAPTIONS[0]
+    )
     assert len(asked) == 1 and made.values[0].shape[0] == 1
     assert [image for _, _, image in host.reports if image is not None] == []
 
@@ -157,8 +158,15 @@ def test_progress_counts_tokens_and_ends_full(
 ) -> None:
     preview_every_pass(monkeypatch)
     host = Host()
-    run("GenerateImage", host, model=model, policy=policy("Autoregressive"), prompt=CAPTIONS[0],
-        num_images=3, batch_size=2)  # fmt: skip
+    run(
+        "GenerateImage",
+        host,
+        model=model,
+        policy=policy("Autoregressive"),
+        prompt=CAPTIONS[0],
+        num_images=3,
+        batch_size=2,
+    )
     done = [value for value, _, _ in host.reports]
     assert {total for _, total, _ in host.reports} == {3 * N_TOKENS}
     steps = [2 * k for k in range(1, N_TOKENS + 1)]  # two rows, then the third

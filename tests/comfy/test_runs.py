@@ -96,7 +96,8 @@ def read_webp(file: Path) -> Tensor:
 
 
 def test_payloads_are_the_command_lines(kind: Kind, loaded: Load, tmp_path: Path) -> None:
-    values = kind.make(loaded(kind), policy=policy("Jacobi", window=6))
+    longer = {"max_seconds": 0.05} if kind.word == "Speech" else {}  # so that one ends by itself
+    values = kind.make(loaded(kind), policy=policy("Jacobi", window=6), **longer)
     arguments = arguments_of(kind, tmp_path)
     arguments += [] if kind.word == "Vision" else ["--out", str(tmp_path / "out")]
     for name, path in kind.parts.items():
@@ -122,7 +123,7 @@ def test_seeds_wrap_around_and_batches_change_nothing(kind: Kind, loaded: Load) 
 
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "": [dict(guidance_scale=5.0), dict(min_p=0.9)],
-    "Speech": [dict(repetition_penalty=2.0), dict(max_seconds=0.02)],
+    "Speech": [dict(repetition_penalty=2.0), dict(max_seconds=0.01)],
     "Video": [dict(start=1 - START), dict(start=torch.cat([START] * 12))],
     "Vision": [dict(max_tokens=2)],
 }

@@ -115,9 +115,15 @@ def test_choices_are_what_the_policy_says_it_takes(pair: Any) -> None:
         make_policy(name, **{widget.name: "nonsense"})
     assert said == str(refused.value)
     listed = re.search(r"expected one of (.+), received", said)
-    if listed and said.startswith(f"{widget.name}:") and (name, widget.name) != (
-        "lossless-unmask", "order",  # lists the orders there are, and refuses one of them later
-    ):  # fmt: skip
+    if (
+        listed
+        and said.startswith(f"{widget.name}:")
+        and (name, widget.name)
+        != (
+            "lossless-unmask",
+            "order",  # lists the orders there are, and refuses one of them later
+        )
+    ):
         assert set(listed[1].split(", ")) == set(real)
 
 

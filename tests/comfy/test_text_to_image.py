@@ -109,8 +109,10 @@ def test_both_schemas_hand_the_graph_to_comfyui(
     load, make, chosen = graph
     assert links == ([make, 0], [make, 1])
     assert [node["class_type"] for node in graph.values()] == [
-        "MMAccelLoadModel", "MMAccelGenerateImage", "MMAccelJacobiPolicy",
-    ]  # fmt: skip
+        "MMAccelLoadModel",
+        "MMAccelGenerateImage",
+        "MMAccelJacobiPolicy",
+    ]
     inputs = graph[make]["inputs"]
     assert (inputs["model"], inputs["policy"], inputs["seed"]) == ([load, 0], [chosen, 0], 3)
     assert graph[load]["inputs"] == {"model": "scenes", "width": 0, "height": 0}
