@@ -162,7 +162,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
             "hierarchy": (
                 "hierarchy:HierarchyDrafting",
-                "the same in its text, its batch, its prompt",
+                "copied from the row's text, else the batch's, else its prompt",
             ),
             "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
         },

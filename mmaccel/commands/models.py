@@ -1,17 +1,24 @@
-"""`mmaccel models`: the demo models, the policies, the methods for visual tokens, and what other
-packages bring.
-"""
+"""`mmaccel models`: the demo models, the methods of every slot, and what other packages bring."""
 
 from __future__ import annotations
 
+_OTHER_SLOTS = {  # slot -> title of its table, what a method chooses
+    "drafts": ("Draft sources (--drafts)", "where drafts come from"),
+    "tree": ("Trees (--tree)", "what is verified beside the drafts"),
+    "kv_cache": ("Caches (--kv-cache)", "which entries of a prompt stay"),
+    "attention": ("Attention (--attention)", "which keys a pass attends to"),
+}
+
 
 def models() -> None:
-    """List the demo models, the decoding policies, and the methods for visual tokens."""
+    """List the demo models, the decoding policies, and the methods that go with them."""
     from dataclasses import fields
     from pathlib import Path
 
     import mmaccel
     from mmaccel.catalog import (
+        GROUPS,
+        METHODS,
         MODELS,
         POLICIES,
         REDUCERS,
@@ -50,9 +57,15 @@ def models() -> None:
         stage = method.stage.replace("_", " ").replace("llm", "language model's")
         table.add_row(name, stage, ", ".join(own), reducer.summary)
     console.print(table)
-    table = make_table("name", "is a", "from", title="Of other packages")
-    for slot, kind in (("policies", "policy"), ("drafts", "draft source"), ("reducers", "method")):
+    for slot, (title, what) in _OTHER_SLOTS.items():
+        table = make_table("name", "options", what, title=title)
+        for name, entry in METHODS[slot].items():
+            own = [f.name for f in fields(load(entry.target))]
+            table.add_row(name, ", ".join(own), entry.summary)
+        console.print(table)
+    table = make_table("name", "goes into", "from", title="Of other packages")
+    for slot in dict.fromkeys(GROUPS.get(slot, slot) for slot in METHODS):
         for name, target in installed(slot).items():
-            table.add_row(name, kind, target)
+            table.add_row(name, slot, target)
     if table.rows:
         console.print(table)
