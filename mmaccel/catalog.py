@@ -376,9 +376,10 @@ def make(slot: str, name: str, /, **options: Any) -> Any:
     entry = known.get(name)
     target = find_own(slot, name) if entry is None else entry.target
     if target is None:
+        other = next((each for each, entries in METHODS.items() if name in entries), None)
+        remedy = _remedy(name, known) if other is None else f"{name} goes into {other}="
         raise OptionError(
-            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; "
-            f"{_remedy(name, known)}"
+            f"{slot}: expected one of {', '.join(known)}, received {show(name)}; {remedy}"
         )
     preset = {} if entry is None else entry.preset
     method = load(target)

@@ -70,6 +70,11 @@ CASES = (
         says=("kv_cache", "'snapkw'", "snapkv"),
     ),
     Refused(
+        "the name of a method of another slot",
+        _attach("jacobi", kv_cache="quest"),
+        says=("kv_cache", "'quest'", "quest goes into attention="),
+    ),
+    Refused(
         "a dictionary without a name",
         _attach("jacobi", kv_cache={"budget": 8}),
         says=("kv_cache", "name", "snapkv"),
