@@ -5,6 +5,7 @@ A table is a module of this folder with a tuple `CASES`; each part of the librar
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -19,7 +20,7 @@ TABLES = sorted(
     if path.stem not in ("case", "test_messages", "__init__")
 )
 CASES = [
-    pytest.param(case, id=f"{table}: {case.name}")
+    pytest.param(case, id=re.sub(r" at 0x\w+", "", f"{table}: {case.name}"))
     for table in TABLES
     for case in import_module(f"tests.messages.{table}").CASES
 ]

@@ -87,7 +87,7 @@ def test_policies_and_batches_change_nothing(name: str, method: str) -> None:
         assert torch.equal(answer(model, reducer, inputs, policy, seeds)[0], made), policy
 
 
-@pytest.mark.parametrize(("name", "method"), filter(is_refused, ON_IMAGES))
+@pytest.mark.parametrize(("name", "method"), list(filter(is_refused, ON_IMAGES)))
 def test_what_the_table_calls_refused_is_refused(name: str, method: str) -> None:
     model, inputs = draw(name)
     with pytest.raises(mmaccel.UnsupportedModelError):
