@@ -89,7 +89,9 @@ class CachedPasses:
         self.stores: LayerStores | None = None
         self._n_layers = n_layers or getattr(self.config, "num_hidden_layers", None)
         self._reports_past_only = reports_past_only
-        self._spare, self._options, self._plain_options = spare, options, plain_options
+        self._spare = spare
+        self._options = dict(options)
+        self._plain_options = dict(plain_options)
         self._cache_argument = cache_argument(forward_parameters(model)) or OLD_CACHE
 
     def __getstate__(self) -> dict[str, Any]:
