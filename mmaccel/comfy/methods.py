@@ -42,7 +42,7 @@ _NOTES = {  # field -> tooltip, where Python takes more than a widget
     "next to it; block keeps earlier blocks of a block-causal model, which is exact.",
     "draft_model": "A smaller model with the same vocabulary, from MMAccel Load Model; without "
     "one, drafts are looked up in the tokens so far.",
-    "scorer": "A method that ranks the tokens of a tile in the place of the late layer, such as "
+    "scorer": "A method that ranks the tokens of a tile in place of the late layer, such as "
     "evs or random; its own budget is not used.",
 }
 _COARSE = Widget(

@@ -134,7 +134,7 @@ class ForwardRoute:
 
 
 def run_model(model: Any, inputs: dict[str, Any], replaced: dict[str, Tensor]) -> Any:
-    """The model's own forward, with other parameters and buffers in the place of some, by name."""
+    """The model's own forward, with other parameters and buffers in place of some, by name."""
     if not replaced:
         return model(**inputs)
     return functional_call(model, replaced, (), inputs, tie_weights=False)

@@ -56,8 +56,8 @@ class ImageToText(MovablePipeline):
             `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
         kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
-        cuda_graphs, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`. Packed weights
-            stay packed between calls.
+        cuda_graphs, sync_every, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
+            Packed weights stay packed between calls.
         source: folder that the model was loaded from, if known.
 
     Raises:
@@ -78,6 +78,7 @@ class ImageToText(MovablePipeline):
         kv_cache: Any = None,
         attention: Any = None,
         cuda_graphs: UseGraphs = "auto",
+        sync_every: int = 1,
         fused: UseFused = "auto",
         compile: UseCompile = "auto",
         source: Path | None = None,
@@ -88,7 +89,10 @@ class ImageToText(MovablePipeline):
         given = read_reducers(visual_tokens)
         self.reducers = () if given is None else check_reducers(given)
         self.layers = {"kv_cache": kv_cache, "attention": attention}
-        self.cuda_graphs, self.fused, self.compile = cuda_graphs, fused, compile
+        self.cuda_graphs = cuda_graphs
+        self.sync_every = sync_every
+        self.fused = fused
+        self.compile = compile
         self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
 
     @classmethod
@@ -135,6 +139,7 @@ class ImageToText(MovablePipeline):
             kv_cache=kv_cache,
             attention=attention,
             cuda_graphs=engine.cuda_graphs,
+            sync_every=engine.sync_every,
             fused=engine.fused,
             compile=engine.compile,
             source=source,
@@ -244,11 +249,16 @@ class ImageToText(MovablePipeline):
 
     def _attach(self, seed: int | Sequence[int]) -> Any:
         return attach(
-            self.model, self.policy, seed=seed, cuda_graphs=self.cuda_graphs, fused=self.fused,
+            self.model,
+            self.policy,
+            seed=seed,
+            cuda_graphs=self.cuda_graphs,
+            sync_every=self.sync_every,
+            fused=self.fused,
             compile=self.compile,
             visual_tokens=self.reducers or None,
             **self.layers,
-        )  # fmt: skip
+        )
 
     def _answer(
         self,

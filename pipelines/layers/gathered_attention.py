@@ -34,7 +34,7 @@ def gathered_attention(
         k, v: `[R, Hkv, S, D]`, any strides.
         start: `[R]` int64.
         scale, softcap, window, blocks: as there.
-        reads: `[R, 1 or W, S]` bool, which keys a query sees, in the place of those up to itself;
+        reads: `[R, 1 or W, S]` bool, which keys a query sees, in place of those up to itself;
             one that sees none (padding) gives some number.
 
     Returns:

@@ -60,7 +60,7 @@ CASES = (
         says=("visual_tokens", "DART", "SnapKV goes into kv_cache="),
     ),
     Refused(
-        "a class in the place of a cache policy",
+        "a class in place of a cache policy",
         _attach("jacobi", kv_cache=mmaccel.SnapKV),
         says=("kv_cache", "SnapKV(budget=1024)", "instance"),
     ),

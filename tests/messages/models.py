@@ -65,7 +65,7 @@ def _codec(family: str, change: Change) -> Any:
 
 
 def _snac_weights(folder: Path) -> None:
-    """The weights of the other family's codec in the place of its own."""
+    """The weights of the other family's codec in place of its own."""
     (folder / "model.safetensors").unlink()
     shutil.copy(media_folders("orpheus")[1] / "pytorch_model.bin", folder)
 

@@ -262,6 +262,8 @@ _QUESTIONS = tuple(
         ("a device that is not there", _open_vqa("alone", device="cuda:99"), ("device: expected",)),
         ("fused='steam'", lambda: ImageToText(_vqa().model, make_processor(), fused="steam"),  # type: ignore[arg-type]
          ("fused: expected",)),
+        ("sync_every=0", lambda: ImageToText(_vqa().model, make_processor(), sync_every=0),
+         ("sync_every: expected",)),
     )
 )  # fmt: skip
 _NO_READERS = tuple(
