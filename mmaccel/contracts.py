@@ -104,10 +104,12 @@ class Pass:
     Every entry is *computed*, and its keys and values are *written* to its cache index before
     anything is read. Without the optional fields a pass is a window: row r has the cache indices
     ``start[r] … start[r] + W - 1``, which are its positions, too, and every entry attends to what
-    the cache holds up to itself.
+    the cache holds up to itself. The step of a next-scale model is a pass of embeddings whose
+    entries read all of its scale; a step of C codebooks is one entry, the sum of their embeddings.
 
     Attributes:
-        tokens: `[R, W]` int64.
+        tokens: `[R, W]` int64; or `[R, W, D]` floating point, what the layers take in the place of
+            embeddings of tokens, for a model that `takes_embeddings`.
         start: `[R]` int64, the first cache index of each row; None where `cache_indices` are given.
         positions: `[R, W]` int64, not negative; None: they follow from the cache indices.
         parents: `[R, W]` int64, a tree: the entry that each entry follows, smaller than its own
@@ -131,6 +133,15 @@ class Pass:
     cache_indices: Tensor | None = None
     queries: Tensor | None = None
     lengths: Tensor | None = None
+
+    @property
+    def indices(self) -> Tensor:
+        """`[R, W]` int64, cache indices of the entries."""
+        if self.cache_indices is not None:
+            return self.cache_indices
+        assert self.start is not None
+        width = self.tokens.shape[1]
+        return self.start[:, None] + torch.arange(width, device=self.start.device)
 
     def select(self, rows: Tensor) -> Self:
         """The same pass over these rows alone, `[n]` int64."""
@@ -228,6 +239,7 @@ class TokenModel(Model):
             them eagerly.
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         takes_runner: whether its passes may be captured: its buffers outlive a run.
+        takes_embeddings: whether passes may hold embeddings, and say what their entries read.
         route, route_reason: which forward the run takes, and why not another; for statistics.
         attention_reason: why the model's own attention runs; empty where our kernel does, None
             where there is nothing to choose.
@@ -237,6 +249,7 @@ class TokenModel(Model):
     runner: Any = None
     recorder: Any = None
     takes_runner: bool = False
+    takes_embeddings: bool = False
     route: str = ""
     route_reason: str = ""
     attention_reason: str | None = None

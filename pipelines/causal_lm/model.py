@@ -32,7 +32,7 @@ from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_acti
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle, find_reason
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
@@ -63,7 +63,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
         prompt_logits: `[R, V]` behind it, until the first pass hands them over.
-        methods: what is done to the caches and the attention of its layers.
         facts, forwards, caches, passes: its parts; no caches before `reserve`.
 
     Raises:
@@ -71,10 +70,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         OptionError: vocab_size outside 1..the head's, stride < 1, or another attention.
     """
 
-    reserved: ClassVar[tuple[str, ...]] = ("caches", "attention_reason")
     options = (*StaticModelBuffers.options, "stride", "route")
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
+    takes_embeddings = True
+    caches: LayerCaches | None = None
 
     def __init__(
         self,
@@ -100,16 +100,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.route = self.forwards.name
         self.route_reason = self.forwards.reason
         self._head = OutputHead(model, self.vocab_size, self.facts.n_ids)
-        self.caches: LayerCaches | None = None
         self.choices: Choices | None = None
         self.pass_options: dict[str, Any] = {}
         self.own_prompt: OwnPrompt | None = None
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
-        self.methods = LayerMethods()
-        self._branches = 1
-        self._spare = 0  # cache indices beside those of positions
         self.prompt_logits: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -158,7 +154,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def capture_obstacle(self) -> str:
         """See `mmaccel.contracts.TokenModel`."""
         obstacle = "" if self.own_prompt is None else self.own_prompt.capture_obstacle
-        return obstacle or self.methods.capture_obstacle
+        return obstacle or super().capture_obstacle
 
     def plain(self) -> CausalLMWindow:
         """A window over the same model for self-checks: text under the model's own attention."""
@@ -184,15 +180,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             if span is not None:
                 return f"layer {layer} sees the last {span} positions alone"
         return find_layer_obstacle(self)
-
-    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """See `mmaccel.contracts.Model.use_methods`."""
-        self.methods = methods
-        self._branches = branches
-
-    def make_room(self, spare: int) -> None:
-        """See `mmaccel.contracts.TokenModel.make_room`."""
-        self._spare = spare
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """As in `StaticModelBuffers`, after the forward of the run was chosen."""
@@ -231,18 +218,13 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.n_evicted = (0, 0)
         decoder = self.forwards.decoder
         self.caches = LayerCaches(
-            rows, positions, self.facts.windows, self.methods, spare=self._spare,
+            KVCacheLayout(rows, positions + self._spare + 1),
+            self.facts.windows,
+            self.methods,
             branches=self._branches,
+            positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
-        )  # fmt: skip
-
-    def cache_layers(self) -> list[WindowLayer]:
-        """See `StaticModelBuffers.cache_layers`."""
-        return self.run_caches().layers
-
-    def cache_layout(self) -> KVCacheLayout:
-        """See `StaticModelBuffers.cache_layout`."""
-        return self.run_caches().layout
+        )
 
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""
@@ -258,11 +240,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
         return self.passes.forward(entries)
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        """See `mmaccel.contracts.TokenModel.commit`. Cost: a copy of the path's keys and values."""
-        for layer in self.cache_layers():
-            layer.commit(start, path)
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -17,7 +18,6 @@ from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
 from mmaccel.pipelines.causal_lm.forwards import ForwardRoute
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.layers.attention import Choices, Watcher, WindowPass, find_ancestors
-from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import make_masks
 
@@ -101,29 +101,24 @@ class WindowPasses:
     def prefill(self, entries: Pass) -> None:
         """See `CausalLMWindow.prefill`."""
         window = self._window
-        tokens = entries.tokens
-        start = entries.start
-        assert start is not None
-        width = tokens.shape[1]
-        surplus = window.prompt_width(width) - width
-        tokens = pad(tokens, (0, surplus)) if surplus else tokens
-        method = window.methods.kv_cache
-        if method is None:
-            self._run(tokens, start, None, **window.facts.last_only)
-            return
+        caches = self.caches()
+        width = entries.tokens.shape[1]
         lengths = entries.lengths
         if lengths is None:
-            lengths = torch.full_like(start, width)
-        observer = Observer.of_last(lengths, method.observed)
-        self._run(tokens, start, self._open(start, watcher=observer), **window.facts.last_only)
-        self.caches().evict(lengths, observer)
+            lengths = torch.full_like(entries.indices[:, 0], width)
+        observer = caches.observe(lengths)
+        surplus = window.prompt_width(width) - width
+        if surplus and entries.reads is None:
+            sides = (0, 0) * (entries.tokens.ndim - 2)
+            entries = replace(entries, tokens=pad(entries.tokens, (*sides, 0, surplus)))
+        self._run(entries, is_prompt=True, watcher=observer, **window.facts.last_only)
+        if observer is not None:
+            caches.evict(lengths, observer)
 
     def forward(self, entries: Pass) -> Tensor:
         """See `CausalLMWindow.forward`."""
         window = self._window
         tokens = entries.tokens
-        start = entries.start
-        assert start is not None
         if window.prompt_logits is None:
             return self._score(entries)
         known = window.prompt_logits[:, None]
@@ -134,8 +129,9 @@ class WindowPasses:
                 window.last_states = known.new_zeros(*tokens.shape, n_channels)
             return known
         # the prompt's last token is in the cache
+        assert entries.start is not None
         parents = None if entries.parents is None else entries.parents[:, 1:] - 1
-        rest = Pass(tokens[:, 1:], start + 1, parents=parents)
+        rest = Pass(tokens[:, 1:], entries.start + 1, parents=parents)
         logits = torch.cat([known, self._score(rest, skipped=1)], 1)
         if window.last_states is not None:  # unknown for the first entry
             window.last_states = pad(window.last_states, (0, 0, 1, 0))
@@ -149,49 +145,74 @@ class WindowPasses:
             skipped: entries of the window before these.
         """
         window = self._window
-        start = entries.start
-        assert start is not None
-        tree = None if entries.parents is None else find_ancestors(entries.parents)
-        output = self._run(entries.tokens, start, self._open(start, tree), **window.pass_options)
+        output = self._run(entries, **window.pass_options)
         for option in window.pass_options:
             name = option.removeprefix("output_")
             window.recorder.record(name, getattr(output, name), skipped)
         logits: Tensor = output.logits
         is_whole = logits.shape[-1] >= window.facts.n_ids
-        return logits[..., : window.vocab_size] if is_whole else logits
+        logits = logits[..., : window.vocab_size] if is_whole else logits
+        if entries.queries is None:
+            return logits
+        return logits.gather(1, entries.queries[..., None].expand(-1, -1, logits.shape[-1]))
 
     def _open(
-        self, start: Tensor, tree: Tensor | None = None, watcher: Watcher | None = None
+        self, entries: Pass, indices: Tensor, *, is_prompt: bool, watcher: Watcher | None
     ) -> WindowPass | None:
-        window = self._window
-        return self.caches().open_pass(
-            start, by_kernel=not window.attention_reason, choices=window.choices, watcher=watcher,
-            tree=tree,
-        )  # fmt: skip
-
-    @torch.no_grad()
-    def _run(self, tokens: Tensor, start: Tensor, this: WindowPass | None, **options: Any) -> Any:
-        """The output of the model's forward.
-
-        Args:
-            tokens: `[R, W]`.
-            start: `[R]` int64.
-            this: the pass as its layers know it; None: they attend under masks.
-            **options: further arguments of the forward.
+        """The pass, with `indices` `[R, W]`, as its layers know it; None where they attend by
+        themselves, under masks.
         """
         window = self._window
         caches = self.caches()
-        positions = caches.prepare(tokens, start, self._find_stride(start.device))
-        dtype = window.model.dtype
-        if this is None:
-            queries = positions[:1] if start.stride(0) == 0 else positions  # one start, expanded
-            visible = caches.layout.visible_length
-            windows = window.facts.windows
-            masks: Any = make_masks(queries, len(tokens), visible, windows, dtype)
-        else:  # a mask of one zero: given none, some models synchronise to check for padding
-            masks = start.new_zeros(len(tokens), 1, 1, 1, dtype=dtype)
-        if this is not None and this.tree is not None:  # entries of one depth share a position
-            positions = start[:, None] + this.tree.sum(-1) - 1
+        by_kernel = not window.attention_reason
+        has_links = entries.reads is not None or entries.parents is not None
+        has_links |= watcher is not None
+        attends = has_links or (not is_prompt and (by_kernel or caches.is_reduced))
+        if caches.steps is not None or not attends:
+            return None
+        return WindowPass(
+            indices[:, 0],
+            caches.windows,
+            caches.layers,
+            by_kernel=by_kernel,
+            choices=window.choices,
+            sparse=caches.sparse,
+            watcher=watcher,
+            tree=None if entries.parents is None else find_ancestors(entries.parents),
+            reads=entries.reads,
+        )
+
+    @torch.no_grad()
+    def _run(
+        self,
+        entries: Pass,
+        *,
+        is_prompt: bool = False,
+        watcher: Watcher | None = None,
+        **options: Any,
+    ) -> Any:
+        """The output of the model's forward.
+
+        Args:
+            entries: of the pass.
+            is_prompt: whether the model's own attention serves, as long as it can.
+            watcher: looks at the layers; None: nothing does.
+            **options: further arguments of the forward.
+
+        Raises:
+            ShapeError: another number of rows than reserved.
+        """
+        window = self._window
+        caches = self.caches()
+        tokens = entries.tokens
+        indices = entries.indices
+        if tokens.shape[0] != caches.layout.rows:
+            raise ShapeError(
+                f"tokens: expected {caches.layout.rows} rows as reserved, received "
+                f"{list(tokens.shape)}; call reserve(rows, positions)"
+            )
+        caches.prepare(indices, entries.reads, self._find_stride(indices.device))
+        this = self._open(entries, indices, is_prompt=is_prompt, watcher=watcher)
         own: dict[str, Tensor] = {}
         if window.own_prompt is not None:
             own = {k: v.expand(-1, tokens.shape[1]) for k, v in window.own_prompt.inputs.items()}
@@ -200,18 +221,31 @@ class WindowPasses:
             self._keeping_states(),
             without_cudnn(tokens.device),
             nullcontext() if this is None else window.forwards.attending(this),
-            nullcontext() if steps is None else steps.passing(positions, caches.layout),
+            nullcontext() if steps is None else steps.passing(indices, caches.layout),
         ):
             return window.compute(
-                input_ids=tokens,
-                attention_mask=masks,
-                position_ids=window.position_ids(positions),
+                **{"input_ids" if tokens.ndim == 2 else "inputs_embeds": tokens},
+                attention_mask=self._make_masks(entries, indices, this),
+                position_ids=window.position_ids(_find_positions(entries, indices, this)),
                 **{window.facts.cache_argument: caches.cache},
                 use_cache=True,
                 return_dict=True,
                 **own,
                 **options,
             )
+
+    def _make_masks(self, entries: Pass, indices: Tensor, this: WindowPass | None) -> Any:
+        """The masks of a pass, as the model's forward takes them."""
+        window = self._window
+        rows = len(entries.tokens)
+        dtype = window.model.dtype
+        if this is not None:  # one zero: given no mask, some models synchronise to look for padding
+            return indices.new_zeros(rows, 1, 1, 1, dtype=dtype)
+        start = entries.start
+        is_expanded = start is not None and start.stride(0) == 0  # one number for all rows
+        queries = indices[:1] if is_expanded else indices
+        visible = self.caches().layout.visible_length
+        return make_masks(queries, rows, visible, window.facts.windows, dtype)
 
     def _find_stride(self, device: torch.device) -> int | None:
         """The attended length is rounded up to a multiple of it; None: all positions."""
@@ -256,6 +290,15 @@ class WindowPasses:
             yield
         finally:
             hook.remove()
+
+
+def _find_positions(entries: Pass, indices: Tensor, this: WindowPass | None) -> Tensor:
+    """`[R, W]` int64, positions of the entries of a pass with `indices` `[R, W]`."""
+    if entries.positions is not None:
+        return entries.positions
+    if this is not None and this.tree is not None:  # entries of one depth share a position
+        return this.start[:, None] + this.tree.sum(-1) - 1
+    return indices
 
 
 @contextmanager

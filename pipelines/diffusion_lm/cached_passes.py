@@ -119,7 +119,7 @@ class CachedPasses:
     def product_dtypes(self) -> set[torch.dtype]:
         """See `KVCacheLayout.product_dtypes`."""
         assert self.stores is not None
-        return self.stores.layouts[0].product_dtypes
+        return self.stores.layout.product_dtypes
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """Start an empty cache of `cache_size` indices in each of `rows` rows.
@@ -134,7 +134,7 @@ class CachedPasses:
             )
         layout = KVCacheLayout(rows, cache_size + self._spare, self._reports_past_only)
         self._cache = make_cache(self._n_layers, layout)
-        self.stores = LayerStores(self._cache.layers, self.methods, self.branches)
+        self.stores = LayerStores(self._cache.layers, layout, self.methods, self.branches)
 
     def run(self, entries: CanvasPass) -> Tensor:
         """One pass over the cache; logits `[R, Q, V]` of the queries.
@@ -234,7 +234,7 @@ class CachedPasses:
         assert self.stores is not None
         reads = pad(entries.reads, (0, self._spare)) if self._spare else entries.reads
         this = self.stores.open_pass(entries.cache_indices, reads, **fields)
-        layout = self.stores.layouts[0]
+        layout = self.stores.layers[0].layout
         assert layout.indices is not None
         mask = mask_reads(layout.shift(reads), layout.indices, self.form, self.dtype)
         with ExitStack() as stack:

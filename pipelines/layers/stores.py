@@ -16,23 +16,33 @@ from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 
 
 class LayerStores:
-    """The stores of a model's layers, which see all positions.
+    """The stores of a model's layers, for the rows of one run.
 
     Args:
-        layers: one a layer; they share a layout until entries are evicted.
+        layers: one a layer; they share a layout until entries are cut or evicted.
+        layout: that layout.
         methods: what is done to them.
         branches: G, guidance branches of the rows.
+        windows: sliding window of every layer, in positions; None where it sees everything. None:
+            all do.
 
     Attributes:
-        layers: see above.
+        layers, layout, windows: see above; the layout stays that of whole prompts.
         n_evicted: entries that were evicted, of those that there were, over all rows of a layer.
         sparse: chooses the blocks that passes attend to; None: all.
     """
 
     def __init__(
-        self, layers: Sequence[WindowLayer], methods: LayerMethods, branches: int = 1
+        self,
+        layers: Sequence[WindowLayer],
+        layout: KVCacheLayout,
+        methods: LayerMethods,
+        branches: int = 1,
+        windows: Sequence[int | None] | None = None,
     ) -> None:
         self.layers = layers
+        self.layout = layout
+        self.windows = [None] * len(layers) if windows is None else windows
         self.n_evicted = (0, 0)
         self._methods = methods
         self._branches = branches
@@ -41,22 +51,67 @@ class LayerStores:
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
-        """The layouts of all layers, each once."""
-        return list({id(layer.layout): layer.layout for layer in self.layers}.values())
+        """The layouts of all layers and that of whole prompts, each once."""
+        found = [self.layout, *(layer.layout for layer in self.layers)]
+        return list({id(layout): layout for layout in found}.values())
 
-    def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
+    @property
+    def is_reduced(self) -> bool:
+        """Whether layers hold fewer entries than positions, or attend to some of them."""
+        is_cut = any(layer.layout.dropped is not None for layer in self.layers)
+        return is_cut or self.sparse is not None
+
+    def prepare(
+        self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None
+    ) -> None:
         """Prepare the stores for a pass.
 
         Args:
             indices: `[R, W]` int64, cache indices that it writes where nothing was evicted.
             reads: see `WindowPass`.
-            fields: further fields of it.
+            stride: without `reads` the attended length is rounded up to a multiple of it; None: all
+                is attended to.
         """
         for layout in self.layouts:
-            visible = layout.max_length if reads is None else reads.shape[-1]
-            layout.prepare(layout.to_index(indices), visible)
-        windows = [None] * len(self.layers)
-        return WindowPass(indices[:, 0], windows, self.layers, reads=reads, **fields)
+            at = layout.to_index(indices)
+            visible = layout.max_length
+            if reads is not None:
+                visible = reads.shape[-1]
+            elif stride is not None:
+                visible = -(-(int(at.max()) + 1) // stride) * stride
+            layout.prepare(at, visible)
+
+    def open_pass(self, indices: Tensor, reads: Tensor | None = None, **fields: Any) -> WindowPass:
+        """Prepare the stores for a pass, and say what their layers need to know of it.
+
+        Args:
+            indices, reads: see `prepare`.
+            fields: further fields of `WindowPass`.
+        """
+        self.prepare(indices, reads)
+        return WindowPass(indices[:, 0], self.windows, self.layers, reads=reads, **fields)
+
+    def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of B rows.
+
+        Zeros at negative indices.
+        """
+        return [layer.read(index) for layer in self.layers]
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """Keep a path of the tree that was written last; see `mmaccel.contracts.TokenModel.commit`.
+
+        Cost: a copy of the path's keys and values.
+        """
+        for layer in self.layers:
+            layer.commit(start, path)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, `[n]` int64, in their order. Cost: a copy of what they hold."""
+        for layer in self.layers:
+            layer.keep(rows)
+        for layout in self.layouts:
+            layout.keep(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
@@ -67,9 +122,8 @@ class LayerStores:
 
     def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
-        layout = self.layers[0].layout
-        shorter = layout.shorten(begins)
-        index = torch.arange(layout.visible_length, device=lengths.device)
+        shorter = self.layout.shorten(begins)
+        index = torch.arange(self.layout.visible_length, device=lengths.device)
         keep = torch.where(index < lengths[:, None], index, -1)
         for layer in self.layers:
             layer.evict(keep, shorter)

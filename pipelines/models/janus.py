@@ -133,6 +133,7 @@ class JanusCodes(CausalLMWindow):
 
     row_inputs = ("_lengths",)
     needs_head = False
+    takes_embeddings = False
 
     def __init__(self, model: Any, lengths: Tensor | None = None) -> None:
         super().__init__(model)

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import Pass
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
 
 
 class StaticModelBuffers:
-    """A token model over a `KVCacheLayout` whose buffers outlive a run.
+    """A token model over `LayerStores` whose buffers outlive a run.
 
     It is a `GraphModel` (see `mmaccel.samplers.window.step_runner`) and supports continuous
     batching (see `SupportsContinuousBatching` in `mmaccel.samplers.window.scheduler`). A child
@@ -29,12 +31,14 @@ class StaticModelBuffers:
         row_inputs: tensors with one entry for each row, or None; every run has values of its own.
         constants: tensors that no run changes.
         options: numbers and texts that a captured pass depends on.
+        caches: the layers' stores, which `reserve` makes; None before.
+        methods: what is done to the caches and the attention of the layers.
 
     A change of the modules that moves no parameter (an attribute, a hook, an adapter that is
     switched off) is not noticed: drop the graphs with `Handle.reset` or `Engine.close`.
     """
 
-    reserved: ClassVar[tuple[str, ...]] = ("_kv_layout", "_cache", "attention_reason")
+    reserved: ClassVar[tuple[str, ...]] = ("caches", "attention_reason")
     row_inputs: ClassVar[tuple[str, ...]] = ()
     constants: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
@@ -42,13 +46,14 @@ class StaticModelBuffers:
     model: Any
     device: Any
     prefill: Any
-    _cache: Any
-    _kv_layout: KVCacheLayout | None
+    caches: LayerStores | None = None
+    methods: LayerMethods = LayerMethods()
+    _branches: int = 1
+    _spare: int = 0  # cache indices beside those of positions
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
-        own = {name: value for name, value in vars(self).items() if name != "_cache"}
-        return own | {"_kv_layout": None, "runner": None}
+        return vars(self) | {"caches": None, "runner": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -130,12 +135,7 @@ class StaticModelBuffers:
 
     def keep_rows(self, rows: Tensor) -> None:
         """See `SupportsContinuousBatching.keep_rows`. Cost: a copy of the rows' keys and values."""
-        layouts = {id(self.cache_layout()): self.cache_layout()}
-        for layer in self.cache_layers():
-            layer.keep(rows)
-            layouts[id(layer.layout)] = layer.layout
-        for layout in layouts.values():
-            layout.keep(rows)
+        self._reserved().keep(rows)
 
     def join_rows(
         self,
@@ -169,15 +169,35 @@ class StaticModelBuffers:
             for name, value in own.items():
                 setattr(self, name, value)
 
+    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
+        """See `mmaccel.contracts.Model.use_methods`."""
+        self.methods = methods
+        self._branches = branches
+
+    @property
+    def capture_obstacle(self) -> str:
+        """See `mmaccel.contracts.TokenModel`."""
+        return self.methods.capture_obstacle
+
+    def make_room(self, spare: int) -> None:
+        """See `mmaccel.contracts.TokenModel.make_room`."""
+        self._spare = spare
+
+    def commit(self, start: Tensor, path: Tensor) -> None:
+        """See `mmaccel.contracts.TokenModel.commit`."""
+        self._reserved().commit(start, path)
+
     def cache_layers(self) -> Sequence[WindowLayer]:
         """The layers' stores, which `reserve` has made."""
-        layers: Sequence[WindowLayer] = self._cache
-        return layers
+        return self._reserved().layers
 
     def cache_layout(self) -> KVCacheLayout:
-        """Of these layers."""
-        assert self._kv_layout is not None, "reserve comes first"
-        return self._kv_layout
+        """Of layers that hold whole prompts."""
+        return self._reserved().layout
+
+    def _reserved(self) -> LayerStores:
+        assert self.caches is not None, "reserve comes first"
+        return self.caches
 
 
 def model_state(model: nn.Module) -> Hashable:

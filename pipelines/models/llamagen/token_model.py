@@ -7,7 +7,6 @@ attend to what stands before them, and no pass needs a mask of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,13 +59,9 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         self._rotations = make_rotations(model.config).to(self.device)
         self._conditions: Tensor | None = None
         self._lengths: Tensor | None = None  # [R], of the conditions
-        self._kv_layout: KVCacheLayout | None = None
         self.keeps_states = False
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
-        self.methods = LayerMethods()
-        self._branches = 1
-        self._spare = 0  # cache indices beside those of positions
 
     @property
     def device(self) -> torch.device:
@@ -122,13 +117,13 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
                 f"rows: expected {rows} conditions, received {received}; call condition first"
             )
         self._rotations = self._rotations.to(self.device)  # the model may have been moved
-        self._kv_layout = KVCacheLayout(rows, positions + self._spare + 1)
+        layout = KVCacheLayout(rows, positions + self._spare + 1)
         self.attention_reason = self._find_reason(rows, positions + self._spare + 1)
         if self.attention != "model":
             refuse_own_attention(self.model, self.attention_reason)
-        layers = [WindowLayer(self._kv_layout) for _ in self.model.layers]
+        layers = [WindowLayer(layout) for _ in self.model.layers]
         self.n_evicted = (0, 0)
-        self._cache = LayerStores(layers, self.methods, self._branches)
+        self.caches = LayerStores(layers, layout, self.methods, self._branches)
 
     def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
@@ -148,29 +143,10 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return self.model.output.weight
 
-    def cache_layers(self) -> Sequence[WindowLayer]:
-        """See `StaticModelBuffers.cache_layers`."""
-        stores: LayerStores = self._cache
-        return stores.layers
-
     @property
     def takes_trees(self) -> bool:
         """See `mmaccel.contracts.TokenModel`."""
         return self.methods.attention is None
-
-    def make_room(self, spare: int) -> None:
-        """See `mmaccel.contracts.TokenModel.make_room`."""
-        self._spare = spare
-
-    def commit(self, start: Tensor, path: Tensor) -> None:
-        """See `mmaccel.contracts.TokenModel.commit`. Cost: a copy of the path's keys and values."""
-        for layer in self.cache_layers():
-            layer.commit(start, path)
-
-    @property
-    def capture_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel`."""
-        return self.methods.capture_obstacle
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
         """See `mmaccel.contracts.Model.find_layer_obstacle`."""
@@ -185,11 +161,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
                 "attention among them"
             )
         return ""
-
-    def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """See `mmaccel.contracts.Model.use_methods`."""
-        self.methods = methods
-        self._branches = branches
 
     def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
@@ -210,14 +181,13 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         Raises:
             ShapeError: other rows than reserved.
         """
-        layout = self._kv_layout
+        stores = self.caches
         rows = list(entries.tokens.shape)
-        if layout is None or self._conditions is None or rows[0] != layout.rows:
+        if stores is None or self._conditions is None or rows[0] != stores.layout.rows:
             raise ShapeError(
                 f"tokens: expected as many rows as reserved, received {rows}; "
                 "call condition and reserve"
             )
-        stores: LayerStores = self._cache
         return stores
 
     @torch.no_grad()
@@ -230,7 +200,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         assert start is not None and conditions is not None and lengths is not None
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
-        this = self._cache.open_pass(indices, tree=tree, **options)
+        this = self._reserved().open_pass(indices, tree=tree, **options)
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
         is_first = positions < lengths[:, None]
