@@ -26,6 +26,9 @@ _PUBLIC = {
     "Coarse": "mmaccel.samplers.drafting.coarse",
     "TokenRecycling": "mmaccel.samplers.drafting.token_recycling",
     "HierarchyDrafting": "mmaccel.samplers.drafting.hierarchy",
+    "SelfDraft": "mmaccel.samplers.drafting.self_draft",
+    "TriForce": "mmaccel.samplers.drafting.triforce",
+    "Vegas": "mmaccel.samplers.drafting.vegas",
     "CacheMethod": "mmaccel.reduction.kv_cache.contract",
     "CachedLayer": "mmaccel.reduction.kv_cache.contract",
     "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",
@@ -148,7 +151,10 @@ if TYPE_CHECKING:
     from mmaccel.samplers.canvas.stepwise import Stepwise
     from mmaccel.samplers.drafting.coarse import Coarse
     from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
+    from mmaccel.samplers.drafting.self_draft import SelfDraft
     from mmaccel.samplers.drafting.token_recycling import TokenRecycling
+    from mmaccel.samplers.drafting.triforce import TriForce
+    from mmaccel.samplers.drafting.vegas import Vegas
     from mmaccel.samplers.noise import Noise
     from mmaccel.samplers.sampling_params import SamplingParams
     from mmaccel.samplers.trees.comb import Comb

@@ -118,12 +118,12 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             ),
             "speculative": (
                 "speculative:Speculative",
-                "a draft model (draft_model=), or prompt lookup without one",
+                "a draft model (draft_model=), or the drafts of a source; prompt lookup at first",
             ),
             "prompt-lookup": (
                 "speculative:Speculative",
                 "drafts copied from before",
-                {"draft_model": None},
+                {"draft_model": None, "drafts": "ngram"},
             ),
             "gsd": (
                 "grouped_speculative:GroupedSpeculative",
@@ -165,6 +165,8 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "copied from the row's text, else the batch's, else its prompt",
             ),
             "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
+            "vegas": ("vegas:Vegas", "the model itself, over what the last pass attended to"),
+            "triforce": ("triforce:TriForce", "the model itself, over chunks that match a query"),
         },
     ),
     "tree": _slot(

@@ -292,6 +292,26 @@ class TokenModel(Model):
         """
         return None
 
+    def find_drafting_obstacle(self, drafts: Any) -> str:
+        """Why it cannot draft for itself over part of its cache, as a source says
+        (`mmaccel.samplers.drafting.self_draft`); empty where it can.
+        """
+        return "its layers do not cache and attend by functions of mmaccel"
+
+    def use_drafting(self, drafts: Any) -> None:
+        """From the next `reserve` on, `forward_draft` attends as a source says; None: no longer."""
+        raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
+
+    def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """As `forward`, logits `[R, 1, V]`, attending to part of the cache; the next `forward`
+        writes anew what it has written.
+
+        Args:
+            entries: one a row.
+            index: drafts of the window before it.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
+
     def prompt_width(self, width: int) -> int:
         """The width at which a prompt of `width` tokens is processed, at least `width`."""
         return width

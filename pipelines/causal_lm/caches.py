@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt, PromptStates
+from mmaccel.pipelines.layers.drafting import DraftedBy
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
 from mmaccel.pipelines.layers.stores import LayerStores
@@ -17,7 +18,7 @@ class LayerCaches(LayerStores):
 
     Args:
         layout: of R rows.
-        windows, methods, branches: see `LayerStores`.
+        windows, methods, branches, drafts: see `LayerStores`.
         positions: of each row; passes may go beyond, and what they write there is lost.
         tables: angles of the fused decoder for the positions; None: it computes them itself.
 
@@ -34,11 +35,14 @@ class LayerCaches(LayerStores):
         methods: LayerMethods,
         *,
         branches: int,
+        drafts: DraftedBy | None,
         positions: int,
         tables: Tables | None,
     ) -> None:
         self.cache: Any = make_cache(len(windows), layout)
-        super().__init__(self.cache.layers, layout, methods, branches, windows=windows)
+        super().__init__(
+            self.cache.layers, layout, methods, branches, windows=windows, drafts=drafts
+        )
         self.positions = positions
         self.tables = tables
         self.steps: LayerSteps | None = None

@@ -222,6 +222,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             self.facts.windows,
             self.methods,
             branches=self._branches,
+            drafts=self._drafts,
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
         )
@@ -240,6 +241,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
         return self.passes.forward(entries)
+
+    def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """See `mmaccel.contracts.TokenModel.forward_draft`."""
+        return self.passes.forward_draft(entries, index)
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:

@@ -19,6 +19,7 @@ from mmaccel.pipelines.causal_lm.forwards import ForwardRoute
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.layers.attention import Choices, Watcher, WindowPass, find_ancestors
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.sparse import BlockChooser
 from mmaccel.pipelines.layers.store import make_masks
 
 _CPU_STRIDE = 64
@@ -137,6 +138,14 @@ class WindowPasses:
             window.last_states = pad(window.last_states, (0, 0, 1, 0))
         return logits
 
+    def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """See `CausalLMWindow.forward_draft`."""
+        known = self._window.prompt_logits
+        if known is not None and index == 0:  # the prompt's last token is in the cache, and stays
+            return known[:, None]
+        logits: Tensor = self._run(entries, sparse=self.caches().find_chooser(index)).logits
+        return logits[..., : self._window.vocab_size]
+
     def _score(self, entries: Pass, skipped: int = 0) -> Tensor:
         """Logits `[R, W, V]`; the recorder gets what else the model gives out.
 
@@ -145,7 +154,8 @@ class WindowPasses:
             skipped: entries of the window before these.
         """
         window = self._window
-        output = self._run(entries, **window.pass_options)
+        chooser = self.caches().find_chooser()
+        output = self._run(entries, sparse=chooser, **window.pass_options)
         for option in window.pass_options:
             name = option.removeprefix("output_")
             window.recorder.record(name, getattr(output, name), skipped)
@@ -157,7 +167,13 @@ class WindowPasses:
         return logits.gather(1, entries.queries[..., None].expand(-1, -1, logits.shape[-1]))
 
     def _open(
-        self, entries: Pass, indices: Tensor, *, is_prompt: bool, watcher: Watcher | None
+        self,
+        entries: Pass,
+        indices: Tensor,
+        *,
+        is_prompt: bool,
+        sparse: BlockChooser | None,
+        watcher: Watcher | None,
     ) -> WindowPass | None:
         """The pass, with `indices` `[R, W]`, as its layers know it; None where they attend by
         themselves, under masks.
@@ -166,8 +182,8 @@ class WindowPasses:
         caches = self.caches()
         by_kernel = not window.attention_reason
         has_links = entries.reads is not None or entries.parents is not None
-        has_links |= watcher is not None
-        attends = has_links or (not is_prompt and (by_kernel or caches.is_reduced))
+        is_chosen = watcher is not None or sparse is not None
+        attends = has_links or is_chosen or (not is_prompt and (by_kernel or caches.is_reduced))
         if caches.steps is not None or not attends:
             return None
         return WindowPass(
@@ -176,7 +192,7 @@ class WindowPasses:
             caches.layers,
             by_kernel=by_kernel,
             choices=window.choices,
-            sparse=caches.sparse,
+            sparse=sparse,
             watcher=watcher,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
@@ -188,6 +204,7 @@ class WindowPasses:
         entries: Pass,
         *,
         is_prompt: bool = False,
+        sparse: BlockChooser | None = None,
         watcher: Watcher | None = None,
         **options: Any,
     ) -> Any:
@@ -196,6 +213,7 @@ class WindowPasses:
         Args:
             entries: of the pass.
             is_prompt: whether the model's own attention serves, as long as it can.
+            sparse: chooses the blocks that layers attend to; None: all.
             watcher: looks at the layers; None: nothing does.
             **options: further arguments of the forward.
 
@@ -212,7 +230,7 @@ class WindowPasses:
                 f"{list(tokens.shape)}; call reserve(rows, positions)"
             )
         caches.prepare(indices, entries.reads, self._find_stride(indices.device))
-        this = self._open(entries, indices, is_prompt=is_prompt, watcher=watcher)
+        this = self._open(entries, indices, is_prompt=is_prompt, sparse=sparse, watcher=watcher)
         own: dict[str, Tensor] = {}
         if window.own_prompt is not None:
             own = {k: v.expand(-1, tokens.shape[1]) for k, v in window.own_prompt.inputs.items()}

@@ -36,7 +36,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
-from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
 
 NAME = "mmaccel_window"
@@ -87,7 +87,7 @@ class WindowPass:
     stores: Sequence[WindowLayer]
     by_kernel: bool = False
     choices: Choices | None = None
-    sparse: SparseBlocks | None = None
+    sparse: BlockChooser | None = None
     watcher: Watcher | None = None
     tree: Tensor | None = None
     reads: Tensor | None = None
@@ -122,7 +122,7 @@ class WindowPass:
         if self.watcher is not None:
             self.watcher.keep(layer, query, key, mask=None, scale=scale)
         elif self.sparse is not None:
-            options["blocks"] = self.sparse.choose(layer, query, key, start)
+            options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
@@ -143,7 +143,7 @@ class WindowPass:
         blocks = None
         if self.watcher is not None:
             self.watcher.keep(layer, query, key, mask=None, scale=scale)
-        elif self.sparse is not None:
+        elif isinstance(self.sparse, SparseBlocks):
             reads = layout.shift(self.reads).to(key.device)
             indices = layout.indices.to(key.device)
             # entries of the last cache index are padding, which asks for no blocks

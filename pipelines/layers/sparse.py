@@ -8,11 +8,31 @@ the blocks that it writes; blocks of which it reads nothing hold nothing.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+
+
+class BlockChooser(Protocol):
+    """Chooses the blocks that a pass attends to in a layer."""
+
+    def choose(
+        self, layer: int, query: Tensor, key: Tensor, start: Tensor, *, scale: float
+    ) -> Blocks | None:
+        """The blocks of a window in a layer; None for all.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, W, D]`.
+            key: `[R, Hkv, S, D]`, what the layer holds, the window's own keys included.
+            start: `[R]` int64, cache index of each row's first query.
+            scale: of the scores.
+        """
+        ...
 
 
 class SparseBlocks:
@@ -26,21 +46,33 @@ class SparseBlocks:
         self.method = method
         self._summaries: dict[int, Tensor] = {}  # by layer, [R, H, N + 1, C]; the last is scratch
 
-    def choose(self, layer: int, query: Tensor, key: Tensor, start: Tensor) -> Blocks | None:
-        """The blocks of a window in a layer; None for all.
+    def choose(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        start: Tensor,
+        *,
+        scale: float,
+        since: Tensor | None = None,
+    ) -> Blocks | None:
+        """See `BlockChooser.choose`.
 
         Args:
-            layer: its number.
-            query: `[R, Hq, W, D]`.
-            key: `[R, Hkv, S, D]`, what the layer holds, the window's own keys included.
-            start: `[R]` int64, cache index of each row's first query.
+            layer, query, key, start, scale: as there.
+            since: `[R]` int64, at most `start`: from there on others may have written; None:
+                nobody has. Cost: a host synchronisation.
         """
         width = query.shape[2]
         size = self.method.block
         if not self._chooses(layer):
             return None
         n_new = (width + size - 2) // size + 1
-        written = start[:, None] // size + torch.arange(n_new, device=key.device)  # [R, n]
+        first = start // size
+        if since is not None:
+            n_new += int((first - since // size).max())
+            first = since // size
+        written = first[:, None] + torch.arange(n_new, device=key.device)  # [R, n]
         ends = (start + width)[:, None]
         is_real = torch.arange(key.shape[2], device=key.device) < ends  # [R, S]
         n_blocks = -(-key.shape[2] // size)

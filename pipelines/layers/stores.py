@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.drafting import DraftBlocks, DraftedBy
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 
 
@@ -25,11 +26,13 @@ class LayerStores:
         branches: G, guidance branches of the rows.
         windows: sliding window of every layer, in positions; None where it sees everything. None:
             all do.
+        drafts: the source by which the model drafts for itself; None: it does not.
 
     Attributes:
         layers, layout, windows: see above; the layout stays that of whole prompts.
         n_evicted: entries that were evicted, of those that there were, over all rows of a layer.
         sparse: chooses the blocks that passes attend to; None: all.
+        drafting: chooses those of drafts and of the passes that verify them; None: nobody drafts.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class LayerStores:
         methods: LayerMethods,
         branches: int = 1,
         windows: Sequence[int | None] | None = None,
+        drafts: DraftedBy | None = None,
     ) -> None:
         self.layers = layers
         self.layout = layout
@@ -48,6 +52,7 @@ class LayerStores:
         self._branches = branches
         sparse = methods.attention
         self.sparse = None if sparse is None else SparseBlocks(sparse)
+        self.drafting = None if drafts is None else DraftBlocks(drafts)
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
@@ -55,11 +60,18 @@ class LayerStores:
         found = [self.layout, *(layer.layout for layer in self.layers)]
         return list({id(layout): layout for layout in found}.values())
 
+    def find_chooser(self, index: int | None = None) -> BlockChooser | None:
+        """What chooses the blocks of a pass: of a draft before which its round had `index` others,
+        or of a window of the run (None).
+        """
+        if self.drafting is None:
+            return self.sparse
+        return self.drafting.verifying if index is None else self.drafting.drafting(index)
+
     @property
     def is_reduced(self) -> bool:
-        """Whether layers hold fewer entries than positions, or attend to some of them."""
-        is_cut = any(layer.layout.dropped is not None for layer in self.layers)
-        return is_cut or self.sparse is not None
+        """Whether layers hold fewer entries than positions."""
+        return any(layer.layout.dropped is not None for layer in self.layers)
 
     def prepare(
         self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None

@@ -15,6 +15,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.layers.stores import LayerStores
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.samplers.arithmetic import find_product_format
 from mmaccel.samplers.drafting.coarse import forget_opened
 
@@ -50,6 +51,7 @@ class StaticModelBuffers:
     methods: LayerMethods = LayerMethods()
     _branches: int = 1
     _spare: int = 0  # cache indices beside those of positions
+    _drafts: Any = None  # the source by which the model drafts for itself
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache and no step runner: `reserve` comes first, as always."""
@@ -173,6 +175,19 @@ class StaticModelBuffers:
         """See `mmaccel.contracts.Model.use_methods`."""
         self.methods = methods
         self._branches = branches
+
+    def find_drafting_obstacle(self, drafts: Any) -> str:
+        """See `mmaccel.contracts.TokenModel.find_drafting_obstacle`."""
+        if self.methods.attention is not None:
+            return f"every pass attends as {self.methods.attention!r} says"
+        attention = drafts.attention
+        method = attention if isinstance(attention, AttentionMethod) else None
+        found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]
+        return found
+
+    def use_drafting(self, drafts: Any) -> None:
+        """See `mmaccel.contracts.TokenModel.use_drafting`."""
+        self._drafts = drafts
 
     @property
     def capture_obstacle(self) -> str:

@@ -96,6 +96,7 @@ class ShippedCoarse(DraftSource):
     is_capturable = True
     has_branches = True
     has_children = True
+    corrects = True
     name = "coarse"
 
     def open(self, run: OpenRun) -> Drafter:
@@ -114,6 +115,7 @@ class Auto(DraftSource):
     is_capturable = True
     has_branches = True
     has_children = True
+    corrects = True
     name = "auto"
 
     def open(self, run: OpenRun) -> Drafter:

@@ -241,6 +241,9 @@ class OpenRun(Protocol):
     def frontier(self) -> Frontier:
         """What is known where the window's drafts begin."""
 
+    def frozen_noise(self) -> Tensor:
+        """Frozen Gumbel noise of the window, `[B, W, V]`, or zeros `[B, W, 1]` at temperature 0."""
+
 
 class DraftSource:
     """Base of draft sources; a child is a frozen dataclass.
@@ -260,8 +263,10 @@ class DraftSource:
         reads_scores: whether the drafter's `observe` reads the scores of every pass.
         has_branches: whether the drafter's `branch` makes branches of one length for a tree.
         has_children: whether the drafter's `children` makes the drafts after given ones.
-        corrects: whether the drafter's `correct` changes drafts, and both it and `observe` read the
-            slots' frozen noise.
+        corrects: whether the drafter's `correct` may change drafts, and both it and `observe` read
+            the slots' frozen noise.
+        needs_layers: whether the run's own model drafts, by layers that attend to part of their
+            cache; only some models have such layers.
         name: what statistics and policies call it; empty for one that has no short name.
     """
 
@@ -273,6 +278,7 @@ class DraftSource:
     has_branches: ClassVar[bool] = False
     has_children: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
+    needs_layers: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
     def propose(self, frontier: Frontier) -> Drafts:

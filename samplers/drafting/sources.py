@@ -15,7 +15,6 @@ from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import check_coarse
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.drafting.ngram import NGram
 
 SOURCES: dict[str, type[DraftSource]] = {
     name: load(entry.target) for name, entry in METHODS["drafts"].items()
@@ -36,9 +35,9 @@ def source_of(policy: Any) -> DraftSource | None:
     return find_source(getattr(policy, "drafts", None))
 
 
-def make_draft_source(model: TokenModel | None) -> DraftSource:
-    """The source of `Speculative`: a small model, or prompt lookup without one."""
-    return NGram() if model is None else DraftModel(model)
+def draft_by(model: TokenModel) -> DraftSource:
+    """The source of a small model's drafts."""
+    return DraftModel(model)
 
 
 def check_drafts(drafts: object, exactness: Exactness) -> None:

@@ -164,6 +164,13 @@ class RunParts(StaticPart):
         """What is known where the window's drafts begin."""
         return make_frontier(self)
 
+    def frozen_noise(self) -> Tensor:
+        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
+
+        Nobody writes to it: it may be a view of what the next passes read.
+        """
+        return self.pass_noise.frozen(self.noise, self.buffer.slots)
+
     def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
         """Begin anew in some batch slots, whose prompts the caller prefills.
 
@@ -273,13 +280,6 @@ class WindowRun(RunParts):
             `[B, W-1]` int64, the drafts that the model will process.
         """
         return self.rows.write_drafts(new, is_final=not self.drafter.source.corrects)
-
-    def frozen_noise(self) -> Tensor:
-        """Frozen Gumbel noise of the window, see `Noise.frozen`: `[B, W, V]`, or `[B, W, 1]`.
-
-        Nobody writes to it: it may be a view of what the next passes read.
-        """
-        return self.pass_noise.frozen(self.noise, self.buffer.slots)
 
     def fresh_noise(self) -> Fresh:
         """Uniforms of this pass; see `Noise.fresh`."""

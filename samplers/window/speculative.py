@@ -3,8 +3,8 @@
 Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C. Chen et al., 2023
 (arXiv 2302.01318), algorithm 2. A small model drafts window - 1 tokens one by one
 (`mmaccel.samplers.drafting.draft_model`), the large one verifies them all in one pass. Without a
-draft model the drafts continue an earlier occurrence of the last n-gram
-(`mmaccel.samplers.drafting.ngram`), and their distribution is one-hot.
+draft model a source drafts, at first `mmaccel.samplers.drafting.ngram`, which continues an earlier
+occurrence of the last n-gram; tokens that it is certain of have a one-hot distribution.
 
 Departures: every row proceeds at its own pace; see also those of the draft sources.
 """
@@ -24,7 +24,7 @@ from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
 from mmaccel.samplers.drafting.contract import DraftSource
-from mmaccel.samplers.drafting.sources import make_draft_source
+from mmaccel.samplers.drafting.sources import draft_by
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
@@ -36,16 +36,24 @@ class Speculative(WindowPolicy):
     Args:
         window: tokens that the target processes per pass; window - 1 of them are drafts.
         draft_model: a causal LM of transformers or a `TokenModel`, with the target's vocabulary, or
-            None for prompt lookup. It reads no images: of a prompt with some, only the text.
+            None for `drafts`. It reads no images: of a prompt with some, only the text.
+        drafts: where drafts come from without a draft model, a draft source or its name: "ngram",
+            prompt lookup, or "vegas", the model itself over part of its cache.
     """
 
     window: int = 8
     draft_model: TokenModel | torch.nn.Module | None = field(default=None, repr=False)
+    drafts: str | DraftSource = "ngram"
 
     exactness: ClassVar[Exactness] = "distribution"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if super().draft_source().corrects:
+            raise OptionError(
+                f"drafts={self.drafts!r}: expected a source whose drafts are final, received one "
+                "that corrects them; use it with Jacobi or SpeculativeJacobi"
+            )
         model = self.draft_model
         if model is None or isinstance(model, TokenModel):
             return
@@ -58,7 +66,9 @@ class Speculative(WindowPolicy):
 
     def draft_source(self) -> DraftSource:
         """See `WindowPolicy.draft_source`."""
-        return make_draft_source(cast(TokenModel | None, self.draft_model))
+        if self.draft_model is None:
+            return super().draft_source()
+        return draft_by(cast(TokenModel, self.draft_model))
 
     def decode(self, run: WindowRun) -> Generation:
         """See `WindowPolicy.decode`."""
@@ -84,8 +94,11 @@ class Speculative(WindowPolicy):
 def _drafts(run: WindowRun) -> tuple[Tensor, Tensor]:
     """Drafts `[B, W-1]`, and the distributions `[B, W-1, V]` from which they were drawn."""
     found = run.propose()
-    assert found.tokens is not None  # both sources of `draft_source` propose tokens
-    drafts = run.write_drafts(found.tokens)
-    if found.distribution is None:
-        return drafts, one_hot(drafts, run.vocab_size)
-    return drafts, found.distribution
+    tokens = found.tokens
+    p_draft = found.distribution
+    if tokens is None:
+        assert found.scores is not None
+        p_draft = found.scores.softmax(-1).expand(-1, run.width - 1, -1)
+        tokens = draw(p_draft, run.fresh_noise().drafts[:, :-1])
+    drafts = run.write_drafts(tokens)
+    return drafts, one_hot(drafts, run.vocab_size) if p_draft is None else p_draft

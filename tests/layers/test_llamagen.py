@@ -199,7 +199,9 @@ def test_planted_bugs_of_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     own = sparse_module.SparseBlocks.choose
     monkeypatch.setattr(
         sparse_module.SparseBlocks, "choose",
-        lambda self, layer, query, key, start: own(self, layer, -query, key, start),
+        lambda self, layer, query, key, start, **given: own(
+            self, layer, -query, key, start, **given
+        ),
     )  # fmt: skip
     with pytest.raises(AssertionError):
         check_blocks("text", 1.0)

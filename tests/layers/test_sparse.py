@@ -76,7 +76,7 @@ def run_passes(method: AttentionMethod) -> None:
             keys[row, :, first : first + width] = draw(HEADS, width, WIDTH, seed=9 * number + row)
         queries = draw(ROWS, HEADS * GROUPS, width, WIDTH, seed=100 + number)
         seen = keys[:, :, : int((start + width).max())]  # a cache whose visible part grows
-        blocks = sparse.choose(0, queries, seen, start)
+        blocks = sparse.choose(0, queries, seen, start, scale=1.0)
         assert blocks is not None
         for row in range(ROWS):
             for head in range(HEADS):

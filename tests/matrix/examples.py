@@ -124,8 +124,8 @@ def names(slot: str, kind: str = "") -> list[str]:
     if slot == "policies":
         return [name for name, entry in POLICIES.items() if kind in ("", entry.slot)]
     if slot == "drafts":  # `DraftModel` has no short name: it carries a model
-        return [
-            *SOURCES,
+        return [  # languages have no layers: see tests/layers/test_self_drafts.py
+            *(name for name, source in SOURCES.items() if not source.needs_layers),
             *(name for where, name in EXAMPLES if where == slot and name not in SOURCES),
         ]
     return list(METHODS[slot])

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from mmaccel import CausalLMWindow, ContinuousBatching, Noise, SamplingParams
+from mmaccel.catalog import POLICIES, load
 from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import is_capturable
@@ -147,6 +148,8 @@ def captured() -> Iterator[Any]:
     for number, variant in enumerate(chains()):
         source = SOURCES.get(variant.drafts)
         if not variant.drafts or source is None or not source.is_capturable:
+            continue
+        if not load(POLICIES[variant.policy].target).is_capturable:
             continue
         options = [*PARAMS][number % len(PARAMS)]
         yield pytest.param(

@@ -54,6 +54,8 @@ def cells() -> Iterator[tuple[str, str, str, int]]:
         used: Counter[str] = Counter()
         for turn, (name, setting) in enumerate(SETTINGS.items()):
             sources = [each for each in names("drafts") if fits(each, setting)]
+            if policy == "speculative":
+                sources = [each for each in sources if each not in ("auto", "coarse")]
             sources = sources[number % 3 :] + sources[: number % 3]
             drafts = min(sources, key=lambda each: used[each])
             used[drafts] += 1

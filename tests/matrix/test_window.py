@@ -110,6 +110,8 @@ def variants() -> Iterator[Variant]:
             source = SOURCES.get(drafts, DraftModel)
             if source.only_bitwise and Variant(policy).exactness != "bitwise":
                 continue
+            if source.corrects and policy == "speculative":
+                continue
             yield Variant(policy, drafts)
             if has_field(policy, "tree") and source.has_branches:
                 yield from (Variant(policy, drafts, tree) for tree in names("tree"))

@@ -123,15 +123,23 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
             refuse_own_attention(self.model, self.attention_reason)
         layers = [WindowLayer(layout) for _ in self.model.layers]
         self.n_evicted = (0, 0)
-        self.caches = LayerStores(layers, layout, self.methods, self._branches)
+        self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=self._drafts)
 
     def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
         stores = self._reserved_stores(entries)
         by_kernel = not self.attention_reason
-        hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.sparse)
+        hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
         if self.keeps_states:
             self.last_states = hidden
+        logits: Tensor = self.model.output(hidden)
+        return logits.float()
+
+    def forward_draft(self, entries: Pass, index: int) -> Tensor:
+        """See `mmaccel.contracts.TokenModel.forward_draft`."""
+        chooser = self._reserved_stores(entries).find_chooser(index)
+        by_kernel = not self.attention_reason
+        hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
         logits: Tensor = self.model.output(hidden)
         return logits.float()
 

@@ -1,0 +1,121 @@
+"""Drafts of the model itself, attending to part of its cache.
+
+H. Sun et al., "TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical
+Speculative Decoding", COLM 2024 (arXiv:2404.11912), section 4.1: where the cache is what a pass
+reads, the model over a small part of it drafts cheaply and well, and a pass over all of it verifies
+the drafts. Nothing is trained, and no other model is kept.
+
+The drafts' keys and values stand in the model's own cache, at the indices of the window; the
+verifying pass writes all of them anew. So the tokens are those of the whole cache: under a bitwise
+policy a draft is the token that its own scores and the slot's frozen noise choose, under a policy
+that is exact in distribution it is drawn, and its distribution recorded.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from mmaccel.contracts import Method, Pass, check_method
+from mmaccel.errors import OptionError
+from mmaccel.samplers.acceptance import draw
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+
+
+@dataclass(frozen=True)
+class SelfDrafting(DraftSource):
+    """Base of sources whose drafts are the model's own.
+
+    Attributes:
+        attention: the method of attention that chooses blocks for drafts. Of one that is none, but
+            has a `budget` and a `block`, the verifying pass chooses those that received most of
+            its own attention.
+        is_held: whether the first draft of a window chooses for all of them.
+    """
+
+    reads_last_scores: ClassVar[bool] = False
+    keeps_predictions: ClassVar[bool] = False
+    needs_layers: ClassVar[bool] = True
+    is_held: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def attention(self) -> Any:
+        """See the class."""
+
+    def open(self, run: OpenRun) -> Drafter:
+        """See `DraftSource.open`.
+
+        Raises:
+            OptionError: a model whose layers cannot attend to part of its cache.
+        """
+        obstacle = run.model.find_drafting_obstacle(self)
+        if obstacle:
+            raise OptionError(
+                f"drafts: expected a model whose layers can attend to part of its cache for "
+                f"{self!r}, received one where {obstacle}; draft by another source"
+            )
+        run.model.use_drafting(self)
+        return SelfDrafter(self)
+
+
+@dataclass(eq=False)
+class SelfDrafter(Drafter):
+    """Drafts of the run's own model, one by one."""
+
+    def propose(self, run: OpenRun) -> Drafts:
+        """See `Drafter.propose`."""
+        buffer = run.buffer
+        prompt = run.prompt
+        is_bitwise = run.policy.exactness == "bitwise"
+        work = buffer.tokens.clone()  # the token buffer with the drafts so far
+        noise = run.frozen_noise() if is_bitwise else None
+        distributions = [work.new_zeros(len(work), 0, run.vocab_size, dtype=torch.float32)]
+        for k in range(run.width - 1):
+            column = buffer.columns[:, k : k + 1]
+            slots = buffer.slots[:, k : k + 1]
+            before = (column - 1).clamp(min=0)
+            start = prompt.lengths - 1 + (buffer.n_generated + k).repeat(prompt.branches)
+            entry = Pass(buffer.model_inputs(before, work), start.clamp(min=0))
+            logits = run.model.forward_draft(entry, k)  # [R, 1, V]
+            scores = run.params.apply(logits, prompt.branches, work, column, slots, prompt.layout)
+            if noise is not None:
+                token = (scores + noise[:, k : k + 1]).argmax(-1)
+            else:
+                distributions.append(scores.softmax(-1))
+                drawn = run.noise.fresh(slots, run.counters.passes).drafts
+                token = draw(distributions[-1], drawn)
+            work.scatter_(1, column, token)
+            run.stats.draft_passes += 1
+        tokens = work.gather(1, buffer.columns[:, :-1])
+        return Drafts(tokens, distribution=None if is_bitwise else torch.cat(distributions, 1))
+
+    def close(self, run: OpenRun) -> None:
+        """See `Drafter.close`."""
+        run.model.use_drafting(None)
+
+
+@dataclass(frozen=True)
+class SelfDraft(SelfDrafting):
+    """Drafts of the model itself under a method of sparse attention, which every draft asks anew.
+
+    Args:
+        method: chooses the blocks, such as `mmaccel.Quest(budget=0.05)`.
+
+    Raises:
+        OptionError: no method of attention.
+    """
+
+    method: Any = field()
+
+    def __post_init__(self) -> None:
+        check_method("attention", self.method, Method, "mmaccel.Quest(budget=0.05)")
+
+    @property
+    def attention(self) -> Method:
+        """The given one."""
+        found: Method = self.method
+        return found

@@ -1,0 +1,49 @@
+"""TriForce: the first draft of a window retrieves the chunks that all its drafts read.
+
+H. Sun et al., "TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical
+Speculative Decoding", COLM 2024 (arXiv:2404.11912), section 4.1, retrieval-based drafting:
+chunks of keys are compared with a query by their means, and the best ones are kept for many drafts.
+
+Departures: the middle level of the hierarchy alone, without the tiny model that drafts for it; the
+chunks are retrieved anew for every window, and what was written since is read in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mmaccel.catalog import make
+from mmaccel.contracts import Method
+from mmaccel.samplers.drafting.self_draft import SelfDrafting
+
+
+@dataclass(frozen=True)
+class TriForce(SelfDrafting):
+    """Drafts of the model itself over chunks whose mean keys match the first draft's query.
+
+    Args:
+        budget: the fraction of a row's chunks that drafts read, in (0, 1].
+        block: entries of a chunk.
+        first_layer: layers before it read everything.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    budget: float = 0.1
+    block: int = 16
+    first_layer: int = 2
+
+    name = "triforce"
+    is_held: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        assert self.attention  # which checks its fields
+
+    @property
+    def attention(self) -> Method:
+        """Compares chunks of one length by their means."""
+        options = {"budget": self.budget, "block": self.block, "first_layer": self.first_layer}
+        found: Method = make("attention", "dhsa", **options)
+        return found

@@ -1,0 +1,44 @@
+"""Vegas: the blocks that the last verifying pass attended to are those that drafts read.
+
+Y. Yue, Y. Xue, J. Huang, "Vegas: Self-Speculative Decoding with Verification-Guided Sparse
+Attention", ICML 2026 (arXiv:2602.07223). A pass that verifies drafts attends to the whole cache
+anyway, so that what is critical for the tokens after it is known without a method of selection.
+
+Departures: blocks are chosen and not single entries, by the attention that they receive from all
+queries of the pass and all query heads of a key head; the first block, those of the verifying pass
+and those written since are read in any case. A CPU computes the scores of the verifying pass twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmaccel.checks import check_int, check_number
+from mmaccel.samplers.drafting.self_draft import SelfDrafting
+
+
+@dataclass(frozen=True)
+class Vegas(SelfDrafting):
+    """Drafts of the model itself over the blocks that the last verifying pass attended to most.
+
+    Args:
+        budget: the fraction of a row's blocks that drafts read, in (0, 1].
+        block: entries of a block.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    budget: float = 0.07
+    block: int = 16
+
+    name = "vegas"
+
+    def __post_init__(self) -> None:
+        check_number("Vegas.budget", self.budget, 0, 1, "try 0.07", above_low=True)
+        check_int("Vegas.block", self.block, 1, hint="16 suits most models")
+
+    @property
+    def attention(self) -> Vegas:
+        """No method of attention: the verifying pass chooses by budget and block."""
+        return self
