@@ -6,10 +6,12 @@ of every field that has a `help`, and hands the object on; ComfyUI's nodes make 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar
 
 from mmaccel.checks import show, suggest
 from mmaccel.errors import OptionError
@@ -18,6 +20,9 @@ Switch = Literal["auto"] | bool
 """Whether something is done; "auto" does it where it works."""
 
 Options = TypeVar("Options")
+Arguments = ParamSpec("Arguments")
+Owner = TypeVar("Owner")
+Result = TypeVar("Result")
 
 
 def option(default: Any, help: str | None = None, **flag: Any) -> Any:
@@ -84,7 +89,16 @@ class LoadOptions:
     cache_dir: str | Path | None = None
 
 
-class LoadKeywords(TypedDict, total=False):
+class PassKeywords(TypedDict, total=False):
+    """The options of `mmaccel.pipelines.runner.engine.Engine` as keywords, for type checkers."""
+
+    cuda_graphs: Switch
+    sync_every: int
+    fused: Switch
+    compile: Switch
+
+
+class LoadKeywords(PassKeywords, total=False):
     """The fields of `LoadOptions` as keywords, for type checkers."""
 
     device: Any
@@ -93,10 +107,6 @@ class LoadKeywords(TypedDict, total=False):
     device_map: Any
     offload_folder: str | Path | None
     family: str | None
-    cuda_graphs: Switch
-    sync_every: int
-    fused: Switch
-    compile: Switch
     trust_remote_code: bool
     revision: str | None
     variant: str | None
@@ -136,6 +146,38 @@ SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions))
 def given(options: Any) -> dict[str, Any]:
     """The fields of options that are not None."""
     return {name: value for name, value in asdict(options).items() if value is not None}
+
+
+def sampling_of(options: Any) -> dict[str, Any]:
+    """The fields of options that say how tokens are drawn."""
+    names = [each.name for each in fields(options) if each.name in SAMPLING_FIELDS]
+    return {name: getattr(options, name) for name in names}
+
+
+def takes(
+    make: Callable[Arguments, Options],
+) -> Callable[
+    [Callable[[Owner, Options], Result]], Callable[Concatenate[Owner, Arguments], Result]
+]:
+    """Gives a method the arguments of a dataclass; the method receives the object.
+
+    `help` and type checkers show the fields of the dataclass as parameters of the method.
+    """
+
+    def decorate(
+        method: Callable[[Owner, Options], Result],
+    ) -> Callable[Concatenate[Owner, Arguments], Result]:
+        @wraps(method)
+        def call(owner: Owner, /, *args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+            return method(owner, make(*args, **keywords))
+
+        own = inspect.signature(method)
+        first = next(iter(own.parameters.values()))
+        parameters = [first, *inspect.signature(make).parameters.values()]
+        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
 
 
 def read_options(kind: type[Options], where: str, keywords: Mapping[str, Any]) -> Options:

@@ -1,33 +1,23 @@
 """Decoding of token rows to payloads, which all media pipelines share.
 
-A checked call becomes a `RowPlan`. `decode_rows` runs a policy over its rows with continuous
-batching. Each finished row is decoded to its payload (an image, an utterance, a clip) by itself,
-and the payload is delivered while other rows still run.
+A checked call becomes a `RowPlan`. `Pipeline.decode_rows` runs a policy over its rows with
+continuous batching. Each finished row is decoded to its payload (an image, an utterance, a clip) by
+itself, and the payload is delivered while other rows still run.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
-
-import torch
 
 from mmaccel.checks import check_int, show
 from mmaccel.contracts import (
     Arrivals,
-    ContinuousBatching,
-    Denoiser,
-    FinishedRow,
-    OnCanvasStep,
     Prompt,
-    TokenModel,
 )
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -100,55 +90,6 @@ def collect_payloads(
             deliver(payload)
 
     return collect
-
-
-def decode_rows(
-    model: TokenModel | Denoiser,
-    engine: Engine,
-    policy: Any,
-    plan: RowPlan,
-    *,
-    finish: Callable[[FinishedRow], Payload | None],
-    deliver: Callable[[Payload], None],
-    on_step: OnStep | OnCanvasStep | None,
-) -> Stats:
-    """Decode all rows of a plan. The caller holds the model by `run_lock.alone`.
-
-    Args:
-        model: predicts the tokens.
-        engine: how passes are carried out.
-        policy: of the model's kind.
-        plan: the rows.
-        finish: makes the payload of one finished row; None where nobody wants it.
-        deliver: called with every payload as soon as its row has finished. An exception from it
-            ends the run and reaches the caller.
-        on_step: called after every pass.
-
-    Returns:
-        Stats of the run. `pixel_seconds` is the time spent in `finish`; `seconds` excludes the time
-        spent in `finish` and `deliver`.
-    """
-    finishing = delivering = 0.0
-
-    def on_finish(row: FinishedRow) -> None:
-        nonlocal finishing, delivering
-        began = time.perf_counter()
-        payload = finish(row)
-        finished = time.perf_counter()
-        finishing += finished - began
-        if payload is not None:
-            deliver(payload)
-        delivering += time.perf_counter() - finished
-
-    batching = ContinuousBatching(plan.max_num_seqs, on_finish, plan.arrivals)
-    prompt = replace(plan.prompt, batching=batching)
-    with torch.no_grad():
-        engine.prepare(model, prompt, policy, plan.params)
-        options: dict[str, Any] = dict(params=plan.params, noise=plan.noise, on_step=on_step)
-        stats: Stats = policy.sample(model, prompt, plan.length, **options).stats
-    stats.pixel_seconds = finishing
-    stats.seconds -= finishing + delivering
-    return stats
 
 
 @dataclass

@@ -6,15 +6,19 @@ and how its tokens are rendered.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mmaccel.contracts import Denoiser, FinishedRow, OnCanvasStep, TokenModel
+import torch
+
+from mmaccel.contracts import ContinuousBatching, Denoiser, FinishedRow, OnCanvasStep, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, read_options
 from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
+from mmaccel.pipelines.call_options import DecodingOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import HubOptions
@@ -26,10 +30,10 @@ from mmaccel.pipelines.loading.moving import (
     find_parts,
 )
 from mmaccel.pipelines.loading.placement import choose_placement
-from mmaccel.pipelines.media import Payload, RowPlan, decode_rows
+from mmaccel.pipelines.media import Payload, RowPlan
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.pipelines.text_to_image.model import pick_policy
-from mmaccel.results import OnStep, Stats
+from mmaccel.results import Generation, OnStep, Stats
 
 
 @dataclass(frozen=True)
@@ -143,19 +147,15 @@ class Pipeline(MovablePipeline):
         pixels = "" if self.size is None else f", {self.size[0]}x{self.size[1]}"
         return f"{type(self).__name__}({kind}{pixels}{describe(self)})"
 
-    def choose(self, policy: Any, kv_cache: Any = None, attention: Any = None) -> Decoding:
+    def choose(self, options: DecodingOptions) -> Decoding:
         """How a call decodes: its policy, and the methods of the model's layers.
-
-        Args:
-            policy: as `mmaccel.catalog.read_policy` takes it; None is an exact one.
-            kv_cache, attention: as in `mmaccel.attach`.
 
         Raises:
             OptionError: no such policy or method, or some that do not go together.
             UnsupportedModelError: a model whose layers do not carry the methods.
         """
-        chosen = pick_policy(policy, self.model)
-        methods = read_methods(kv_cache, attention)
+        chosen = pick_policy(options.policy, self.model)
+        methods = read_methods(options.kv_cache, options.attention)
         if methods:
             check_model(methods.slots, self.model, methods)
         check_combination(methods, (), chosen)
@@ -170,13 +170,24 @@ class Pipeline(MovablePipeline):
         deliver: Callable[[Payload], None],
         on_step: OnStep | OnCanvasStep | None,
     ) -> Stats:
-        """Decode the rows of a plan; see `mmaccel.pipelines.media.decode_rows`.
+        """Decode the rows of a plan with continuous batching. The caller holds the model.
+
+        Args:
+            decoding: policy, and methods of layers.
+            plan: the rows.
+            finish: makes the payload of one finished row; None where nobody wants it.
+            deliver: called with every payload as soon as its row has finished. An exception from it
+                ends the run and reaches the caller.
+            on_step: called after every pass.
+
+        Returns:
+            Stats of the run. `pixel_seconds` is the time spent in `finish`; `seconds` excludes the
+            time spent in `finish` and `deliver`.
 
         Raises:
             OptionError: rows that are admitted later, whose caches would be of other lengths,
                 under methods of layers.
         """
-        policy = decoding.policy
         methods = decoding.methods
         n_rows = plan.prompt.batch
         if methods and (plan.max_num_seqs < n_rows or plan.arrivals is not None):
@@ -185,18 +196,39 @@ class Pipeline(MovablePipeline):
                 f"{plan.max_num_seqs} are decoded at a time; give batch_size={n_rows}, make them "
                 f"in several calls, or leave {methods.slots} out"
             )
-        with reducing(self.model, methods, plan.prompt.branches):
-            stats = decode_rows(
-                self.model,
-                self.engine,
-                policy,
-                plan,
-                finish=finish,
-                deliver=deliver,
-                on_step=on_step,
-            )
-        methods.record(stats, *self.model.n_evicted)
+        finishing = delivering = 0.0
+
+        def on_finish(row: FinishedRow) -> None:
+            nonlocal finishing, delivering
+            began = time.perf_counter()
+            payload = finish(row)
+            finished = time.perf_counter()
+            finishing += finished - began
+            if payload is not None:
+                deliver(payload)
+            delivering += time.perf_counter() - finished
+
+        batching = ContinuousBatching(plan.max_num_seqs, on_finish, plan.arrivals)
+        plan = replace(plan, prompt=replace(plan.prompt, batching=batching))
+        stats = self.sample(decoding, plan, on_step).stats
+        stats.pixel_seconds = finishing
+        stats.seconds -= finishing + delivering
         return stats
+
+    def sample(
+        self, decoding: Decoding, plan: RowPlan, on_step: OnStep | OnCanvasStep | None
+    ) -> Generation:
+        """Decode the rows of a plan together. The caller holds the model by `run_lock.alone`."""
+        policy = decoding.policy
+        prompt = plan.prompt
+        params = plan.params
+        with torch.no_grad(), reducing(self.model, decoding.methods, prompt.branches):
+            self.engine.prepare(self.model, prompt, policy, params)
+            made: Generation = policy.sample(
+                self.model, prompt, plan.length, params=params, noise=plan.noise, on_step=on_step
+            )
+        decoding.methods.record(made.stats, *self.model.n_evicted)
+        return made
 
     def fit_prompt(self, width: int, length: int) -> int:
         """The widest prompt of at most `width` tokens before `length` tokens that fits the model's

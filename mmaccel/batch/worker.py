@@ -21,8 +21,8 @@ from mmaccel.loading import parse_size, pick_name
 from mmaccel.options import SAMPLING_FIELDS, LoadOptions, SamplingOptions, given
 from mmaccel.outputs.image_files import describe_settings, short_hash, write_png
 from mmaccel.outputs.machine import versions
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
 from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 
@@ -143,7 +143,7 @@ class Worker:
 
     def __init__(self, setup: Setup) -> None:
         from mmaccel.pipelines.loading.sources import content_hash
-        from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator
+        from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 
         self.setup = setup
         pipe = setup.open()

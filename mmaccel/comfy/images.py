@@ -41,9 +41,9 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
     make_plain,
     title_of,
 )
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from mmaccel.comfy.widgets import (
     spread_seed,
 )
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS, ImageToText, choose_sampling
+from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_questions
 from mmaccel.pipelines.image_to_text.types import Answer
 
@@ -73,14 +73,8 @@ def answer_questions(
     loaded = vision_model.pipe
 
     def call(chosen: Any) -> tuple[Any, list[str]]:
-        pipe = ImageToText(
-            loaded.model,
-            loaded.processor,
-            policy=chosen,
-            visual_tokens=None if visual_tokens is None else visual_tokens.methods,
-            cuda_graphs=loaded.cuda_graphs,
-            fused=loaded.fused,
-            compile=loaded.compile,
+        pipe = loaded.with_methods(
+            policy=chosen, visual_tokens=None if visual_tokens is None else visual_tokens.methods
         )
         made = pipe(
             images, questions, max_new_tokens=most, seed=seeds, on_token=progress, **options

@@ -149,17 +149,9 @@ def _with_plain(pipe: ImageToText, images: Any, question: str) -> dict[str, Imag
 
     Both answer once, so that neither is measured with what a first run loads.
     """
-    from mmaccel.pipelines.image_to_text.pipeline import ImageToText
-
-    plain = ImageToText(
-        pipe.model,
-        pipe.processor,
-        policy=pipe.policy,
-        cuda_graphs=pipe.cuda_graphs,
-        fused=pipe.fused,
-        compile=pipe.compile,
-        source=pipe.source,
-        **pipe.layers,
+    methods = pipe.decoding.methods
+    plain = pipe.with_methods(
+        policy=pipe.policy, kv_cache=methods.kv_cache, attention=methods.attention
     )
     pipes = {_title(()): plain, _title(pipe.reducers): pipe}
     for each in pipes.values():

@@ -235,8 +235,8 @@ def check_model(name: str, trust_remote_code: bool = False) -> Finding:
         from mmaccel.loading import open_pipeline
         from mmaccel.options import LoadOptions
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
+        from mmaccel.pipelines.text_to_image.generator import warm_up
         from mmaccel.pipelines.text_to_image.model import pick_policy
-        from mmaccel.pipelines.text_to_image.pipeline import warm_up
         from mmaccel.pipelines.text_to_image.registry import find_source
 
         source = find_source(name)

@@ -126,6 +126,7 @@ def generate(
     from mmaccel.commands.generate_batch import BatchOptions, run_batch
     from mmaccel.commands.generate_images import ImageJob, choose_threads_for
     from mmaccel.loading import open_pipeline, place
+    from mmaccel.pipelines.call_options import DecodingOptions
     from mmaccel.pipelines.text_to_image.model import (
         choose_params,
         encode_prompts,
@@ -182,7 +183,7 @@ def generate(
     pipe = open_pipeline(model, load, size=size, decoder=decoder)
     resume_collector()
     name, policy = method.choose(pipe.model.kind)
-    pipe.choose(policy, **layers)
+    pipe.choose(DecodingOptions(policy=policy, **layers))
     params = choose_params(pipe.image_model.params, **given(sampling))
     examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
     texts = _spread_prompts(prompts, count, examples)

@@ -43,8 +43,8 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
     make_plain,
     title_of,
 )
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.pipelines.text_to_image.outputs import Request, join
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 

@@ -19,9 +19,9 @@ from mmaccel.batch.prompts import Item, make_items, make_row, read_size, spell
 from mmaccel.batch.worker import Setup, describe, negative_of, settings_of
 from mmaccel.outputs.image_files import to_png
 from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageGenerator
 from mmaccel.pipelines.text_to_image.model import ImageModel, encode_prompts
 from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings, ImageGenerator
 from mmaccel.serving.jobs import Job, Ticket
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -20,16 +21,18 @@ from mmaccel.checks import check_callable, check_int, show
 from mmaccel.contracts import Policy
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.handle import attach
-from mmaccel.options import LoadKeywords
+from mmaccel.options import LoadKeywords, PassKeywords, sampling_of, takes
+from mmaccel.pipelines.attach.layer_methods import read_methods
+from mmaccel.pipelines.call_options import AnyMethod, TokenOptions
 from mmaccel.pipelines.causal_lm.compatibility import find_position_limit
 from mmaccel.pipelines.image_to_text.loading import check_processor, open_vision_language
 from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs, read_images
 from mmaccel.pipelines.image_to_text.types import Answer, Answers
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
-from mmaccel.pipelines.loading.moving import MovablePipeline, Part, describe
+from mmaccel.pipelines.loading.moving import Part, describe
 from mmaccel.pipelines.media import pick_max_num_seqs
-from mmaccel.pipelines.pipeline import read_loading
-from mmaccel.pipelines.runner.engine import UseCompile, UseFused, UseGraphs
+from mmaccel.pipelines.pipeline import Decoding, Pipeline, read_loading
+from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import add_stats
@@ -46,7 +49,36 @@ if TYPE_CHECKING:
 DEFAULT_TOKENS = 64
 
 
-class ImageToText(MovablePipeline):
+@dataclass(frozen=True)
+class VisionLanguageHost:
+    """A model of transformers and its processor.
+
+    Attributes:
+        window: the model, which generates.
+        processor: makes its prompts.
+    """
+
+    window: Any
+    processor: Any
+
+    def parts(self) -> dict[str, Part]:
+        """What moves with a pipeline."""
+        return {"model": Part(self.window)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions(TokenOptions):
+    """The arguments of `ImageToText.__call__`, which explains them."""
+
+    images: Any = field(kw_only=False)
+    question: str | Sequence[str] = field(kw_only=False)
+    max_new_tokens: int = DEFAULT_TOKENS
+    seed: int | Sequence[int] | None = None
+    batch_size: int | None = None
+    on_token: Callable[[int], None] | None = None
+
+
+class ImageToText(Pipeline):
     """Answers questions about images, by any window policy. One run at a time.
 
     Args:
@@ -56,9 +88,9 @@ class ImageToText(MovablePipeline):
             `{"name": "jacobi", "window": 32}`; None is `Jacobi()`.
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
         kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
-        cuda_graphs, sync_every, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
-            Packed weights stay packed between calls.
         source: folder that the model was loaded from, if known.
+        **passes: `cuda_graphs`, `sync_every`, `fused` and `compile`, see
+            `mmaccel.pipelines.runner.engine.Engine`. Packed weights stay packed between calls.
 
     Raises:
         OptionError: no policy, no method, or a bad `cuda_graphs` or `fused`.
@@ -75,24 +107,16 @@ class ImageToText(MovablePipeline):
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: UseReducers = None,
-        kv_cache: Any = None,
-        attention: Any = None,
-        cuda_graphs: UseGraphs = "auto",
-        sync_every: int = 1,
-        fused: UseFused = "auto",
-        compile: UseCompile = "auto",
+        kv_cache: AnyMethod = None,
+        attention: AnyMethod = None,
         source: Path | None = None,
+        **passes: Unpack[PassKeywords],
     ) -> None:
         check_processor(processor)
-        self.model, self.processor, self.source = model, processor, source
-        self.policy = Jacobi() if policy is None else read_policy(policy)
-        given = read_reducers(visual_tokens)
-        self.reducers = () if given is None else check_reducers(given)
-        self.layers = {"kv_cache": kv_cache, "attention": attention}
-        self.cuda_graphs = cuda_graphs
-        self.sync_every = sync_every
-        self.fused = fused
-        self.compile = compile
+        chosen = Jacobi() if policy is None else read_policy(policy)
+        self.reducers = _read_reducers(visual_tokens)
+        super().__init__(VisionLanguageHost(model, processor), source, Engine(**passes))
+        self.decoding = Decoding(chosen, read_methods(kv_cache, attention))
         self._attach(0).detach(keep_packed=True)  # refuses now what no call could use
 
     @classmethod
@@ -102,8 +126,8 @@ class ImageToText(MovablePipeline):
         *,
         policy: Policy | str | Mapping[str, Any] | None = None,
         visual_tokens: UseReducers = None,
-        kv_cache: Any = None,
-        attention: Any = None,
+        kv_cache: AnyMethod = None,
+        attention: AnyMethod = None,
         **options: Unpack[LoadKeywords],
     ) -> ImageToText:
         """Load a model and its processor from disk or from the Hugging Face hub.
@@ -121,44 +145,61 @@ class ImageToText(MovablePipeline):
                 fit, code that is not trusted, or a model without what a method needs.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
-        given = read_reducers(visual_tokens)
-        reducers = None if given is None else check_reducers(given)
+        reducers = _read_reducers(visual_tokens)
         loading = read_loading(options)
         if loading.family is not None:
             raise OptionError(
                 f"family: expected none, as transformers knows the class of a vision-language "
                 f"model, received {show(loading.family)}; leave it out"
             )
-        engine = loading.engine
         model, processor, source = open_vision_language(name, loading.config)
         return cls(
             model,
             processor,
             policy=policy,
-            visual_tokens=reducers,
+            visual_tokens=reducers or None,
             kv_cache=kv_cache,
             attention=attention,
-            cuda_graphs=engine.cuda_graphs,
-            sync_every=engine.sync_every,
-            fused=engine.fused,
-            compile=engine.compile,
             source=source,
+            **loading.engine.options,
         )
 
-    def __call__(
+    @property
+    def processor(self) -> Any:
+        """Makes the prompts, and decodes the answers."""
+        return self.host.processor
+
+    @property
+    def policy(self) -> Any:
+        """How answers are decoded."""
+        return self.decoding.policy
+
+    def with_methods(
         self,
-        images: Any,
-        question: str | Sequence[str],
         *,
-        max_new_tokens: int = DEFAULT_TOKENS,
-        seed: int | Sequence[int] | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        batch_size: int | None = None,
-        on_token: Callable[[int], None] | None = None,
-    ) -> Answers:
+        policy: Policy | str | Mapping[str, Any] | None = None,
+        visual_tokens: UseReducers = None,
+        kv_cache: AnyMethod = None,
+        attention: AnyMethod = None,
+    ) -> ImageToText:
+        """A pipeline of the same model with another policy and other methods.
+
+        Args:
+            policy, visual_tokens, kv_cache, attention: see `ImageToText`.
+        """
+        return type(self)(
+            self.model,
+            self.processor,
+            policy=policy,
+            visual_tokens=visual_tokens,
+            kv_cache=kv_cache,
+            attention=attention,
+            source=self.source,
+            **self.engine.options,
+        )
+
+    @takes(Questions)
+    def __call__(self, asked: Questions) -> Answers:
         """Answer questions.
 
         Args:
@@ -189,23 +230,23 @@ class ImageToText(MovablePipeline):
             BusyError: another run of this model has not ended.
         """
         began = time.perf_counter()
-        questions = check_questions(question)
-        own_images = read_images(images, len(questions))
-        check_int("max_new_tokens", max_new_tokens, 1, hint="64 suits short answers")
-        check_callable("on_token", on_token)
-        params = choose_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        used = choose_seed(seed) if params.temperature or seed is not None else None
-        seeds = _spread_seed(0 if used is None else used, len(questions))
-        n_rows = pick_max_num_seqs(batch_size, len(questions))
+        questions = check_questions(asked.question)
+        own_images = read_images(asked.images, len(questions))
+        check_int("max_new_tokens", asked.max_new_tokens, 1, hint="64 suits short answers")
+        check_callable("on_token", asked.on_token)
+        params = choose_sampling(**sampling_of(asked))
+        seed = choose_seed(asked.seed) if params.temperature or asked.seed is not None else None
+        seeds = _spread_seed(0 if seed is None else seed, len(questions))
+        n_rows = pick_max_num_seqs(asked.batch_size, len(questions))
         read_seconds = time.perf_counter() - began
         batches = []
         with alone(self.model), self._at_work():
             for first in range(0, len(questions), n_rows):
                 rows = slice(first, first + n_rows)
-                own = questions[rows], own_images[rows], seeds[rows]
-                batches.append(self._answer(first, *own, max_new_tokens, params, on_token))
+                batch = _Batch(first, questions[rows], own_images[rows], seeds[rows])
+                batches.append(self._answer(batch, asked, params))
         stats = add_stats([batch.stats for batch in batches])
-        stats.seed = used
+        stats.seed = seed
         return Answers(
             [answer for batch in batches for answer in batch.answers],
             stats,
@@ -233,73 +274,55 @@ class ImageToText(MovablePipeline):
         self.model.save_pretrained(folder, **options)
         self.processor.save_pretrained(folder)
 
-    def _parts(self) -> dict[str, Part]:
-        return {"model": Part(self.model)}
-
-    def _moved(self) -> None:
-        """Nothing: every call attaches its policy anew."""
-
-    @property
-    def _cuda_graphs(self) -> UseGraphs:
-        return self.cuda_graphs
-
-    @property
-    def _lock(self) -> Any:
-        return self.model
-
     def _attach(self, seed: int | Sequence[int]) -> Any:
         return attach(
             self.model,
             self.policy,
             seed=seed,
-            cuda_graphs=self.cuda_graphs,
-            sync_every=self.sync_every,
-            fused=self.fused,
-            compile=self.compile,
             visual_tokens=self.reducers or None,
-            **self.layers,
+            kv_cache=self.decoding.methods.kv_cache,
+            attention=self.decoding.methods.attention,
+            **self.engine.options,
         )
 
-    def _answer(
-        self,
-        first: int,
-        questions: Sequence[str],
-        images: Sequence[Sequence[Image]],
-        seeds: Sequence[int],
-        max_new_tokens: int,
-        params: SamplingParams,
-        on_token: Callable[[int], None] | None,
-    ) -> Answers:
-        """Answer one batch; `first` is the index of its first question."""
+    def _answer(self, batch: _Batch, asked: Questions, params: SamplingParams) -> Answers:
         began = time.perf_counter()
-        inputs = make_inputs(self.processor, questions, images)
+        n_new = asked.max_new_tokens
+        inputs = make_inputs(self.processor, batch.questions, batch.images)
         ids = inputs["input_ids"]
-        self._check_length(ids.shape[1], max_new_tokens)
+        self._check_length(ids.shape[1], n_new)
         inputs = inputs.to(self.device, self.dtype)
-        clock = _Clock(on_token)
-        run = self._attach(seeds)
+        clock = _Clock(asked.on_token)
+        run = self._attach(batch.seeds)
         try:
             with torch.no_grad():
                 made = self.model.generate(
-                    **inputs, max_new_tokens=max_new_tokens, streamer=clock, **_options(params)
+                    **inputs, max_new_tokens=n_new, streamer=clock, **_options(params)
                 )
         finally:
             run.detach(keep_packed=True)
         seconds = time.perf_counter() - began
         stats: Stats = run.stats
-        passes = stats.passes + stats.prefill_passes
         ends = _find_ends(self.model)
         visual = self._count_visual(ids)
-        found = find_image_tokens(self.model, self.processor, run.kept_tokens, inputs, images)
+        found = find_image_tokens(self.model, self.processor, run.kept_tokens, inputs, batch.images)
         answers = []
-        for row, text in enumerate(questions):
+        for row, text in enumerate(batch.questions):
             tokens, is_finished = _cut(made[row, ids.shape[1] :].cpu(), ends)
             own = found[row]
-            n_kept = sum(each.n_kept for each in own) if own else visual[row]
-            answers.append(Answer(
-                first + row, text, self._decode(tokens), seeds[row], tokens, is_finished, passes,
-                visual[row], n_kept, own,
-            ))  # fmt: skip
+            answer = Answer(
+                index=batch.first + row,
+                question=text,
+                text=self._decode(tokens),
+                seed=batch.seeds[row],
+                tokens=tokens,
+                is_finished=is_finished,
+                passes=stats.passes + stats.prefill_passes,
+                n_visual=visual[row],
+                n_kept=sum(each.n_kept for each in own) if own else visual[row],
+                images=own,
+            )
+            answers.append(answer)
         return Answers(answers, stats, seconds, clock.first - began)
 
     def _decode(self, tokens: Tensor) -> str:
@@ -323,6 +346,16 @@ class ImageToText(MovablePipeline):
             return [0] * len(ids)
         counts: list[int] = (ids == placeholder).sum(1).tolist()
         return counts
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Questions that are answered together; `first` is the index of the first one."""
+
+    first: int
+    questions: Sequence[str]
+    images: Sequence[Sequence[Image]]
+    seeds: Sequence[int]
 
 
 class _Clock:
@@ -352,6 +385,12 @@ def choose_sampling(**given: Any) -> SamplingParams:
         OptionError: a value outside its domain.
     """
     return choose_params(SamplingParams(temperature=0.0), **given)
+
+
+def _read_reducers(visual_tokens: UseReducers) -> tuple[Any, ...]:
+    """The methods for visual tokens that a caller names."""
+    given = read_reducers(visual_tokens)
+    return () if given is None else check_reducers(given)
 
 
 def _options(params: SamplingParams) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_callable
-from mmaccel.contracts import FinishedRow, Policy, Prompt
+from mmaccel.contracts import FinishedRow, Prompt
 from mmaccel.errors import OptionError
-from mmaccel.options import LoadKeywords
+from mmaccel.options import LoadKeywords, sampling_of, takes
+from mmaccel.pipelines.call_options import DecodingOptions, TokenOptions
 from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.registry import open_video
 from mmaccel.pipelines.image_to_video.types import Clip, Clips, VideoModel
@@ -28,6 +30,32 @@ from mmaccel.pipelines.text_to_image.model import check_params, choose_params
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipOptions(DecodingOptions):
+    """What `ImageToVideo.__call__` and `serve` both take."""
+
+    start: Any = field(kw_only=False)
+    seed: int | Sequence[int] | None = None
+    batch_size: int | None = None
+    on_step: OnStep | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCall(ClipOptions, TokenOptions):
+    """The arguments of `ImageToVideo.__call__`, which explains them."""
+
+    deliver: Callable[[Clip], None] | None = None
+    return_dict: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipServe(ClipOptions):
+    """The arguments of `ImageToVideo.serve`, which explains them."""
+
+    params: SamplingParams = field(kw_only=False)
+    deliver: Callable[[Clip], None]
 
 
 class ImageToVideo(Pipeline):
@@ -80,23 +108,8 @@ class ImageToVideo(Pipeline):
         """Width and height of a frame in pixels."""
         return self.video.size
 
-    def __call__(
-        self,
-        start: Any,
-        *,
-        policy: Policy | None = None,
-        kv_cache: Any = None,
-        attention: Any = None,
-        seed: int | Sequence[int] | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        batch_size: int | None = None,
-        deliver: Callable[[Clip], None] | None = None,
-        on_step: OnStep | None = None,
-        return_dict: bool = True,
-    ) -> Clips:
+    @takes(ClipCall)
+    def __call__(self, call: ClipCall) -> Clips:
         """Continue frames.
 
         Args:
@@ -128,39 +141,24 @@ class ImageToVideo(Pipeline):
             NumericsError: the model or its codec returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        params = choose_params(
-            self.video.params, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-        )
+        params = choose_params(self.video.params, **sampling_of(call))
         made: dict[int, Clip] = {}
         stats = self.serve(
-            start,
+            call.start,
             params,
-            policy=policy,
-            kv_cache=kv_cache,
-            attention=attention,
-            seed=seed,
-            batch_size=batch_size,
-            deliver=collect_payloads(made, deliver),
-            on_step=on_step,
+            seed=call.seed,
+            batch_size=call.batch_size,
+            deliver=collect_payloads(made, call.deliver),
+            on_step=call.on_step,
+            **call.decoding,
         )
         clips = Clips([made[k] for k in sorted(made)], stats)
-        if not return_dict:
+        if not call.return_dict:
             return ([clip.frames for clip in clips.clips],)  # type: ignore[return-value]
         return clips
 
-    def serve(
-        self,
-        start: Any,
-        params: SamplingParams,
-        *,
-        policy: Policy | None = None,
-        kv_cache: Any = None,
-        attention: Any = None,
-        seed: int | Sequence[int] | None = None,
-        batch_size: int | None = None,
-        deliver: Callable[[Clip], None],
-        on_step: OnStep | None = None,
-    ) -> Stats:
+    @takes(ClipServe)
+    def serve(self, call: ClipServe) -> Stats:
         """Continue frames, and pass each clip to `deliver` as soon as it is finished.
 
         Args:
@@ -176,20 +174,21 @@ class ImageToVideo(Pipeline):
         """
         video = self.video
         model = self.model
+        params = call.params
         check_params(params)
         if params.guidance_scale != 1:
             raise OptionError(
                 f"guidance_scale: expected 1, as a clip has no unconditional start, received "
                 f"{params.guidance_scale}; leave it out"
             )
-        check_deliver(deliver)
-        check_callable("on_step", on_step)
-        seed = choose_seed(seed)
+        check_deliver(call.deliver)
+        check_callable("on_step", call.on_step)
+        seed = choose_seed(call.seed)
         seeds = [seed] if isinstance(seed, int) else list(seed)
-        max_num_seqs = pick_max_num_seqs(batch_size, len(seeds))
+        max_num_seqs = pick_max_num_seqs(call.batch_size, len(seeds))
         noise = Noise.from_seed(seeds, len(seeds), model.device)
-        decoding = self.choose(policy, kv_cache, attention)
-        frames = read_start(start, video.size, video.starts)
+        decoding = self.choose(call)
+        frames = read_start(call.start, video.size, video.starts)
 
         def finish(row: FinishedRow) -> Clip:
             return finish_clip(video, given, len(frames), seeds[row.row], row)
@@ -206,7 +205,7 @@ class ImageToVideo(Pipeline):
                 noise=noise,
             )
             stats = self.decode_rows(
-                decoding, plan, finish=finish, deliver=deliver, on_step=on_step
+                decoding, plan, finish=finish, deliver=call.deliver, on_step=call.on_step
             )
         stats.seed = seed
         return stats

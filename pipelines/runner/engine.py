@@ -13,6 +13,7 @@ from mmaccel.checks import check_int, show
 from mmaccel.contracts import Pass, Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
+from mmaccel.options import PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
@@ -74,6 +75,16 @@ class Engine:
                 "compile=True: expected the fused decoder, whose passes are compiled, received "
                 "fused=False; leave it out"
             )
+
+    @property
+    def options(self) -> PassKeywords:
+        """What it was made with, as keywords."""
+        return {
+            "cuda_graphs": self.cuda_graphs,
+            "sync_every": self.sync_every,
+            "fused": self.fused,
+            "compile": self.compile,
+        }
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
         """Refuse what `cuda_graphs=True` or `compile=True` can never serve.

@@ -211,6 +211,11 @@ class Encoded:
         return Encoded(self.prompts[part], negatives)
 
 
+def make_rows(image_model: ImageModel, encoded: Encoded, params: SamplingParams) -> Prompt:
+    """Token rows of encoded prompts, with unconditional rows where guidance is on."""
+    return image_model.prompt(encoded.prompts, params.guidance_scale != 1, encoded.negatives)
+
+
 def encode_prompts(
     image_model: ImageModel,
     prompts: Sequence[str],

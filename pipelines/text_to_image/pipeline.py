@@ -2,16 +2,15 @@
 
 `TextToImage` makes images in two ways. A call and `stream` decode fixed batches. `serve` decodes
 any number of requests, each with its own seed, with continuous batching; the seed of a request
-alone decides its image, whatever runs next to it. `ImageGenerator` serves requests of several image
-sizes with one loaded model: `mmaccel generate`, batches and the ComfyUI nodes use it.
+alone decides its image, whatever runs next to it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -20,20 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import check_callable, check_choice, check_int, show
-from mmaccel.contracts import (
-    Arrivals,
-    CanvasPolicy,
-    FinishedRow,
-    OnCanvasStep,
-    Policy,
-    Prompt,
-)
+from mmaccel.contracts import OnCanvasStep
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
-from mmaccel.options import LoadKeywords
-from mmaccel.pipelines.layers.methods import reducing
+from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
+from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.media import RowPlan, check_deliver
+from mmaccel.pipelines.media import RowPlan
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.step_callback import call_back, is_interrupted
@@ -43,33 +35,79 @@ from mmaccel.pipelines.text_to_image.model import (
     check_params,
     choose_params,
     encode_prompts,
+    make_rows,
     pick_policy,
     spread_negatives,
 )
 from mmaccel.pipelines.text_to_image.outputs import (
     OUTPUT_TYPES,
     ImageOutput,
-    Request,
-    RequestOutput,
     check_prompts,
     check_requests,
     convert_images,
     join,
 )
 from mmaccel.pipelines.text_to_image.registry import open_images
-from mmaccel.reduction.kv_cache.contract import CacheMethod
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.pipelines.text_to_image.requests import RunningRequests
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
-_WARM_UP_PASSES = 3
 
-AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
-"""What `mmaccel.catalog.read_policy` takes."""
-AnyMethod = CacheMethod | AttentionMethod | str | Mapping[str, Any] | None
-"""What `mmaccel.catalog.read_method` takes, or None."""
+@dataclass(frozen=True, kw_only=True)
+class ImageCall(SamplingOptions, DecodingOptions):
+    """The arguments of `TextToImage.__call__`, which explains them."""
+
+    prompt: str | Sequence[str] = field(kw_only=False)
+    negative_prompt: str | Sequence[str | None] | None = None
+    seed: int | Sequence[int] | None = None
+    num_images_per_prompt: int = 1
+    batch_size: int | None = None
+    on_step: OnStep | OnCanvasStep | None = None
+    generator: torch.Generator | Sequence[torch.Generator] | None = None
+    output_type: str = "pil"
+    callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], Any] | None = None
+    height: int | None = None
+    width: int | None = None
+    num_inference_steps: int | None = None
+    return_dict: bool = True
+
+    def check(self) -> None:
+        """Check what does not depend on the model.
+
+        Raises:
+            OptionError: a number outside its domain, no such output, or no function.
+        """
+        n = self.num_images_per_prompt
+        check_int("num_images_per_prompt", n, 1, MAX_IMAGES, hint="ask for 1 or more")
+        check_choice("output_type", self.output_type, OUTPUT_TYPES)
+        for name, side in (("height", self.height), ("width", self.width)):
+            if side is not None:
+                check_int(name, side, 1, MAX_SIDE, hint="None is the pipeline's own")
+        check_callable("callback_on_step_end", self.callback_on_step_end)
+        check_callable("on_step", self.on_step)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageStream(DecodingOptions):
+    """The arguments of `TextToImage.stream`, which explains them."""
+
+    prompts: Sequence[str] = field(kw_only=False)
+    params: SamplingParams = field(kw_only=False)
+    negatives: Sequence[str | None] | None = None
+    seed: int | Sequence[int] | None = None
+    batch_size: int | None = None
+    on_step: OnStep | OnCanvasStep | None = None
+    has_pixels: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageServe(ServeOptions):
+    """The arguments of `TextToImage.serve`, which explains them."""
+
+    params: SamplingParams = field(kw_only=False)
+    encoded: Encoded | None = None
 
 
 class TextToImage(Pipeline):
@@ -143,31 +181,8 @@ class TextToImage(Pipeline):
         resized._offloaded = self._offloaded
         return resized
 
-    def __call__(
-        self,
-        prompt: str | Sequence[str],
-        *,
-        policy: AnyPolicy | None = None,
-        kv_cache: AnyMethod = None,
-        attention: AnyMethod = None,
-        negative_prompt: str | Sequence[str | None] | None = None,
-        seed: int | Sequence[int] | None = None,
-        guidance_scale: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        num_images_per_prompt: int = 1,
-        batch_size: int | None = None,
-        on_step: OnStep | OnCanvasStep | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        output_type: str = "pil",
-        callback_on_step_end: Callable[[Any, int, int, dict[str, Any]], Any] | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        num_inference_steps: int | None = None,
-        return_dict: bool = True,
-    ) -> ImageOutput:
+    @takes(ImageCall)
+    def __call__(self, call: ImageCall) -> ImageOutput:
         """Make images.
 
         Args:
@@ -217,42 +232,27 @@ class TextToImage(Pipeline):
             NumericsError: the model returned NaN.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        params = choose_params(
-            self.image_model.params,
-            guidance_scale=guidance_scale,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-        )
-        prompts = [prompt] if isinstance(prompt, str) else check_prompts(prompt)
-        n = num_images_per_prompt
-        check_int("num_images_per_prompt", n, 1, MAX_IMAGES, hint="ask for 1 or more")
-        check_choice("output_type", output_type, OUTPUT_TYPES)
-        if num_inference_steps is not None:
-            policy = self._set_steps(policy, num_inference_steps)
-        for name, side in (("height", height), ("width", width)):
-            if side is not None:
-                check_int(name, side, 1, MAX_SIDE, hint="None is the pipeline's own")
-        wanted = (int(width or self.size[0]), int(height or self.size[1]))
+        params = choose_params(self.image_model.params, **sampling_of(call))
+        prompts = [call.prompt] if isinstance(call.prompt, str) else check_prompts(call.prompt)
+        call.check()
+        wanted = (int(call.width or self.size[0]), int(call.height or self.size[1]))
         pipe = self if wanted == self.size else self.resize(wanted)
-        seed = choose_seed(seed, generator)
-        check_callable("callback_on_step_end", callback_on_step_end)
-        check_callable("on_step", on_step)
-        if callback_on_step_end is not None:
-            on_step = _call_back(self, callback_on_step_end, on_step)
-        negatives = spread_negatives(negative_prompt, len(prompts))
+        on_step = call.on_step
+        if call.callback_on_step_end is not None:
+            on_step = _call_back(self, call.callback_on_step_end, on_step)
+        n = call.num_images_per_prompt
+        negatives = spread_negatives(call.negative_prompt, len(prompts))
         batches = pipe.stream(
             [text for text in prompts for _ in range(n)],
             params,
-            policy=policy,
-            kv_cache=kv_cache,
-            attention=attention,
+            policy=self._set_steps(call.policy, call.num_inference_steps),
+            kv_cache=call.kv_cache,
+            attention=call.attention,
             negatives=[text for text in negatives for _ in range(n)],
-            seed=seed,
-            batch_size=batch_size,
+            seed=choose_seed(call.seed, call.generator),
+            batch_size=call.batch_size,
             on_step=on_step,
-            has_pixels=output_type != "tokens",
+            has_pixels=call.output_type != "tokens",
         )
         made = []
         self._interrupt = False
@@ -261,25 +261,13 @@ class TextToImage(Pipeline):
             if self._interrupt:
                 break
         output = join(made)
-        images = convert_images(output.images, output_type)
-        if not return_dict:
+        images = convert_images(output.images, call.output_type)
+        if not call.return_dict:
             return (images,)  # type: ignore[return-value]
         return replace(output, images=images)
 
-    def stream(
-        self,
-        prompts: Sequence[str],
-        params: SamplingParams,
-        *,
-        policy: AnyPolicy | None = None,
-        kv_cache: AnyMethod = None,
-        attention: AnyMethod = None,
-        negatives: Sequence[str | None] | None = None,
-        seed: int | Sequence[int] | None = None,
-        batch_size: int | None = None,
-        on_step: OnStep | OnCanvasStep | None = None,
-        has_pixels: bool = True,
-    ) -> Iterator[ImageOutput]:
+    @takes(ImageStream)
+    def stream(self, call: ImageStream) -> Iterator[ImageOutput]:
         """Make images batch by batch, and yield each batch as soon as it is finished.
 
         Args:
@@ -296,36 +284,35 @@ class TextToImage(Pipeline):
         Raises:
             OptionError, UnsupportedModelError: as in `__call__`.
         """
-        prompts = check_prompts(prompts)
-        step = len(prompts) if batch_size is None else batch_size
+        prompts = check_prompts(call.prompts)
+        params = call.params
+        step = len(prompts) if call.batch_size is None else call.batch_size
         check_int("batch_size", step, 1, hint="ask for 1 or more")
         check_params(params)
-        check_callable("on_step", on_step)
-        encoded = encode_prompts(self.image_model, prompts, negatives, params)
-        seed = choose_seed(seed)
+        check_callable("on_step", call.on_step)
+        encoded = encode_prompts(self.image_model, prompts, call.negatives, params)
+        seed = choose_seed(call.seed)
         noise = Noise.from_seed(seed, len(prompts), self.model.device)
-        decoding = self.choose(policy, kv_cache, attention)
-        chosen = decoding.policy
-        methods = decoding.methods
+        decoding = self.choose(call)
 
         def batches() -> Iterator[ImageOutput]:
             for first in range(0, len(prompts), step):
                 part = slice(first, first + step)
                 own = Noise(noise.seeds[part], noise.items[part])
                 with alone(self.model), torch.no_grad(), self._at_work():
-                    prompt = self._prompt(encoded[part], params)
-                    with reducing(self.model, methods, prompt.branches):
-                        self.engine.prepare(self.model, prompt, chosen, params)
-                        made = chosen.sample(
-                            self.model, prompt, self.length, params=params, noise=own,
-                            on_step=on_step,
-                        )  # fmt: skip
-                methods.record(made.stats, *self.model.n_evicted)
+                    plan = RowPlan(
+                        prompt=make_rows(self.image_model, encoded[part], params),
+                        length=self.length,
+                        max_num_seqs=len(own.seeds),
+                        params=params,
+                        noise=own,
+                    )
+                    made = self.sample(decoding, plan, call.on_step)
                 made.stats.seed = seed
                 began = time.perf_counter()
                 images = []
                 seeds = [int(s + k) for s, k in zip(own.seeds.tolist(), own.items.tolist())]
-                if has_pixels and int(made.lengths.min()) == self.length:
+                if call.has_pixels and int(made.lengths.min()) == self.length:
                     images = self._render(made.tokens, prompts[part], seeds)
                 made.stats.pixel_seconds = time.perf_counter() - began
                 tokens = made.tokens.cpu()
@@ -334,21 +321,8 @@ class TextToImage(Pipeline):
 
         return batches()
 
-    def serve(
-        self,
-        requests: Sequence[Request],
-        params: SamplingParams,
-        *,
-        policy: AnyPolicy | None = None,
-        kv_cache: AnyMethod = None,
-        attention: AnyMethod = None,
-        rows: int = 8,
-        deliver: Callable[[RequestOutput], None],
-        on_step: OnStep | OnCanvasStep | None = None,
-        arrivals: Callable[[int], Sequence[Request]] | None = None,
-        prompt_width: int = 0,
-        encoded: Encoded | None = None,
-    ) -> Stats:
+    @takes(ImageServe)
+    def serve(self, call: ImageServe) -> Stats:
         """Make an image for every request, with continuous batching.
 
         Args:
@@ -381,67 +355,41 @@ class TextToImage(Pipeline):
             NumericsError: the model returned NaN; its `rows` are indices of requests.
             BusyError: another run of this model has not ended.
         """
-        requests = check_requests(requests)
-        check_int("rows", rows, 1, hint="ask for 1 or more")
+        requests = check_requests(call.requests)
+        params = call.params
         check_params(params)
-        check_deliver(deliver)
-        check_callable("on_step", on_step)
-        check_callable("arrivals", arrivals)
-        check_int("prompt_width", prompt_width, 0, hint="0 is the longest prompt's")
-        if encoded is None:
-            texts, negatives = zip(*[(request.prompt, request.negative) for request in requests])
-            encoded = encode_prompts(self.image_model, texts, negatives, params)
-        seeds = [request.seed for request in requests]
-        noise = Noise.from_seed(seeds, len(requests), self.model.device)
-        decoding = self.choose(policy, kv_cache, attention)
-        running = dict(enumerate(requests))  # by number; without those that have finished
-        numbers = count(len(requests))
-
-        def finish(row: FinishedRow) -> RequestOutput | None:
-            """Render one image by itself, so that no other image affects its pixels."""
-            request = running.pop(row.row)
-            tokens = row.tokens
-            if len(tokens) < self.length:
-                return None
-            seed = Noise.from_seed([request.seed], 1).seeds.tolist()
-            image = self.image_model.render(tokens[None], [request.prompt], seed)
-            return RequestOutput(
-                request, image[0], tokens.cpu(), row.passes, row.total_variation, row.nats
-            )
-
-        def receive(most: int) -> Arrivals | None:
-            assert arrivals is not None
-            asked = arrivals(most)
-            if not asked:
-                return None
-            asked = check_requests(asked)
-            running.update((next(numbers), request) for request in asked)
-            texts, negatives = zip(*[(request.prompt, request.negative) for request in asked])
-            prompt = self._prompt(
-                encode_prompts(self.image_model, texts, negatives, params), params
-            )
-            seeds = [request.seed for request in asked]
-            return Arrivals(prompt, Noise.from_seed(seeds, len(asked), self.model.device))
-
+        call.check()
+        running = RunningRequests(self.image_model, requests, params)
+        encoded = running.encode(requests) if call.encoded is None else call.encoded
+        noise = running.make_noise(requests)
+        decoding = self.choose(call)
+        arrivals = call.arrivals
         with alone(self.model), self._at_work():
             with torch.no_grad():
-                prompt = self._prompt(encoded, params)
-            room = self.fit_prompt(prompt_width, self.length) - prompt.tokens.shape[1]
+                prompt = make_rows(self.image_model, encoded, params)
+            room = self.fit_prompt(call.prompt_width, self.length) - prompt.tokens.shape[1]
             if arrivals is not None and room > 0:
                 prompt = replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
             plan = RowPlan(
-                prompt=prompt, length=self.length, max_num_seqs=rows, params=params,
+                prompt=prompt,
+                length=self.length,
+                max_num_seqs=call.rows,
+                params=params,
                 noise=noise,
-                arrivals=None if arrivals is None else receive,
-            )  # fmt: skip
-            return self.decode_rows(decoding, plan, finish=finish, deliver=deliver, on_step=on_step)
+                arrivals=None if arrivals is None else partial(running.receive, arrivals),
+            )
+            return self.decode_rows(
+                decoding, plan, finish=running.finish, deliver=call.deliver, on_step=call.on_step
+            )
 
-    def _set_steps(self, policy: AnyPolicy | None, steps: Any) -> Any:
-        """The policy of a call with `num_inference_steps`.
+    def _set_steps(self, policy: Any, steps: Any) -> Any:
+        """The policy of a call with `num_inference_steps`, or the given one without.
 
         Raises:
             OptionError: a policy without such steps.
         """
+        if steps is None:
+            return policy
         if self.model.kind == "window":
             raise OptionError(
                 f"num_inference_steps: expected none, received {show(steps)}; the model decides "
@@ -457,11 +405,6 @@ class TextToImage(Pipeline):
         finally:
             self._rest()
 
-    def _prompt(self, encoded: Encoded, params: SamplingParams) -> Prompt:
-        """Token rows of encoded prompts, with unconditional rows where guidance is on."""
-        is_guided = params.guidance_scale != 1
-        return self.image_model.prompt(encoded.prompts, is_guided, encoded.negatives)
-
 
 def _call_back(
     pipe: TextToImage, callback: Callable[..., Any], on_step: Any
@@ -476,142 +419,3 @@ def _call_back(
         return progress.lengths if is_interrupted(pipe) else limit
 
     return step
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """How images are made.
-
-    Attributes:
-        name: short name of the policy.
-        policy: the policy.
-        params: guidance, temperature and truncation.
-        kv_cache, attention: methods of the model's layers; None for none.
-    """
-
-    name: str
-    policy: Any
-    params: SamplingParams
-    kv_cache: AnyMethod = None
-    attention: AnyMethod = None
-
-
-class ImageGenerator:
-    """A model that is loaded once and serves requests of any of its image sizes.
-
-    Args:
-        pipe: the model.
-
-    Attributes:
-        pipe: the model in the size that was asked for last.
-    """
-
-    def __init__(self, pipe: TextToImage) -> None:
-        self.pipe = pipe
-        self._default_size = pipe.size
-
-    def resize(self, size: tuple[int, int] | None) -> TextToImage:
-        """Switch to another image size, with the same weights; None is the size at loading.
-
-        Raises:
-            OptionError: a size that the model does not have.
-        """
-        size = size or self._default_size
-        if size != self.pipe.size:
-            self.pipe = self.pipe.resize(size)
-        return self.pipe
-
-    def draw(
-        self,
-        requests: Sequence[Request],
-        settings: GenerationSettings,
-        rows: int,
-        on_step: OnStep | OnCanvasStep | None = None,
-        deliver: Callable[[RequestOutput], None] | None = None,
-        encoded: Encoded | None = None,
-    ) -> ImageOutput:
-        """Make images and return them together, in the order of the requests.
-
-        Args:
-            requests: each with its own index as its tag.
-            settings, rows, on_step: as in `run_all`.
-            deliver: called with every image as soon as it is finished.
-            encoded: as in `TextToImage.serve`.
-        """
-        made: dict[int, RequestOutput] = {}
-
-        def keep(output: RequestOutput) -> None:
-            made[output.request.tag] = output
-            if deliver is not None:
-                deliver(output)
-
-        stats = self.run_all(requests, settings, keep, rows, on_step, encoded=encoded)
-        done = [made[k] for k in range(len(requests))]
-        tokens = torch.stack([each.tokens for each in done])
-        passes = torch.tensor([each.passes for each in done], device=tokens.device)
-        prompts = [request.prompt for request in requests]
-        return ImageOutput([each.image for each in done], tokens, passes, stats, prompts)
-
-    def run_all(
-        self,
-        requests: Sequence[Request],
-        settings: GenerationSettings,
-        deliver: Callable[[RequestOutput], None],
-        rows: int,
-        on_step: OnStep | OnCanvasStep | None = None,
-        *,
-        encoded: Encoded | None = None,
-    ) -> Stats:
-        """Make images in the present size; see `TextToImage.serve`."""
-        return self.pipe.serve(
-            requests,
-            settings.params,
-            policy=settings.policy,
-            kv_cache=settings.kv_cache,
-            attention=settings.attention,
-            rows=rows,
-            deliver=deliver,
-            on_step=on_step,
-            encoded=encoded,
-        )
-
-
-def warm_up(
-    pipe: TextToImage,
-    policy: Policy | CanvasPolicy,
-    params: SamplingParams,
-    text: str,
-    rows: int,
-    callback: Callable[[], None] | None = None,
-) -> float:
-    """Run a few passes, so that the first measured image does not pay for allocations.
-
-    The tokens are not decoded to pixels, which takes some models long.
-
-    Args:
-        pipe: the model.
-        policy, params: as they will be measured.
-        text: prompt of the images, which are thrown away.
-        rows: images decoded together.
-        callback: called after every pass; an exception from it ends the warming up.
-
-    Returns:
-        Seconds of a pass, without the first.
-    """
-    ends: list[float] = []
-
-    def stop(progress: Any) -> Any:
-        ends.append(time.perf_counter())
-        if callback is not None:
-            callback()
-        return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
-
-    image_model = pipe.image_model
-    window = pipe.image_model.window
-    encoded = [image_model.encode(text)] * rows
-    noise = Noise.from_seed(0, rows, window.device)
-    with alone(window), torch.no_grad():
-        prompt = image_model.prompt(encoded, params.guidance_scale != 1)
-        pipe.engine.prepare(window, prompt, policy, params)
-        policy.sample(window, prompt, pipe.length, params=params, noise=noise, on_step=stop)
-    return (ends[-1] - ends[0]) / max(1, len(ends) - 1)

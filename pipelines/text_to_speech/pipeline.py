@@ -7,16 +7,17 @@ decoded with continuous batching: the next text starts when one has finished.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 from mmaccel.checks import check_callable
-from mmaccel.contracts import Arrivals, FinishedRow, Policy
+from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.errors import NumericsError
-from mmaccel.options import LoadKeywords
-from mmaccel.pipelines.media import RowPlan, check_deliver, collect_payloads
+from mmaccel.options import LoadKeywords, sampling_of, takes
+from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions, TokenOptions
+from mmaccel.pipelines.media import RowPlan, collect_payloads
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
@@ -24,6 +25,29 @@ from mmaccel.pipelines.text_to_speech.registry import open_speech
 from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, SpeechRequest, Utterance
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import choose_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechCall(DecodingOptions, TokenOptions):
+    """The arguments of `TextToSpeech.__call__`, which explains them."""
+
+    text: str | Sequence[str] = field(kw_only=False)
+    voice: str | None = None
+    seed: int | Sequence[int] | None = None
+    max_seconds: float | None = None
+    repetition_penalty: float | None = None
+    batch_size: int | None = None
+    deliver: Callable[[Utterance], None] | None = None
+    on_step: OnStep | None = None
+    return_dict: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeechServe(ServeOptions, TokenOptions):
+    """The arguments of `TextToSpeech.serve`, which explains them."""
+
+    max_seconds: float
+    repetition_penalty: float | None = None
 
 
 class TextToSpeech(Pipeline):
@@ -69,26 +93,8 @@ class TextToSpeech(Pipeline):
         speech: SpeechModel = self.host
         return speech
 
-    def __call__(
-        self,
-        text: str | Sequence[str],
-        *,
-        policy: Policy | None = None,
-        kv_cache: Any = None,
-        attention: Any = None,
-        voice: str | None = None,
-        seed: int | Sequence[int] | None = None,
-        max_seconds: float | None = None,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float | None = None,
-        batch_size: int | None = None,
-        deliver: Callable[[Utterance], None] | None = None,
-        on_step: OnStep | None = None,
-        return_dict: bool = True,
-    ) -> Speech:
+    @takes(SpeechCall)
+    def __call__(self, call: SpeechCall) -> Speech:
         """Speak texts.
 
         Args:
@@ -125,47 +131,37 @@ class TextToSpeech(Pipeline):
             NumericsError: the model or its codec returned NaN; its `rows` are indices of texts.
             BusyError: another run of this model has not ended (in another thread, or in `on_step`).
         """
-        texts = [text] if isinstance(text, str) else text
-        seed = choose_seed(seed)
+        seed = choose_seed(call.seed)
         plan = make_plan(
-            self.speech, texts, seed, voice=voice, max_seconds=max_seconds, batch_size=batch_size,
-            repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
-            top_p=top_p, min_p=min_p,
-        )  # fmt: skip
-        model = self.model
-        decoding = self.choose(policy, kv_cache, attention)
+            self.speech,
+            [call.text] if isinstance(call.text, str) else call.text,
+            seed,
+            voice=call.voice,
+            max_seconds=call.max_seconds,
+            batch_size=call.batch_size,
+            repetition_penalty=call.repetition_penalty,
+            **sampling_of(call),
+        )
+        decoding = self.choose(call)
         made: dict[int, Utterance] = {}
-        collect = collect_payloads(made, deliver)
-        check_callable("on_step", on_step)
+        collect = collect_payloads(made, call.deliver)
+        check_callable("on_step", call.on_step)
 
         def finish(row: FinishedRow) -> Utterance:
             return finish_utterance(self.speech, plan, row)
 
-        with alone(model), self._at_work():
+        with alone(self.model), self._at_work():
             stats = self.decode_rows(
-                decoding, plan, finish=finish, deliver=collect, on_step=on_step
+                decoding, plan, finish=finish, deliver=collect, on_step=call.on_step
             )
         stats.seed = seed
         speech = Speech([made[k] for k in range(len(plan.texts))], stats)
-        if not return_dict:
+        if not call.return_dict:
             return ([one.waveform for one in speech.utterances],)  # type: ignore[return-value]
         return speech
 
-    def serve(
-        self,
-        requests: Sequence[SpeechRequest],
-        *,
-        max_seconds: float,
-        policy: Policy | None = None,
-        kv_cache: Any = None,
-        attention: Any = None,
-        rows: int = 8,
-        deliver: Callable[[SpeechRequest, Utterance], None],
-        on_step: OnStep | None = None,
-        arrivals: Callable[[int], Sequence[SpeechRequest]] | None = None,
-        prompt_width: int = 0,
-        **params: Any,
-    ) -> Stats:
+    @takes(SpeechServe)
+    def serve(self, call: SpeechServe) -> Stats:
         """Speak requests with continuous batching; others may join. An utterance depends on its own
         request and on `max_seconds` alone.
 
@@ -178,7 +174,7 @@ class TextToSpeech(Pipeline):
                 that `on_step` ends before its first token is not delivered.
             on_step: called after every pass with the state of the running rows.
             arrivals, prompt_width: as in `TextToImage.serve`.
-            **params: temperature, top_k, top_p, min_p and repetition_penalty of `__call__`.
+            temperature, top_k, top_p, min_p, repetition_penalty: as in `__call__`.
 
         Returns:
             Stats of all requests.
@@ -187,19 +183,22 @@ class TextToSpeech(Pipeline):
             OptionError: a request or an argument outside its domain.
             UnsupportedModelError, NumericsError, BusyError: as in `__call__`.
         """
-        model = self.model
-        decoding = self.choose(policy, kv_cache, attention)
-        check_deliver(deliver)
-        check_callable("on_step", on_step)
-        check_callable("arrivals", arrivals)
+        decoding = self.choose(call)
+        call.check()
+        arrivals = call.arrivals
+        params = sampling_of(call) | {"repetition_penalty": call.repetition_penalty}
 
         def plan(request: SpeechRequest) -> SpeechPlan:
             return make_plan(
-                self.speech, [request.text], [request.seed], voice=request.voice,
-                max_seconds=max_seconds, **params,
-            )  # fmt: skip
+                self.speech,
+                [request.text],
+                [request.seed],
+                voice=request.voice,
+                max_seconds=call.max_seconds,
+                **params,
+            )
 
-        running = {k: (request, plan(request)) for k, request in enumerate(requests)}
+        running = {k: (request, plan(request)) for k, request in enumerate(call.requests)}
         numbers = count(len(running))
         first = [own for _, own in running.values()]
 
@@ -217,20 +216,24 @@ class TextToSpeech(Pipeline):
             running.update((next(numbers), each) for each in asked)
             return Arrivals(*join_plans([own for _, own in asked]))
 
-        with alone(model), self._at_work():
+        with alone(self.model), self._at_work():
             length = first[0].length
-            width = self.fit_prompt(prompt_width, length)
+            width = self.fit_prompt(call.prompt_width, length)
             prompt, noise = join_plans(first, 0 if arrivals is None else width)
             whole = RowPlan(
-                prompt=prompt, length=length, max_num_seqs=rows, params=first[0].params,
-                noise=noise, arrivals=None if arrivals is None else receive,
-            )  # fmt: skip
+                prompt=prompt,
+                length=length,
+                max_num_seqs=call.rows,
+                params=first[0].params,
+                noise=noise,
+                arrivals=None if arrivals is None else receive,
+            )
             return self.decode_rows(
                 decoding,
                 whole,
                 finish=finish,
-                deliver=lambda made: deliver(*made),
-                on_step=on_step,
+                deliver=lambda made: call.deliver(*made),
+                on_step=call.on_step,
             )
 
 

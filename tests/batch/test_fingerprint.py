@@ -15,7 +15,7 @@ from mmaccel import Jacobi, SpeculativeJacobi
 from mmaccel.batch.prompts import Item, Row
 from mmaccel.batch.worker import Setup, describe, fingerprint
 from mmaccel.options import SAMPLING_FIELDS
-from mmaccel.pipelines.text_to_image.pipeline import GenerationSettings
+from mmaccel.pipelines.text_to_image.generator import GenerationSettings
 from mmaccel.samplers.sampling_params import SamplingParams
 
 SETUP = Setup("tiny", Path("out"))

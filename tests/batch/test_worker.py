@@ -12,7 +12,7 @@ from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.prompts import Item, Row, make_items
 from mmaccel.batch.worker import Setup, Worker
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator
+from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 from tests.batch.jobs import Jobs, content, records
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, WORDS, build_tiny
 

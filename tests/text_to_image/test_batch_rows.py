@@ -19,7 +19,7 @@ from mmaccel.batch.worker import Setup, Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
-from mmaccel.pipelines.text_to_image.pipeline import ImageGenerator
+from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.tiny_model import CAPTIONS
 

@@ -10,7 +10,8 @@ import torch
 
 import mmaccel
 from mmaccel.errors import NumericsError
-from mmaccel.pipelines.text_to_image.pipeline import TextToImage, warm_up
+from mmaccel.pipelines.text_to_image.generator import warm_up
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, N_TOKENS, break_weights, build_tiny
 

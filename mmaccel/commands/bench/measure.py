@@ -8,7 +8,7 @@ from typing import Any
 from mmaccel.commands.terminal import watch
 from mmaccel.evaluation.speed.measure import Side, cut_batches, measure, synchronise_for
 from mmaccel.evaluation.speed.rows import compare_images
-from mmaccel.pipelines.text_to_image.pipeline import warm_up
+from mmaccel.pipelines.text_to_image.generator import warm_up
 
 
 def measure_images(

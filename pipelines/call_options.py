@@ -1,0 +1,85 @@
+"""Arguments that calls of several pipelines share, as dataclasses; see `mmaccel.options.takes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmaccel.checks import check_callable, check_int
+from mmaccel.contracts import CanvasPolicy, OnCanvasStep, Policy
+from mmaccel.pipelines.media import check_deliver
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.results import OnStep
+
+AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
+"""What `mmaccel.catalog.read_policy` takes."""
+AnyMethod = CacheMethod | AttentionMethod | str | Mapping[str, Any] | None
+"""What `mmaccel.catalog.read_method` takes, or None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingOptions:
+    """Arguments of a call that say how it decodes.
+
+    Attributes:
+        policy: as `mmaccel.catalog.read_policy` takes it; None is an exact one.
+        kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`.
+    """
+
+    policy: AnyPolicy | None = None
+    kv_cache: AnyMethod = None
+    attention: AnyMethod = None
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The fields of `DecodingOptions` as keywords."""
+        return {"policy": self.policy, "kv_cache": self.kv_cache, "attention": self.attention}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOptions:
+    """Arguments of a call that say how tokens are drawn, without guidance.
+
+    Attributes:
+        temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(DecodingOptions):
+    """Arguments of a `serve`, with continuous batching.
+
+    Attributes:
+        requests: at least one.
+        rows: decoded at a time at most; the next request starts when one has finished.
+        deliver: called with every result as soon as it is finished.
+        on_step: called after every pass with the state of the running rows.
+        arrivals: called between two passes with the number of requests that may join.
+        prompt_width: tokens of the longest prompt that may join.
+    """
+
+    requests: Sequence[Any] = field(kw_only=False)
+    rows: int = 8
+    deliver: Callable[..., None]
+    on_step: OnStep | OnCanvasStep | None = None
+    arrivals: Callable[[int], Sequence[Any]] | None = None
+    prompt_width: int = 0
+
+    def check(self) -> None:
+        """Check what does not depend on the model.
+
+        Raises:
+            OptionError: a number outside its domain, or something that cannot be called.
+        """
+        check_int("rows", self.rows, 1, hint="ask for 1 or more")
+        check_deliver(self.deliver)
+        check_callable("on_step", self.on_step)
+        check_callable("arrivals", self.arrivals)
+        check_int("prompt_width", self.prompt_width, 0, hint="0 is the longest prompt's")
