@@ -182,7 +182,6 @@ class WorkerActor:
         return Worker(self._setup)
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
-        """See `Worker.check`."""
         return self._worker.check(items)
 
     def make(self, items: Sequence[Item], rows: int | None) -> Iterator[Record | FailedItems]:

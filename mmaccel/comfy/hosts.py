@@ -22,7 +22,6 @@ class _ComfyUI:
         model_management.throw_exception_if_processing_interrupted()
 
     def video(self, frames: Tensor, fps: float) -> Any:
-        """See `Host.video`."""
         from comfy_api.input_impl import VideoFromComponents
         from comfy_api.util import VideoComponents
 
@@ -30,7 +29,6 @@ class _ComfyUI:
         return VideoFromComponents(VideoComponents(images=frames, audio=None, frame_rate=rate))
 
     def graph(self) -> Any:
-        """See `Host.graph`."""
         from comfy_execution.graph_utils import GraphBuilder
 
         return GraphBuilder()
@@ -58,7 +56,6 @@ class V1Host(_ComfyUI):
         self._bar: Any = None
 
     def report(self, done: int, total: int, image: Image | None) -> None:
-        """See `Host.report`."""
         from comfy.utils import ProgressBar
 
         self._bar = self._bar or ProgressBar(total)
@@ -75,5 +72,4 @@ class V3Host(_ComfyUI):
         self._execution: Any = ComfyAPISync().execution
 
     def report(self, done: int, total: int, image: Image | None) -> None:
-        """See `Host.report`."""
         self._execution.set_progress(done, total, preview_image=image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.comfy.loading import LoadedModel
-from mmaccel.comfy.methods import NamedPolicy, choose_policy
+from mmaccel.comfy.methods import LAYER_INPUTS, NamedPolicy, choose_policy
 from mmaccel.comfy.progress import ImageProgress
 from mmaccel.comfy.runs import RunRecord
 from mmaccel.comfy.table import (
@@ -63,6 +64,7 @@ class ImageJob:
         requests: one per image.
         params: guidance, temperature and truncation.
         batch_size: images decoded together.
+        layers: methods of the model's layers by slot; the plain side of a comparison has none.
     """
 
     model: LoadedModel
@@ -70,16 +72,19 @@ class ImageJob:
     requests: list[Request]
     params: SamplingParams
     batch_size: int
+    layers: Mapping[str, Any]
 
     @property
     def tokens(self) -> int:
         """Tokens of all images."""
         return len(self.requests) * self.model.pipe.length
 
-    def generate(self, policy: Any, progress: ImageProgress) -> ImageOutput:
-        """All images under a policy; `progress` is called after every pass."""
+    def generate(
+        self, policy: Any, progress: ImageProgress, layers: Mapping[str, Any]
+    ) -> ImageOutput:
+        """All images under a policy and methods; `progress` is called after every pass."""
         progress.begin(self.requests)
-        settings = GenerationSettings(self.chosen.name, policy, self.params)
+        settings = GenerationSettings(self.chosen.name, policy, self.params, **layers)
         return ImageGenerator(self.model.pipe).draw(
             self.requests, settings, self.batch_size, progress, progress.finish
         )
@@ -104,7 +109,7 @@ def read_job(
     num_images: int | None,
     batch_size: int,
     negative_prompt: str,
-    **params: Any,
+    **options: Any,
 ) -> ImageJob:
     """The inputs of a node as a job. Image k has seed `seed + k`, as on the command line.
 
@@ -125,8 +130,9 @@ def read_job(
         Request(text, seed, k, negative)
         for k, (text, seed) in enumerate(zip(texts, seeds, strict=True))
     ]
-    own = choose_params(model.pipe.image_model.params, **params)
-    return ImageJob(model, chosen, requests, own, batch_size)
+    layers = {each.name: options.pop(each.name, None) for each in LAYER_INPUTS}
+    own = choose_params(model.pipe.image_model.params, **options)
+    return ImageJob(model, chosen, requests, own, batch_size, layers)
 
 
 def check_inputs(**values: Any) -> None:
@@ -152,7 +158,7 @@ def generate_images(host: Host, **inputs: Any) -> NodeResult:
     """
     job = read_job(**inputs)
     progress = ImageProgress(host, job.model.pipe.image_model, job.tokens)
-    made = job.generate(job.chosen.policy, progress)
+    made = job.generate(job.chosen.policy, progress, job.layers)
     return NodeResult((to_tensor(made.images), job.record(made)))
 
 
@@ -171,8 +177,8 @@ def compare_images(host: Host, **inputs: Any) -> NodeResult:
     rows = min(job.batch_size, len(job.requests))
     for each in (plain_policy, policy):
         warm_up(pipe, each, job.params, job.requests[0].prompt, rows, host.check_interrupt)
-    plain = job.generate(plain_policy, progress)
-    made = job.generate(policy, progress)
+    plain = job.generate(plain_policy, progress, {})
+    made = job.generate(policy, progress, job.layers)
     sheet = draw_comparison(title_of(job.chosen.name, policy), plain, made, dtype)
     record = job.record(made, describe_difference(plain, made, dtype))
     return NodeResult((to_tensor([sheet]), to_tensor(plain.images), to_tensor(made.images), record))
@@ -219,6 +225,7 @@ def _inputs(most: int) -> tuple[Widget | Socket, ...]:
     return (
         Socket("model", MODEL, "From MMAccel Load Model."),
         POLICY_INPUT,
+        *LAYER_INPUTS,
         Widget(
             "prompt",
             "text",

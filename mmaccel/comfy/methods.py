@@ -1,6 +1,7 @@
 """A node for each method of the catalog that another node takes, made from its dataclass.
 
-Policies have one of the slots window and canvas; methods for visual tokens have theirs.
+Policies have one of the slots window and canvas; methods for visual tokens and for layers have
+theirs.
 """
 
 from __future__ import annotations
@@ -63,6 +64,14 @@ _BUDGET = (
     ),
 )
 _REDUCED = Output("visual_tokens", VISUAL_TOKENS, "For Answer Question, or another Visual Tokens.")
+_LAYERS = {  # slot of methods for layers -> title, what its methods choose
+    "kv_cache": ("KV Cache", "Which entries of a prompt stay in the caches"),
+    "attention": ("Attention", "Which cached keys a pass attends to"),
+}
+LAYER_INPUTS = tuple(
+    Socket(slot, f"MMACCEL_{slot.upper()}", f"{what}; without one, all.", is_optional=True)
+    for slot, (_, what) in _LAYERS.items()
+)
 _BEFORE = Socket(
     "visual_tokens",
     VISUAL_TOKENS,
@@ -241,6 +250,28 @@ def reducer_node(name: str) -> NodeSpec:
         run=run,
         check=partial(build_reducer, name),
         folder="vision/visual tokens",
+    )
+
+
+def layer_node(slot: str, name: str) -> NodeSpec:
+    """The node of a method for the layers' caches or attention, with its own fields."""
+    title, what = _LAYERS[slot]
+    build = partial(make, slot, name)
+    (socket,) = (each for each in LAYER_INPUTS if each.name == slot)
+
+    def run(host: Host, **values: Any) -> NodeResult:
+        return NodeResult((build(**values),))
+
+    return NodeSpec(
+        id=f"{PREFIX}{_words(name)}{title.replace(' ', '')}",
+        title=f"MMAccel {title}: {name}",
+        summary=f"{what}: {METHODS[slot][name].summary}. Exactness relaxed: the result may differ "
+        "from that of all.",
+        inputs=method_inputs(slot, name, build),
+        outputs=(Output(slot, socket.kind, "For the nodes that generate and answer."),),
+        run=run,
+        check=build,
+        folder=f"layers/{title.lower()}",
     )
 
 

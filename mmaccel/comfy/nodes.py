@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmaccel.catalog import METHODS, POLICIES
 from mmaccel.comfy.images import COMPARE, GENERATE
 from mmaccel.comfy.loading import LOADERS
-from mmaccel.comfy.methods import REDUCE, policy_node, reducer_node
+from mmaccel.comfy.methods import LAYER_INPUTS, REDUCE, layer_node, policy_node, reducer_node
 from mmaccel.comfy.runs import SHOW
 from mmaccel.comfy.speech import SPEAK
 from mmaccel.comfy.table import NodeSpec
@@ -19,5 +19,6 @@ _OTHERS = (_LOAD["Speech"], SPEAK, _LOAD["Video"], ANIMATE, _LOAD["Vision"], RED
 _METHODS = (
     *(policy_node(name) for name in POLICIES),
     *(reducer_node(name) for name in METHODS["visual_tokens"]),
+    *(layer_node(each.name, name) for each in LAYER_INPUTS for name in METHODS[each.name]),
 )
 NODES: dict[str, NodeSpec] = {spec.id: spec for spec in (*_IMAGES, *_OTHERS, *_METHODS)}

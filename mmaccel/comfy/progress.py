@@ -46,7 +46,6 @@ class MediaProgress:
         self._report()
 
     def __call__(self, progress: Any) -> None:
-        """See `mmaccel.results.OnStep`."""
         self._host.check_interrupt()
         self._run.update(progress)
         if time.monotonic() - self._reported >= _REPORT:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmaccel.comfy.fields import Numbers, number
 from mmaccel.comfy.loading import LoadedModel
-from mmaccel.comfy.methods import NamedPolicy
+from mmaccel.comfy.methods import LAYER_INPUTS, NamedPolicy
 from mmaccel.comfy.runs import run_media
 from mmaccel.comfy.table import (
     AUDIO,
@@ -93,6 +93,7 @@ SPEAK = NodeSpec(
     inputs=(
         Socket("speech_model", SPEAKER, "From MMAccel Load Speech Model."),
         POLICY_INPUT,
+        *LAYER_INPUTS,
         Widget(
             "text",
             "text",

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.comfy.loading import LoadedModel
-from mmaccel.comfy.methods import NamedPolicy
+from mmaccel.comfy.methods import LAYER_INPUTS, NamedPolicy
 from mmaccel.comfy.runs import run_media
 from mmaccel.comfy.table import (
     ANIMATOR,
@@ -79,6 +79,7 @@ ANIMATE = NodeSpec(
             "count. They are made to fit, and cut where they are too wide or too high.",
         ),
         POLICY_INPUT,
+        *LAYER_INPUTS,
         seed_widget("The same as with mmaccel animate."),
         *sampling_widgets(without=("guidance_scale",)),
     ),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmaccel.comfy.images import to_tensor
 from mmaccel.comfy.loading import LoadedModel
-from mmaccel.comfy.methods import NamedPolicy, Reducers
+from mmaccel.comfy.methods import LAYER_INPUTS, NamedPolicy, Reducers
 from mmaccel.comfy.progress import AnswerProgress
 from mmaccel.comfy.runs import run_pipeline
 from mmaccel.comfy.table import (
@@ -53,6 +53,8 @@ def answer_questions(
     image: Tensor,
     policy: NamedPolicy | None,
     visual_tokens: Reducers | None,
+    kv_cache: Any = None,
+    attention: Any = None,
     question: str,
     **options: Any,
 ) -> NodeResult:
@@ -74,7 +76,10 @@ def answer_questions(
 
     def call(chosen: Any) -> tuple[Any, list[str]]:
         pipe = loaded.with_methods(
-            policy=chosen, visual_tokens=None if visual_tokens is None else visual_tokens.methods
+            policy=chosen,
+            visual_tokens=None if visual_tokens is None else visual_tokens.methods,
+            kv_cache=kv_cache,
+            attention=attention,
         )
         made = pipe(
             images, questions, max_new_tokens=most, seed=seeds, on_token=progress, **options
@@ -140,6 +145,7 @@ ANSWER = NodeSpec(
             "Which visual tokens stay; without one, all.",
             is_optional=True,
         ),
+        *LAYER_INPUTS,
         Widget(
             "question",
             "text",

@@ -17,6 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from mmaccel.checks import show
+from mmaccel.commands.process import pause_collector
 from mmaccel.errors import OptionError
 from mmaccel.options import Switch
 
@@ -58,6 +59,28 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
     return run
+
+
+def as_command(kind: type[Any]) -> Callable[..., None]:
+    """A command from a dataclass of its flags, whose `run` it calls; the docstring is its help.
+
+    Cycles are not collected until the work begins, see `mmaccel.commands.process`.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+
+    def command(**given: Any) -> None:
+        pause_collector()
+        kind(**given).run()
+
+    command.__name__ = kind.__name__.lower()
+    command.__doc__ = kind.__doc__
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            each.replace(kind=each.KEYWORD_ONLY, annotation=hints[name])
+            for name, each in inspect.signature(kind).parameters.items()
+        ]
+    )
+    return with_flags(command)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`mmaccel generate`: images from prompts, of the command line or of a file.
 
-This module checks the options and opens the model. `generate_images` and `generate_batch` generate.
+This module checks the flags and opens the model. `image_job` and `batch_job` generate.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import MODELS
 from mmaccel.checks import show
 from mmaccel.commands import options as shared
-from mmaccel.commands.flags import with_flags
-from mmaccel.commands.options import ImagePolicyFlags, LayerFlags, SizeFlags
-from mmaccel.commands.process import pause_collector, resume_collector
+from mmaccel.commands.flags import as_command
+from mmaccel.commands.media import MediaFlags
+from mmaccel.commands.options import ImagePolicyFlags, SizeFlags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
-from mmaccel.options import LoadOptions, SamplingOptions, given
 
 LOCAL, RAY = "local", "ray"
 
@@ -86,141 +84,77 @@ class FileFlags:
         _check_executor(self.executor, self.actors)
 
 
-@with_flags
-def generate(
-    prompts: Annotated[
-        list[str] | None, typer.Argument(help="without them, examples of the model")
-    ] = None,
-    *,
-    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    method: ImagePolicyFlags,
-    layer: LayerFlags,
-    count: Annotated[
-        int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None,
-    out: shared.Out = Path("out"),
-    compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False,
-    sampling: SamplingOptions,
-    negative: Annotated[
-        str | None, typer.Option("--negative-prompt", "--negative", help=_HELP_NEGATIVE)
-    ] = None,
-    sides: SizeFlags,
-    decoder: shared.Decoder = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="images generated together; by default 1, of a file 8")
-    ] = None,
-    load: LoadOptions,
-    threads: shared.Threads = None,
-    file: FileFlags,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Generate(MediaFlags):
     """Generate images. Each carries its prompt, seed, policy, versions and stats.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), generate those of a file: see docs/batch.md.
 
     Guidance, temperature, top-k and top-p are by default those the model's authors recommend.
     """
-    pause_collector()
-    from mmaccel.batch.worker import Setup
-    from mmaccel.commands.files import check_folder, open_folder
-    from mmaccel.commands.generate_batch import BatchOptions, run_batch
-    from mmaccel.commands.generate_images import ImageJob, choose_threads_for
-    from mmaccel.loading import open_pipeline, place
-    from mmaccel.pipelines.call_options import DecodingOptions
-    from mmaccel.pipelines.text_to_image.model import (
-        choose_params,
-        encode_prompts,
-        spread_negatives,
-    )
-    from mmaccel.samplers.noise import Noise
-    from mmaccel.samplers.sampling_params import SamplingParams
 
-    single = {"prompt": prompts, "--num-images": count, "--compare": compare}
-    file.check(single | {"--kv-cache": layer.kv_cache, "--attention": layer.attention})
-    if count is not None:
-        many = MAX_IMAGES // max(1, len(prompts or ()))
-        shared.check_count("num-images", count, many, "a file takes more, see --prompts")
-    size = sides.join()
-    usual_rows = 1 if file.prompt_file is None else _BATCH_ROWS
-    rows = usual_rows if batch_size is None else batch_size
-    shared.check_count("batch-size", rows, MAX_BATCH)
-    load = place(load)
-    shared.set_threads(threads)
-    options = method.read()
-    layers = layer.read()
-    choose_params(SamplingParams(), **given(sampling))
-    if file.prompt_file is not None:
-        setup = Setup(
-            model,
-            out,
-            policy=method.policy,
-            options=options,
-            sampling=sampling,
-            load=load,
-            decoder=decoder,
-            size=size,
-            rows=rows,
-            negative=negative,
-        )
-        return run_batch(
-            BatchOptions(
-                file.prompt_file,
-                setup,
-                seed,
-                shard=_parse_shard(file.shard),
-                is_resumed=file.resume,
-                is_dry=file.dry_run,
-                is_json=file.as_json,
-                is_streaming=file.json_stream,
-                retries=1 if file.retries is None else file.retries,
-                max_failures=file.max_failures,
-                executor=file.executor,
-                actors=file.actors,
-            )
-        )
-    seed, is_drawn = shared.pick_seed(seed)
-    check_folder(out)
-    pipe = open_pipeline(model, load, size=size, decoder=decoder)
-    resume_collector()
-    name, policy = method.choose(pipe.model.kind)
-    pipe.choose(DecodingOptions(policy=policy, **layers))
-    params = choose_params(pipe.image_model.params, **given(sampling))
-    examples = MODELS[model].examples if model in MODELS else pipe.image_model.examples
-    texts = _spread_prompts(prompts, count, examples)
-    (negative,) = spread_negatives(negative, 1)
-    encoded = encode_prompts(pipe.image_model, texts, [negative] * len(texts), params)
-    Noise.from_seed([seed + k for k in range(len(texts))], len(texts))
-    open_folder(out)
-    choose_threads_for(pipe, policy, params, texts[0], min(rows, len(texts)), threads)
-    job = ImageJob(
-        pipe,
-        texts,
-        encoded,
-        seed,
-        name=name,
-        policy=policy,
-        params=params,
-        batch_size=rows,
-        out=out,
-        model=model,
-        dtype=load.dtype,
-        extras=shared.given(size=size, family=load.family),
-        decoder=decoder,
-        negative=negative,
-        compare=compare,
-        layers=layers,
-        is_seed_drawn=is_drawn,
-    )
-    job.run()
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="without them, examples of the model")
+    ] = None
+    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
+    method: ImagePolicyFlags
+    count: Annotated[
+        int | None, typer.Option("--num-images", "-n", "--count", help=_HELP_COUNT)
+    ] = None
+    seed: Annotated[int | None, typer.Option(help=_HELP_SEED)] = None
+    out: shared.Out = Path("out")
+    compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False
+    negative: Annotated[
+        str | None, typer.Option("--negative-prompt", "--negative", help=_HELP_NEGATIVE)
+    ] = None
+    sides: SizeFlags
+    decoder: shared.Decoder = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="images generated together; by default 1, of a file 8")
+    ] = None
+    file: FileFlags
+
+    @property
+    def rows(self) -> int:
+        """Images generated together."""
+        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
+        return usual if self.batch_size is None else self.batch_size
+
+    def run(self) -> None:
+        """Generate images of the command line or of a file."""
+        if self.file.prompt_file is None:
+            from mmaccel.commands.image_job import ImageJob
+
+            ImageJob(self).run()
+        else:
+            from mmaccel.commands.batch_job import run_batch
+
+            run_batch(self)
+
+    def check(self) -> None:
+        """Check the flags of both ways to give prompts.
+
+        Raises:
+            OptionError: with the first that is wrong.
+        """
+        single = {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
+        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
+        self.file.check(single)
+        if self.count is not None:
+            many = MAX_IMAGES // max(1, len(self.prompts or ()))
+            shared.check_count("num-images", self.count, many, "a file takes more, see --prompts")
+        self.sides.join()
+        shared.check_count("batch-size", self.rows, MAX_BATCH)
+        self.method.read()
+
+    def spread_prompts(self, examples: tuple[str, ...]) -> list[str]:
+        """A prompt for each image: `count` of each of the user's, or `count` of the examples."""
+        if self.prompts:
+            return [text for text in self.prompts for _ in range(self.count or 1)]
+        return [examples[k % len(examples)] for k in range(self.count or len(examples))]
 
 
-def _spread_prompts(
-    prompts: list[str] | None, count: int | None, examples: tuple[str, ...]
-) -> list[str]:
-    """A prompt for each image: `count` of each of the user's, or `count` of the examples."""
-    if prompts:
-        return [text for text in prompts for _ in range(count or 1)]
-    return [examples[k % len(examples)] for k in range(count or len(examples))]
+generate = as_command(Generate)
 
 
 def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:
@@ -261,7 +195,7 @@ def _check_executor(executor: str, actors: int | None) -> None:
         raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")
 
 
-def _parse_shard(text: str | None) -> tuple[int, int] | None:
+def parse_shard(text: str | None) -> tuple[int, int] | None:
     """The value of `--shard`: `i/n`, counted from 1.
 
     Raises:

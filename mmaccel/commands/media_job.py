@@ -1,44 +1,33 @@
-"""One run of `mmaccel speak` or `mmaccel animate`: decode and write each payload, then a summary.
+"""One run of `mmaccel generate`, `speak`, `animate` or `answer`: decode and write, then a summary.
 
-A payload is an utterance or a clip. `MediaJob` is the run, `SpeechJob` and `VideoJob` its kinds.
+`MediaJob` is the run. A modality says what it decodes, what a result depends on and how it is
+written: `ImageJob`, `SpeechJob`, `ClipJob`, `AnswerJob`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from mmaccel.commands.files import check_written, not_written
-from mmaccel.commands.options import say_drawn
+from mmaccel.commands.files import check_folder, check_written, not_written, open_folder
+from mmaccel.commands.options import check_count, pick_seed, say_drawn, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
-from mmaccel.loading import load_keywords
-from mmaccel.options import SAMPLING_FIELDS, LoadOptions
+from mmaccel.limits import MAX_BATCH
+from mmaccel.loading import load_keywords, place
+from mmaccel.options import LoadOptions
 from mmaccel.outputs.image_files import describe_settings, image_name
 from mmaccel.outputs.machine import versions
-from mmaccel.outputs.sound_files import write_sound
-from mmaccel.outputs.video_files import write_video
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.media import RunProgress
-from mmaccel.pipelines.text_to_image.model import choose_params
-from mmaccel.pipelines.text_to_image.outputs import add_stats
-from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params
 from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
+from mmaccel.samplers.sampling_params import SamplingParams
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from mmaccel.pipelines.image_to_video.types import Clip
-    from mmaccel.pipelines.text_to_speech.types import Utterance
-    from mmaccel.samplers.sampling_params import SamplingParams
-
-_SPELLING = ("model", "policy", "policy_options")  # a file name has hash and repr instead
+_SPELLING = ("model", "policy", "policy_options", "decoder")  # a file name has hash and repr
 
 
 def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -> Any:
@@ -50,60 +39,90 @@ def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    pipe = pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
-    resume_collector()
-    return pipe
+    return pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
 
 
-@dataclass(kw_only=True)
 class MediaJob(ABC):
-    """Checked settings of a run, and the files that are written.
+    """A run whose flags are checked and whose model is loaded.
+
+    Args:
+        flags: of the command.
 
     Attributes:
-        pipe: a `TextToSpeech` or an `ImageToVideo`, loaded by name.
-        seed: of the first payload.
-        name: of the policy.
-        policy: the policy.
-        options: given arguments of the pipeline.
-        batch_size: largest number of rows decoded together.
-        out: folder for the files.
-        model, dtype: as given on the command line.
-        layers: methods of the model's layers by slot.
+        seed: of the first result.
         is_seed_drawn: whether the seed is said, because nobody chose it.
-        files: of the payloads that are written; each has a JSON file next to it.
+        load: how the model is opened; device and dtype are names.
+        layers: methods of the model's layers by slot.
+        out: folder for the files; None where there are none.
+        pipe: the pipeline, loaded by name.
+        name: short name of the policy.
+        policy: the policy.
+        files: of the results that are written.
+
+    Raises:
+        OptionError: a flag or an input outside its domain, before any work.
+        UnsupportedModelError, MissingBackendError: see `from_pretrained` of the pipeline.
     """
 
-    pipe: Any
-    seed: int
-    name: str
-    policy: Any
-    options: dict[str, Any]
-    batch_size: int
-    out: Path
-    model: str
-    dtype: str
-    layers: dict[str, Any] = field(default_factory=dict)
-    is_seed_drawn: bool = False
-    files: list[Path] = field(default_factory=list)
+    unit: ClassVar[str]
+    """Noun for a result, such as "clip"."""
+
+    def __init__(self, flags: Any) -> None:
+        self.flags = flags
+        self.layers = flags.layer.read()
+        self.seed, self.is_seed_drawn = self.pick_seed()
+        set_threads(flags.threads)
+        self.load = place(flags.load)
+        self.files: list[Path] = []
+        self.out: Path | None = flags.out
+        self.read()
+        if self.out is not None:
+            check_folder(self.out)
+        self.pipe = self.open()
+        resume_collector()
+        self.name, self.policy = flags.method.choose(self.kind)
+        self.prepare()
+        if self.out is not None:
+            open_folder(self.out)
 
     @property
+    def kind(self) -> str:
+        """Of the model: whose policies decode it."""
+        return "window"
+
+    @property
+    def dtype(self) -> str:
+        """Name of the number format."""
+        return str(self.load.dtype)
+
+    def pick_seed(self) -> tuple[int, bool]:
+        """The seed of the first result, and whether it was drawn."""
+        return pick_seed(self.flags.seed)
+
     @abstractmethod
-    def unit(self) -> str:
-        """Noun for a payload, such as "clip"."""
+    def read(self) -> None:
+        """Read and check flags and inputs before the model is loaded, which takes long."""
+
+    @abstractmethod
+    def open(self) -> Any:
+        """Load the pipeline."""
+
+    def prepare(self) -> None:  # noqa: B027
+        """Check the inputs with the model, before the folder is created."""
 
     @property
     @abstractmethod
     def n_files(self) -> int:
-        """Number of files that the run writes."""
+        """Number of results that the run makes."""
 
     @abstractmethod
-    def decode(self, bar: JobProgress) -> Stats:
-        """Decode all payloads; write each as soon as it is finished, and update the bar."""
+    def decode(self, bar: Any) -> Stats:
+        """Decode all results; write each as soon as it is finished, and update the bar."""
 
     @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """What a payload depends on, apart from its seed and input; ready for JSON."""
+    def written(self) -> list[Path]:
+        """What must be there at the end: results, each with a JSON file next to it."""
+        return [*self.files, *(file.with_suffix(".json") for file in self.files)]
 
     @property
     def summary(self) -> str:
@@ -116,45 +135,113 @@ class MediaJob(ABC):
         return []
 
     def run(self) -> None:
-        """Decode and write all payloads, then print a summary.
+        """Decode and write all results, then print a summary.
 
         Raises:
-            Stopped: a signal came before the last payload; the written ones remain.
+            Stopped: a signal came before the last result; the written ones remain.
+            OSError: a file cannot be written; the message has the number of written results.
             Incomplete: written files are gone.
         """
         if self.is_seed_drawn:
             say_drawn(self.seed)
         try:
-            with _progress(self.unit, self.n_files) as bar:
+            with self.progress() as bar:
                 stats = self.decode(bar)
         except KeyboardInterrupt:
-            raise Stopped(f"stopped; {self.state} in {self.out}") from None
-        facts = [file.with_suffix(".json") for file in self.files]
-        check_written([*self.files, *facts], self.out)
-        say(f"{self.summary} in {self.out}: {stats.summary}")
-        say(stats)
+            raise Stopped(self.stopped) from None
+        if self.out is not None:
+            check_written(self.written, self.out)
+        self.report(stats)
         for note in self.notes:
             say(f"note: {note}")
+
+    def progress(self) -> AbstractContextManager[Any]:
+        """A progress bar on stderr."""
+        return _progress(self.unit, self.n_files)
+
+    def report(self, stats: Stats) -> None:
+        """Print what was made, and what it cost."""
+        say(f"{self.summary} in {self.out}: {stats.summary}")
+        say(stats)
 
     @property
     def state(self) -> str:
         """How many of the files are written."""
         return f"{len(self.files)} of {self.n_files} {self.unit}s are"
 
-    def common_settings(self, params: SamplingParams) -> dict[str, Any]:
-        """What a payload depends on, apart from its seed and input; ready for JSON."""
-        settings = describe_settings(self.name, self.policy, params)
-        del settings["guidance_scale"]  # these models have no guidance
+    @property
+    def stopped(self) -> str:
+        """What is said after a signal."""
+        return f"stopped; {self.state} in {self.out}"
+
+    def common_settings(self, params: SamplingParams, **files: Any) -> dict[str, Any]:
+        """What a result depends on, apart from its seed and input; ready for JSON.
+
+        Args:
+            params: of the run.
+            **files: what was loaded, beside the name of the model.
+        """
         return {
-            "model": self.model,
-            "weights": content_hash(self.pipe.source),
-            "codec": content_hash(self.pipe.codec),
+            "model": self.flags.model,
+            **files,
             "dtype": self.dtype,
             "device": str(self.pipe.model.device),
-            **settings,
+            **describe_settings(self.name, self.policy, params),
             **{slot: repr(method) for slot, method in self.layers.items()},
             **coarse_facts(self.policy, self.pipe.model),
         }
+
+    def name_settings(self, settings: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """The settings that enter a file name, independent of how the flags were spelled.
+
+        The number of rows is one of them where results are equal up to rounding only: outside
+        float32, and where an acceptance may depend on the last bit of a probability.
+        """
+        own = {name: value for name, value in settings.items() if name not in _SPELLING}
+        own |= {"policy": repr(self.policy)}
+        is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
+        return own if is_exact else {**own, "rows": rows}
+
+    def write_whole(self, file: str, write: Callable[[Path], object]) -> Path:
+        """Write a file of the folder.
+
+        Raises:
+            OSError: the file cannot be written; the message has the number of written results.
+        """
+        try:
+            write(self.out / file)
+        except OSError as error:
+            raise not_written(file, self.out, self.state, error) from error
+        return self.out / file
+
+
+class CodecJob(MediaJob):
+    """A run of a model with a codec, whose results have a JSON file next to them."""
+
+    out: Path
+    pipeline: ClassVar[Any]
+    """A `TextToSpeech` or an `ImageToVideo`."""
+    suffix: str
+    """Of the files."""
+
+    def read(self) -> None:
+        check_count("batch-size", self.flags.batch_size, MAX_BATCH)
+        self.flags.method.choose("window")
+
+    def open(self) -> Any:
+        return open_pipe(self.pipeline, self.flags.model, self.load, self.flags.codec)
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on, apart from its seed and input; ready for JSON."""
+
+    def codec_settings(self, params: SamplingParams) -> dict[str, Any]:
+        settings = self.common_settings(
+            params, weights=content_hash(self.pipe.source), codec=content_hash(self.pipe.codec)
+        )
+        del settings["guidance_scale"]  # these models have no guidance
+        return settings
 
     def write_payload(
         self,
@@ -162,7 +249,6 @@ class MediaJob(ABC):
         payload: Any,
         source: Mapping[str, Any],
         facts: Mapping[str, Any],
-        suffix: str,
         write: Callable[..., None],
     ) -> None:
         """Write one payload. Everything it depends on enters the file name, so that only the same
@@ -173,17 +259,13 @@ class MediaJob(ABC):
             payload: with its `seed`, `passes` and `total_variation`.
             source: the input of this payload, as the model received it.
             facts: further entries of the JSON file.
-            suffix: of the file.
             write: receives the path and, as `facts`, the content of the JSON file.
 
         Raises:
-            OSError: the file cannot be written; the message has the number of written files.
+            OSError: see `write_whole`.
         """
-        own = {name: value for name, value in self.settings.items() if name not in _SPELLING}
-        own |= {"policy": repr(self.policy), **source}
-        if self.dtype != EXACT_DTYPE or self.policy.exactness != "bitwise":
-            own["rows"] = self.batch_size
-        name = image_name(payload.seed, title, self.name, own, suffix)
+        own = self.name_settings(self.settings, self.flags.batch_size) | source
+        name = image_name(payload.seed, title, self.name, own, self.suffix)
         content = {
             "seed": payload.seed,
             **self.settings,
@@ -193,177 +275,7 @@ class MediaJob(ABC):
             "total_variation": payload.total_variation,
             "versions": versions(),
         }
-        try:
-            write(self.out / name, facts=content)
-        except OSError as error:
-            raise not_written(name, self.out, self.state, error) from error
-        self.files.append(self.out / name)
-
-
-@dataclass(kw_only=True)
-class SpeechJob(MediaJob):
-    """Texts to speak.
-
-    Attributes:
-        texts: one file each.
-        max_seconds: length after which an utterance is cut; `check` computes it.
-        seconds: written seconds of sound.
-        cut: notes on utterances that were cut.
-    """
-
-    texts: list[str]
-    max_seconds: float = 0.0
-    seconds: float = 0.0
-    cut: list[str] = field(default_factory=list)
-
-    unit = "utterance"
-
-    @property
-    def n_files(self) -> int:
-        """See `MediaJob`."""
-        return len(self.texts)
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seed of each text."""
-        return [self.seed + k for k in range(len(self.texts))]
-
-    @property
-    def notes(self) -> list[str]:
-        """Which utterances were cut."""
-        return self.cut
-
-    def check(self) -> None:
-        """Check the texts with the model, before the folder is created.
-
-        Raises:
-            OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
-        """
-        speech = self.pipe.speech
-        plan = make_plan(speech, self.texts, self.seeds, batch_size=self.batch_size, **self.options)
-        frames = (plan.length - 1) // speech.layout.columns
-        self.max_seconds = frames * speech.frame_samples / speech.sample_rate
-
-    def decode(self, bar: JobProgress) -> Stats:
-        """See `MediaJob`."""
-
-        def finish(utterance: Utterance) -> None:
-            self.write(utterance)
-            bar.finish(utterance.index)
-
-        bar.begin(len(self.texts))
-        speech = self.pipe(
-            self.texts, policy=self.policy, seed=self.seeds, batch_size=self.batch_size,
-            deliver=finish, **self.layers, **self.options,
-        )  # fmt: skip
-        stats: Stats = speech.stats
-        return stats
-
-    @property
-    def summary(self) -> str:
-        """See `MediaJob`."""
-        return f"{super().summary}, {self.seconds:.1f} s of sound,"
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """What an utterance depends on, apart from its text and seed; ready for JSON."""
-        speech, options = self.pipe.speech, self.options
-        params = {name: options[name] for name in SAMPLING_FIELDS if name in options}
-        return {
-            **self.common_settings(pick_params(speech, **params)),
-            "voice": options.get("voice"),
-            "max_seconds": self.max_seconds,  # a longer text of the same run may reduce it
-            "repetition_penalty": options.get("repetition_penalty", speech.repetition_penalty),
-        }
-
-    def write(self, utterance: Utterance) -> None:
-        """Write one utterance.
-
-        Raises:
-            OSError: see `write_payload`.
-        """
-        source = {"text": utterance.text.strip()}  # punctuation and capitals change the sound
-        facts = {
-            "text": utterance.text,
-            "seconds": utterance.seconds,
-            "sample_rate": utterance.sample_rate,
-            "is_finished": utterance.is_finished,
-            "tokens": len(utterance.tokens),
-        }
-        write = partial(write_sound, waveform=utterance.waveform, sample_rate=utterance.sample_rate)
-        self.write_payload(utterance.text, utterance, source, facts, ".wav", write)
-        self.seconds += utterance.seconds
-        if not utterance.is_finished:
-            self.cut.append(
-                f"{utterance.text[:40]!r} was cut at {utterance.seconds:.1f} s; see --max-seconds"
-            )
-
-
-@dataclass(kw_only=True)
-class VideoJob(MediaJob):
-    """Images and clips to continue.
-
-    Attributes:
-        starts: first frames of the clips, by file.
-        count: clips of each start.
-        suffix: of the files.
-    """
-
-    starts: dict[Path, list[Image]]
-    count: int
-    suffix: str
-
-    unit = "clip"
-
-    @property
-    def n_files(self) -> int:
-        """See `MediaJob`."""
-        return self.count * len(self.starts)
-
-    def decode(self, bar: JobProgress) -> Stats:
-        """See `MediaJob`."""
-        seeds = [self.seed + k for k in range(self.count)]
-        parts: list[Stats] = []
-        for start, frames in self.starts.items():
-
-            def finish(clip: Clip, start: Path = start) -> None:
-                self.write(start, clip)
-                bar.finish(clip.index)
-
-            bar.begin(self.count)
-            parts.append(self.pipe.serve(
-                frames, self.params, policy=self.policy, seed=seeds, batch_size=self.batch_size,
-                deliver=finish, on_step=bar.update, **self.layers,
-            ))  # fmt: skip
-        return add_stats(parts)
-
-    @property
-    def params(self) -> SamplingParams:
-        """The given sampling parameters, and for the others those that the model recommends."""
-        return choose_params(self.pipe.video.params, **self.options)
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """What a clip depends on, apart from its start and seed; ready for JSON."""
-        return self.common_settings(self.params)
-
-    def write(self, start: Path, clip: Clip) -> None:
-        """Write one clip.
-
-        Raises:
-            OSError: see `write_payload`.
-        """
-        tokens = clip.tokens[: clip.n_read].flatten().tolist()  # of the start
-        source = {"start": tokens, "n_given": clip.n_given}
-        facts = {
-            "start": start.name,
-            "frames": len(clip.frames),
-            "n_given": clip.n_given,
-            "fps": clip.fps,
-            "tokens": clip.tokens.numel(),
-        }
-        write = partial(write_video, frames=clip.frames, fps=clip.fps)
-        self.write_payload(start.stem, clip, source, facts, f".{self.suffix}", write)
+        self.files.append(self.write_whole(name, lambda path: write(path, facts=content)))
 
 
 class JobProgress:
@@ -378,7 +290,6 @@ class JobProgress:
         self._before, self._run = self._before + self._run.payloads, RunProgress(rows)
 
     def update(self, progress: Any) -> None:
-        """See `mmaccel.results.OnStep`."""
         self._run.update(progress)
         self._show()
 

@@ -111,7 +111,6 @@ class ImageBackend:
         return [Job(item, size, width, ticket, [*steps]) for item in items]
 
     def run(self, run: Run, rows: int) -> None:
-        """See `Backend.run`."""
         pipe = self._generator.resize(run.group)
         settings: GenerationSettings = run.jobs[0].item.settings
 

@@ -75,8 +75,6 @@ class SpeechBackend:
         return Job(SpeechRequest(text, seed, voice), "speech", plan.prompt.tokens.shape[1], ticket)
 
     def run(self, run: Run, rows: int) -> None:
-        """See `Backend.run`."""
-
         def deliver(request: SpeechRequest, made: Utterance) -> None:
             run.finish(request.tag, made, len(made.tokens), made.passes)
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmaccel.commands import generate_batch
-from mmaccel.commands.generate_batch import Reports, one_line
+from mmaccel.commands import batch_job
+from mmaccel.commands.batch_job import Reports, one_line
 from tests.batch.jobs import N_ITEMS, Jobs
 from tests.fixtures.forking import Forker
 
@@ -32,7 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(generate_batch, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(batch_job, "time", SimpleNamespace(perf_counter=clock))
     return clock
 
 

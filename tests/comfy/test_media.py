@@ -73,6 +73,20 @@ def test_transparency_is_left_out_and_nine_frames_count(kind_of: KindOf, loaded:
     assert "9 of them given" in str(kind.make(model, start=more)[-1])
 
 
+@pytest.mark.parametrize("word", ["", "Speech", "Video", "Vision"])
+@pytest.mark.parametrize(
+    ("node", "slot"), [("SnapkvKVCache", "kv_cache"), ("QuestAttention", "attention")]
+)
+def test_methods_for_layers_reach_the_run(
+    word: str, node: str, slot: str, kind_of: KindOf, loaded: Load
+) -> None:
+    kind = kind_of(word)
+    fields = {"budget": 4, "window": 2} if slot == "kv_cache" else {"budget": 0.5, "block": 4}
+    method = run(node, **fields).values[0]
+    _, *_, record = kind.make(loaded(kind), batch_size=kind.rows, **{slot: method})
+    assert repr(method) in record.stats.reference
+
+
 @reduces
 def test_fewer_visual_tokens_are_the_command_lines(
     vqa: Kind, loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

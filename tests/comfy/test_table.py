@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmaccel.catalog import METHODS, POLICIES, load, make_policy
+from mmaccel.catalog import METHODS, POLICIES, load, make, make_policy
 from mmaccel.comfy import widgets
 from mmaccel.comfy.fields import field_tooltips
 from mmaccel.comfy.methods import policy_inputs
@@ -49,15 +49,19 @@ def named(pair: Any) -> str:
     return f"{pair[0]}.{pair[1].name}"
 
 
-def test_there_is_a_node_for_every_policy_and_twelve_more() -> None:
+_LAYERS = {"kv_cache": "KVCache", "attention": "Attention"}  # slot -> how ids of its nodes end
+
+
+def test_there_is_a_node_for_every_method_and_twelve_more() -> None:
     others = {"MMAccelLoadModel", "MMAccelGenerateImage", "MMAccelCompare", "MMAccelStats"}
     others |= {"MMAccelTextToImage"}
     others |= {"MMAccelLoadSpeechModel", "MMAccelGenerateSpeech"}
     others |= {"MMAccelLoadVideoModel", "MMAccelGenerateVideo"}
     others |= {"MMAccelLoadVisionModel", "MMAccelVisualTokens", "MMAccelAnswerQuestion"}
-    others |= {name for name in NODES if name.endswith("VisualTokens")}
+    others |= {name for name in NODES if name.endswith(("VisualTokens", *_LAYERS.values()))}
     assert set(NODES) == others | {spec.id for spec in _POLICY_NODES.values()}
-    assert len(NODES) == len(POLICIES) + 12 + len(METHODS["visual_tokens"])
+    methods = sum(len(METHODS[slot]) for slot in ("visual_tokens", *_LAYERS))
+    assert len(NODES) == len(POLICIES) + 12 + methods
     assert _POLICY_NODES["mc-sjd"].id == "MMAccelMcSjdPolicy"
     assert all(re.fullmatch(r"MMAccel[A-Za-z0-9]+", name) for name in NODES)
 
@@ -70,6 +74,22 @@ def test_a_policys_node_has_its_open_fields_in_order_and_its_own_defaults(name: 
     assert [e.name for e in spec.inputs if e.name != "coarse_folder"] == wanted
     made = spec.run(None, **to_arguments(spec, {}), **{s.name: None for s in spec.sockets})
     assert made.values[0].policy == make_policy(name) and made.values[0].name == name
+
+
+@pytest.mark.parametrize(
+    ("slot", "name"), [(slot, name) for slot in _LAYERS for name in METHODS[slot]]
+)
+def test_a_node_for_layers_has_its_methods_fields_and_defaults(slot: str, name: str) -> None:
+    entry = METHODS[slot][name]
+    spec = next(
+        each
+        for each in NODES.values()
+        if each.outputs[0].name == slot and each.title.endswith(f": {name}")
+    )
+    assert spec.id.endswith(_LAYERS[slot])
+    assert [e.name for e in spec.inputs] == [f.name for f in fields(load(entry.target))]
+    made = spec.run(None, **to_arguments(spec, {}))
+    assert made.values == (make(slot, name),) and made.values[0].slot == spec.outputs[0].name
 
 
 @pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)

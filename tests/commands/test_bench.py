@@ -141,13 +141,13 @@ def test_interval_of_the_tokens_a_pass() -> None:
 def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of the model in every run of a policy."""
     dtypes: list[torch.dtype] = []
-    build = TextToImage._prompt
+    build = TextToImage.sample
 
     def spy(pipe: TextToImage, *args: Any, **options: Any) -> Any:
         dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
         return build(pipe, *args, **options)
 
-    monkeypatch.setattr(TextToImage, "_prompt", spy)
+    monkeypatch.setattr(TextToImage, "sample", spy)
     return dtypes
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import loading
 from mmaccel.cli import main
-from mmaccel.commands import generate_batch, generate_images
+from mmaccel.commands import batch_job, image_job
 from mmaccel.outputs import image_files
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.models.scenes import WordImages
@@ -137,11 +137,11 @@ def test_a_drawn_seed_is_said_and_makes_the_same_images(
 
 
 def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
-    monkeypatch.setattr("mmaccel.commands.generate_images._MAX_SHOWN", 4)
+    monkeypatch.setattr("mmaccel.commands.image_job._MAX_SHOWN", 4)
     drawn = []
-    draw = generate_images.draw_sheet
+    draw = image_job.draw_sheet
     spy = lambda panels, **options: drawn.append(panels) or draw(panels, **options)  # noqa: E731
-    monkeypatch.setattr(generate_images, "draw_sheet", spy)
+    monkeypatch.setattr(image_job, "draw_sheet", spy)
     code, out = generate(CAPTIONS[1], "--count", "6", "--batch-size", "3")
     ((panel,),) = drawn
     assert code == 0 and len(list(out.glob("0*.png"))) == 6
@@ -194,7 +194,7 @@ def test_warming_up_takes_no_more_rows_than_there_are_images(
     tiny_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     rows = []
-    monkeypatch.setattr(generate_images, "warm_up", lambda *arguments: rows.append(arguments[-1]))
+    monkeypatch.setattr(image_job, "warm_up", lambda *arguments: rows.append(arguments[-1]))
     options = ["--compare", "--count", "2", "--batch-size", "500", "--out", str(tmp_path)]
     assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
     assert rows == [2, 2]
@@ -204,13 +204,13 @@ def test_warming_up_takes_no_more_rows_than_there_are_images(
 def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """The dtype of the model in every run of a policy."""
     dtypes: list[torch.dtype] = []
-    build = mmaccel.TextToImage._prompt
+    build = mmaccel.TextToImage.sample
 
     def spy(pipe: mmaccel.TextToImage, *args: Any, **options: Any) -> Any:
         dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
         return build(pipe, *args, **options)
 
-    monkeypatch.setattr(mmaccel.TextToImage, "_prompt", spy)
+    monkeypatch.setattr(mmaccel.TextToImage, "sample", spy)
     return dtypes
 
 
@@ -355,7 +355,7 @@ def test_cycles_are_collected_again_once_a_model_is_open(
         seen.append(gc.isenabled())
 
     monkeypatch.setattr(loading, "open_pipeline", watch_load)
-    monkeypatch.setattr(generate_images.ImageJob, "run", watch_job)
+    monkeypatch.setattr(image_job.ImageJob, "run", watch_job)
     assert gc.isenabled()
     assert main(["generate", "a red circle", "--out", str(tmp_path)]) == 0
     assert seen == [False, True] and gc.isenabled()
@@ -377,8 +377,8 @@ def test_cycles_are_collected_again_while_a_batch_is_made(
         seen.append(gc.isenabled())
         return {}, 0
 
-    monkeypatch.setattr(generate_batch, "_open_executor", open_executor)
-    monkeypatch.setattr(generate_batch, "_generate", generate_all)
+    monkeypatch.setattr(batch_job, "_open_executor", open_executor)
+    monkeypatch.setattr(batch_job, "_generate", generate_all)
     rows = tmp_path / "rows.txt"
     rows.write_text("a red circle\n", encoding="utf-8")
     assert main(["generate", "--prompts", str(rows), "--out", str(tmp_path / "out")]) == 0

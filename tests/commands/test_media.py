@@ -18,7 +18,7 @@ from PIL import Image
 
 from mmaccel import ImageToVideo, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.commands import media_job
+from mmaccel.commands import clip_job, media_job, speech_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
 from tests.fixtures.media import build_media, image
@@ -222,9 +222,9 @@ def test_written_files_remain(
             raise error
         write(file, **facts)
 
-    for name in ("write_sound", "write_video"):
-        own = partial(fail_second, getattr(media_job, name))
-        monkeypatch.setattr(media_job, name, own)
+    for module, name in ((speech_job, "write_sound"), (clip_job, "write_video")):
+        own = partial(fail_second, getattr(module, name))
+        monkeypatch.setattr(module, name, own)
     assert command.run(3, "--batch-size", 3) == code
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line == message.format(unit=command.unit, out=command.out, file=calls[1].name)
@@ -239,9 +239,9 @@ def test_files_removed_meanwhile_are_missing_at_the_end(
             other.unlink()
         write(file, **facts)
 
-    for name in ("write_sound", "write_video"):
-        own = partial(remove_others, getattr(media_job, name))
-        monkeypatch.setattr(media_job, name, own)
+    for module, name in ((speech_job, "write_sound"), (clip_job, "write_video")):
+        own = partial(remove_others, getattr(module, name))
+        monkeypatch.setattr(module, name, own)
     assert command.run(2, "--batch-size", 2) == 3
     said = capsys.readouterr()
     assert f"expected the 4 written files in '{command.out}'" in said.err and said.out == ""

@@ -172,7 +172,7 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     from mmaccel.commands.bench import canvas as bench_canvas
     from mmaccel.commands.bench import peers as bench_peers
     from mmaccel.commands.bench import window as bench_window
-    from mmaccel.commands.generate_images import ImageJob
+    from mmaccel.commands.image_job import ImageJob
     from mmaccel.evaluation.exactness import report
     from mmaccel.evaluation.speed import measure
 

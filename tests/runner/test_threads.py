@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmaccel.cli import main
-from mmaccel.commands import generate_images
+from mmaccel.commands import image_job
 from mmaccel.pipelines.runner.threads import (
     choose_threads,
     is_chosen_already,
@@ -69,11 +69,11 @@ def test_the_command_takes_the_fastest_and_says_so(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     before = torch.get_num_threads()
-    monkeypatch.setattr(generate_images, "is_chosen_already", lambda: False)
-    monkeypatch.setattr(generate_images, "list_counts", lambda most: [1, 2])
+    monkeypatch.setattr(image_job, "is_chosen_already", lambda: False)
+    monkeypatch.setattr(image_job, "list_counts", lambda most: [1, 2])
     torch.set_num_threads(2)
     slow = {1: 0.001, 2: 0.04}
-    monkeypatch.setattr(generate_images, "warm_up", lambda *a: slow[torch.get_num_threads()])
+    monkeypatch.setattr(image_job, "warm_up", lambda *a: slow[torch.get_num_threads()])
     arguments = ["generate", CAPTIONS[0], "--model", str(tiny_folder), "--out", str(tmp_path)]
     try:
         assert main(arguments) == 0 and torch.get_num_threads() == 1

@@ -64,11 +64,9 @@ class WrappedDenoiser(Denoiser):
         return self.inner.product_dtypes
 
     def reserve(self, rows: int, positions: int) -> None:
-        """See `mmaccel.contracts.Model.reserve`."""
         self.inner.reserve(rows, positions)
 
     def forward(self, entries: CanvasPass) -> Tensor:
-        """See `mmaccel.contracts.Model.forward`."""
         return self.inner.forward(entries)
 
 
@@ -94,7 +92,6 @@ class ReferenceDenoiser(Denoiser):
         return torch.device("cpu")
 
     def reserve(self, rows: int, cache_size: int) -> None:
-        """See `mmaccel.contracts.Denoiser.reserve`."""
         self.rows = rows
 
     def forward(self, entries: CanvasPass) -> Tensor:
@@ -194,18 +191,15 @@ class ToyLanguage(TokenModel):
         """See `mmaccel.samplers.drafting.states.StateModel.keep_states`; they always are."""
 
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return torch.eye(VOCAB)
 
     def reserve(self, rows: int, positions: int) -> None:
-        """See `mmaccel.contracts.TokenModel.reserve`."""
         self._capacity = positions
         self._tokens = torch.full(
             (rows, positions + 1), -1
         )  # the last column: positions past the end
 
     def prefill(self, entries: Pass) -> None:
-        """See `mmaccel.contracts.TokenModel.prefill`."""
         self._write(entries)
 
     def forward(self, entries: Pass) -> Tensor:

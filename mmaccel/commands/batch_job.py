@@ -37,7 +37,8 @@ from mmaccel.batch.manifest import (
 from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, show, take_shard
 from mmaccel.batch.worker import Setup, Worker
 from mmaccel.commands.files import first_of, open_folder
-from mmaccel.commands.options import pick_seed
+from mmaccel.commands.generate import FileFlags, Generate, parse_shard
+from mmaccel.commands.options import pick_seed, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.streams import stdout_error
 from mmaccel.commands.terminal import (
@@ -47,6 +48,10 @@ from mmaccel.commands.terminal import (
     progress_bar,
     stderr_console,
 )
+from mmaccel.loading import place
+from mmaccel.options import given
+from mmaccel.pipelines.text_to_image.model import choose_params
+from mmaccel.samplers.sampling_params import SamplingParams
 
 DONE, FATAL, WITH_FAILURES = 0, 1, 3  # exit codes
 
@@ -56,31 +61,19 @@ class BatchOptions:
     """The options of a batch.
 
     Attributes:
-        prompts: file, or `-`.
+        file: the flags of the command.
         setup: model, policy and folder.
         seed: of the job; None takes the one that its manifest notes, or draws one.
         shard: index from 1 and number of shards, or None.
-        is_resumed, is_dry, is_json, is_streaming: --resume, --dry-run, --json, --json-stream.
-        retries, max_failures: see `Job`.
-        executor: "local", this process, or "ray".
-        actors: of Ray; None chooses.
     """
 
-    prompts: str
+    file: FileFlags
     setup: Setup
     seed: int | None
     shard: tuple[int, int] | None
-    is_resumed: bool
-    is_dry: bool
-    is_json: bool
-    is_streaming: bool
-    retries: int
-    max_failures: int | None
-    executor: str = "local"
-    actors: int | None = None
 
 
-def run_batch(options: BatchOptions) -> None:
+def run_batch(flags: Generate) -> None:
     """Generate the images of a prompt file.
 
     Raises:
@@ -89,8 +82,24 @@ def run_batch(options: BatchOptions) -> None:
         Stopped: by a signal; finished images remain.
         OptionError: a wrong option or row, before any image is generated.
     """
-    data, code = _run(options)
-    if options.is_json or options.is_streaming:
+    flags.check()
+    shard = parse_shard(flags.file.shard)
+    set_threads(flags.threads)
+    choose_params(SamplingParams(), **given(flags.sampling))
+    setup = Setup(
+        flags.model,
+        flags.out,
+        policy=flags.method.policy,
+        options=flags.method.read(),
+        sampling=flags.sampling,
+        load=place(flags.load),
+        decoder=flags.decoder,
+        size=flags.sides.join(),
+        rows=flags.rows,
+        negative=flags.negative,
+    )
+    data, code = _run(BatchOptions(flags.file, setup, flags.seed, shard))
+    if flags.file.as_json or flags.file.json_stream:
         print_envelope(data, _describe_error(data, code) if code else None)
     if code:
         raise typer.Exit(code)
@@ -107,15 +116,17 @@ def _describe_error(data: dict[str, Any], code: int) -> dict[str, str]:
 
 
 def _run(options: BatchOptions) -> tuple[dict[str, Any], int]:
-    rows, folder = read_prompts(options.prompts), options.setup.out
+    assert options.file.prompt_file is not None  # otherwise there is no batch
+    rows = read_prompts(options.file.prompt_file)
+    folder = options.setup.out
     past = read_manifests(folder) if folder.is_dir() else Past()
     seed, is_drawn = _choose_seed(rows, past, options)
     items = make_items(rows, seed)
     if options.shard is not None:
         items = take_shard(items, *options.shard)
-    if not options.is_resumed:
+    if not options.file.resume:
         check_fresh(folder / manifest_name(options.shard))
-    if not options.is_dry:
+    if not options.file.dry_run:
         open_folder(folder)  # before the model is loaded, which takes long
     executor = _open_executor(options)
     resume_collector()
@@ -142,17 +153,17 @@ def _choose_seed(rows: list[Row], past: Past, options: BatchOptions) -> tuple[in
         return 0, False
     ids = {row.id for row in rows}
     noted = [record for (id, _), record in past.records.items() if id in ids]
-    if options.is_resumed and noted:
+    if options.file.resume and noted:
         return noted[-1].get(JOB_SEED, 0), False
     return pick_seed(None)
 
 
 def _open_executor(options: BatchOptions) -> Executor:
-    if options.executor == "local":
+    if options.file.executor == "local":
         return Worker(options.setup)
     from mmaccel.batch.ray_executor import RayExecutor
 
-    return RayExecutor(options.setup, options.actors)
+    return RayExecutor(options.setup, options.file.actors)
 
 
 def _generate(
@@ -161,7 +172,7 @@ def _generate(
     """Check all items, and generate those that are missing."""
     folder = options.setup.out
     fingerprints = executor.check(items)
-    if options.is_dry:
+    if options.file.dry_run:
         missing, facts = _find_missing(items, fingerprints, past, options)
         return _show_plan(missing, facts), DONE
     manifest = Manifest(folder / manifest_name(options.shard))
@@ -170,14 +181,20 @@ def _generate(
         # another process may have finished images while this one loaded its model
         missing, facts = _find_missing(items, fingerprints, read_manifests(folder), options)
         remove_temporaries(folder, items)
-        with Reports(len(missing), is_streaming=options.is_streaming) as reports:
+        with Reports(len(missing), is_streaming=options.file.json_stream) as reports:
             reports.emit("start", **facts)
             for torn in past.torn:
                 reports.note(f"{torn}: cannot be read; its image is generated again")
+            retries = options.file.retries
             job = Job(
-                missing, fingerprints, manifest, reports, options.retries, options.max_failures,
+                missing,
+                fingerprints,
+                manifest,
+                reports,
+                1 if retries is None else retries,
+                options.file.max_failures,
                 options.seed,
-            )  # fmt: skip
+            )
             try:
                 outcome = job.run(executor)
             except KeyboardInterrupt:
@@ -190,7 +207,7 @@ def _generate(
     facts["seconds"] = round(time.perf_counter() - began, 3)
     summary = _summary(outcome, facts) + _describe_lost(lost)
     if outcome.is_cut:
-        summary += f": more than --max-failures {options.max_failures}, so the job ended"
+        summary += f": more than --max-failures {options.file.max_failures}, so the job ended"
     elif outcome.failed or lost.names:
         summary += "; try them again with --resume"
     _print_to_stderr(summary)
@@ -204,7 +221,7 @@ def _find_missing(
 ) -> tuple[list[Item], dict[str, Any]]:
     """The items to generate, and the facts of the job for its reports."""
     folder = options.setup.out
-    if not options.is_resumed:
+    if not options.file.resume:
         check_unknown(items, past, folder)  # in manifests of another number of shards
     missing = find_missing(items, fingerprints, past, folder)
     return missing, {
@@ -286,13 +303,11 @@ class Reports:
         self._bar.stop()
 
     def finished(self, record: Record) -> None:
-        """See `mmaccel.batch.job.Reporter`."""
         self._finished += 1
         self._advance()
         self.emit("item", item=record)
 
     def failed(self, record: Record) -> None:
-        """See `mmaccel.batch.job.Reporter`."""
         self._advance()
         name = f"{record['id']}, image {record['k']} ({show(record['prompt'])})"
         self._bar.console.print(
@@ -301,7 +316,6 @@ class Reports:
         self.emit("failed", item=record)
 
     def note(self, text: str) -> None:
-        """See `mmaccel.batch.job.Reporter`."""
         self._bar.console.print(f"note: {text}", markup=False, highlight=False)
         self.emit("note", text=text)
 
