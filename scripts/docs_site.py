@@ -8,6 +8,7 @@ griffe, the part of mkdocstrings that reads Python files and imports none.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from mmaccel.catalog import METHODS
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.method_tables import references  # noqa: E402
+
 FOLDERS = ("kernels", "tokenizers_vq", "samplers", "pipelines")  # installed inside mmaccel
 _CARD = re.compile(r"\]\(\.\./mmaccel/demo/weights/([\w-]+)/README\.md\)")
 _OTHER_CARD = re.compile(r"\]\(\.\./([\w-]+)/README\.md\)")
@@ -56,22 +59,8 @@ def expand_navigation(entries: list[Any], docs: Path) -> list[Any]:
 
 
 def expand_methods(markdown: str) -> str:
-    """A page on which the comment `methods: SLOT` stands for all methods of that slot.
-
-    The page about a method has its short name.
-    """
-
-    def list_methods(found: re.Match[str]) -> str:
-        entries = []
-        for name, entry in METHODS[found[1]].items():
-            public = entry.class_name
-            entries.append(
-                f"::: mmaccel.{public}\n    options:\n      members: false\n\n"
-                f"More: [{public}](../layers/{name}.md)."
-            )
-        return "\n\n".join(entries)
-
-    return _METHODS.sub(list_methods, markdown)
+    """A page on which the comment `methods: SLOT` stands for all methods of that slot."""
+    return _METHODS.sub(lambda found: references(found[1]), markdown)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -107,6 +96,8 @@ class Layout(griffe.Extension):
         )
         for folder in FOLDERS:
             pkg.set_member(folder, reader.load(folder))
+        for function in _functions(pkg):
+            show_fields(function)
         for docstring in _docstrings(pkg):
             docstring.value = split_parameters(docstring.value)
 
@@ -114,6 +105,45 @@ class Layout(griffe.Extension):
 def split_parameters(text: str) -> str:
     """A docstring in which parameters that share an entry (`device, dtype: …`) have one each."""
     return _TOGETHER.sub(lambda m: "\n".join(m[1] + name + m[3] for name in m[2].split(", ")), text)
+
+
+def show_fields(function: griffe.Function) -> None:
+    """Give a method that `takes` a dataclass its fields as parameters, as at run time."""
+    for decorator in function.decorators:
+        if decorator.callable_path != "mmaccel.options.takes":
+            continue
+        options = function.resolve(str(decorator.value).removeprefix("takes(").removesuffix(")"))
+        cls = function.modules_collection[options]
+        fields = {
+            name: member
+            for base in (*reversed(cls.mro()), cls)
+            for name, member in base.members.items()
+            if member.is_attribute and "instance-attribute" in member.labels
+        }
+        parameters = [_parameter(member) for member in fields.values()]
+        parameters.sort(key=lambda each: each.kind is griffe.ParameterKind.keyword_only)
+        function.parameters = griffe.Parameters(function.parameters[0], *parameters)
+
+
+def _parameter(field: griffe.Attribute) -> griffe.Parameter:
+    value = str(field.value)
+    default = value.removeprefix("option(").partition(",")[0].strip() if field.value else None
+    is_positional = "kw_only=False" in value
+    kind = griffe.ParameterKind
+    return griffe.Parameter(
+        field.name,
+        annotation=field.annotation,
+        kind=kind.positional_or_keyword if is_positional else kind.keyword_only,
+        default=None if is_positional else default,
+    )
+
+
+def _functions(item: griffe.Object) -> Iterator[griffe.Function]:
+    for member in item.members.values():
+        if isinstance(member, griffe.Function):
+            yield member
+        elif isinstance(member, griffe.Object):
+            yield from _functions(member)
 
 
 def _docstrings(item: griffe.Object) -> Iterator[griffe.Docstring]:

@@ -1,4 +1,6 @@
-"""Write the tables in README.md and docs/ from benchmarks/results/; with --check, only compare."""
+"""Write the tables in README.md and docs/ from benchmarks/results/ and from the catalog, and the
+names for type checkers; with --check, only compare.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.method_tables import stub  # noqa: E402
 from benchmarks.report import fill_tables, read_reports  # noqa: E402
 
 
 def main() -> int:
-    """Returns 1 if `--check` found a page that differs from the results."""
+    """Returns 1 if `--check` found a page that differs from its source."""
     reports = read_reports(ROOT / "benchmarks" / "results")
     stale = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
-        text = page.read_text(encoding="utf-8")
-        filled = fill_tables(text, reports)
-        if filled != text:
-            stale.append(page.relative_to(ROOT))
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    files = {page: fill_tables(page.read_text(encoding="utf-8"), reports) for page in pages}
+    files[ROOT / "mmaccel" / "__init__.pyi"] = stub()
+    for file, text in files.items():
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            stale.append(file.relative_to(ROOT))
             if "--check" not in sys.argv:
-                page.write_text(filled, encoding="utf-8")
+                file.write_text(text, encoding="utf-8")
     print(*stale, sep="\n")
     return int(bool(stale) and "--check" in sys.argv)
 

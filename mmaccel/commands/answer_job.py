@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from transformers.utils import logging
 
 from mmaccel.catalog import REDUCERS
 from mmaccel.checks import check_int
-from mmaccel.commands.files import check_file, new_report, not_written, write_json
+from mmaccel.commands.files import check_file, new_report, write_json
 from mmaccel.commands.media_job import MediaJob
 from mmaccel.commands.options import pick_seed
 from mmaccel.commands.terminal import make_table, say, wide_console
@@ -29,7 +30,7 @@ from mmaccel.reduction.visual_tokens.contract import check_reducers
 from mmaccel.results import Stats
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.image_to_text.types import Answer, Answers
+    from mmaccel.pipelines.image_to_text.types import Answers
 
 
 class AnswerJob(MediaJob):
@@ -46,6 +47,7 @@ class AnswerJob(MediaJob):
 
     unit = "answer"
     n_files = 1
+    state = "the answer is"
     stopped = "stopped"
 
     def pick_seed(self) -> tuple[int, bool]:
@@ -143,10 +145,7 @@ class AnswerJob(MediaJob):
         """Print the answers and what they cost, draw what stayed, and write the report."""
         flags = self.flags
         _show(self.made)
-        drawn = None
-        if self.picture is not None:
-            found = self.made[_title(self.reducers)][0]
-            drawn = _draw(self.picture, found, is_asked=flags.out is not None)
+        drawn = self.draw()
         say(stats)
         report = new_report(
             self.load.device,
@@ -159,6 +158,26 @@ class AnswerJob(MediaJob):
             runs=[_describe(title, answers) for title, answers in self.made.items()],
         )
         write_json(flags.json_file, report)
+
+    def draw(self) -> Path | None:
+        """Write the picture; None without one, and where the tokens have no known places.
+
+        Raises:
+            UnsupportedModelError: they have none, and the picture was asked for by name.
+        """
+        if self.picture is None:
+            return None
+        try:
+            picture = self.made[_title(self.reducers)][0].draw_kept()
+        except UnsupportedModelError as error:
+            if self.flags.out is not None:
+                raise
+            say(f"note: no picture; {error}")
+            return None
+        save = partial(picture.save, format="PNG")
+        self.write(self.picture, partial(write_whole, write=save))
+        say(f"the patches that stay: {self.picture}")
+        return self.picture
 
 
 def _split_inputs(inputs: Sequence[str]) -> tuple[list[str], str]:
@@ -205,27 +224,6 @@ def _show(made: Mapping[str, Answers]) -> None:
             str(found.passes), f"{each.first_seconds:.2f}", f"{each.seconds:.2f}",
         )  # fmt: skip
     wide_console().print(table)
-
-
-def _draw(file: Path, found: Answer, is_asked: bool) -> Path | None:
-    """Write the picture; None where the model's tokens have no known places.
-
-    Raises:
-        UnsupportedModelError: they have none, and the picture was asked for by name.
-    """
-    try:
-        picture = found.draw_kept()
-    except UnsupportedModelError as error:
-        if is_asked:
-            raise
-        say(f"note: no picture; {error}")
-        return None
-    try:
-        write_whole(file, lambda path: picture.save(path, format="PNG"))
-    except OSError as error:
-        raise not_written(file.name, file.parent, "the answer is", error) from error
-    say(f"the patches that stay: {file}")
-    return file
 
 
 def _describe(title: str, answers: Answers) -> dict[str, Any]:

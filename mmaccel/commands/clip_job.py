@@ -58,7 +58,7 @@ class ClipJob(CodecJob):
         for start, frames in self.starts.items():
 
             def finish(clip: Clip, start: Path = start) -> None:
-                self.write(start, clip)
+                self.write_clip(start, clip)
                 bar.finish(clip.index)
 
             bar.begin(self.flags.count)
@@ -85,7 +85,7 @@ class ClipJob(CodecJob):
         """What a clip depends on, apart from its start and seed; ready for JSON."""
         return self.codec_settings(self.params)
 
-    def write(self, start: Path, clip: Clip) -> None:
+    def write_clip(self, start: Path, clip: Clip) -> None:
         """Write one clip.
 
         Raises:

@@ -137,7 +137,11 @@ class Generate(MediaFlags):
         Raises:
             OptionError: with the first that is wrong.
         """
-        single = {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
+        single: dict[str, Any] = {
+            "prompt": self.prompts,
+            "--num-images": self.count,
+            "--compare": self.compare,
+        }
         single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
         self.file.check(single)
         if self.count is not None:

@@ -170,7 +170,7 @@ class ImageJob(MediaJob):
             if is_compared:
                 other = next(others)
                 self.plain.append(replace(other, images=other.images[shown]))
-            self.write(batch)
+            self.write_batch(batch)
             self.finished.append(replace(batch, images=batch.images[shown]))
         images = join(self.finished)
         if is_compared or len(self.prompts) > 1:
@@ -208,15 +208,15 @@ class ImageJob(MediaJob):
             )
             yield replace(batch, first=first)
 
-    def write(self, batch: ImageOutput) -> None:
+    def write_batch(self, batch: ImageOutput) -> None:
         """Write the images of a batch."""
         own = self.name_settings(self.settings, len(batch.prompts))
         for k, (image, prompt) in enumerate(zip(batch.images, batch.prompts)):
             seed = self.seed + batch.first + k
             facts = describe(prompt, seed, self.settings, batch, k)
             write = partial(write_png, image=image, facts=facts)
-            file = self.write_whole(image_name(seed, prompt, self.name, own), write)
-            self.files.append(file)
+            name = image_name(seed, prompt, self.name, own)
+            self.files.append(self.write(self.out / name, write))
 
     def write_sheet(self, images: ImageOutput, plain: ImageOutput | None) -> Path:
         """Write a sheet of the images, next to the plain ones if given; returns its path."""
@@ -231,9 +231,8 @@ class ImageJob(MediaJob):
         run = {"captions": self.prompts, "seed": self.seed % 2**64}
         run |= self.name_settings(self.settings, self.rows)
         file = f"{kind}-{policy_word(self.name)}-{short_hash(run)}.png"
-        return self.write_whole(
-            file, lambda path: write_whole(path, lambda part: sheet.save(part, format="PNG"))
-        )
+        save = partial(sheet.save, format="PNG")
+        return self.write(self.out / file, partial(write_whole, write=save))
 
     @cached_property
     def settings(self) -> dict[str, Any]:

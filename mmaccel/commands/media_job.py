@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -202,17 +203,17 @@ class MediaJob(ABC):
         is_exact = self.dtype == EXACT_DTYPE and self.policy.exactness == "bitwise"
         return own if is_exact else {**own, "rows": rows}
 
-    def write_whole(self, file: str, write: Callable[[Path], object]) -> Path:
-        """Write a file of the folder.
+    def write(self, file: Path, write: Callable[[Path], object]) -> Path:
+        """Write a file, and return its path.
 
         Raises:
             OSError: the file cannot be written; the message has the number of written results.
         """
         try:
-            write(self.out / file)
+            write(file)
         except OSError as error:
-            raise not_written(file, self.out, self.state, error) from error
-        return self.out / file
+            raise not_written(file.name, file.parent, self.state, error) from error
+        return file
 
 
 class CodecJob(MediaJob):
@@ -262,9 +263,9 @@ class CodecJob(MediaJob):
             write: receives the path and, as `facts`, the content of the JSON file.
 
         Raises:
-            OSError: see `write_whole`.
+            OSError: see `write`.
         """
-        own = self.name_settings(self.settings, self.flags.batch_size) | source
+        own = self.name_settings(self.settings, self.flags.batch_size) | dict(source)
         name = image_name(payload.seed, title, self.name, own, self.suffix)
         content = {
             "seed": payload.seed,
@@ -275,7 +276,7 @@ class CodecJob(MediaJob):
             "total_variation": payload.total_variation,
             "versions": versions(),
         }
-        self.files.append(self.write_whole(name, lambda path: write(path, facts=content)))
+        self.files.append(self.write(self.out / name, partial(write, facts=content)))
 
 
 class JobProgress:

@@ -66,7 +66,7 @@ class SpeechJob(CodecJob):
 
     def decode(self, bar: JobProgress) -> Stats:
         def finish(utterance: Utterance) -> None:
-            self.write(utterance)
+            self.write_utterance(utterance)
             bar.finish(utterance.index)
 
         bar.begin(len(self.flags.texts))
@@ -93,7 +93,7 @@ class SpeechJob(CodecJob):
             "repetition_penalty": options.get("repetition_penalty", speech.repetition_penalty),
         }
 
-    def write(self, utterance: Utterance) -> None:
+    def write_utterance(self, utterance: Utterance) -> None:
         """Write one utterance.
 
         Raises:

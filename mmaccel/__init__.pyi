@@ -1,0 +1,187 @@
+"""The public names for type checkers, written by scripts/update_docs.py."""
+
+from mmaccel.contracts import ContinuousBatching
+from mmaccel.contracts import Policy
+from mmaccel.contracts import Prompt
+from mmaccel.contracts import TokenModel
+from mmaccel.contracts import VisualTokenizer
+from mmaccel.custom_generate import decoder
+from mmaccel.demo.vision import load_demo
+from mmaccel.errors import AttachError
+from mmaccel.errors import BusyError
+from mmaccel.errors import MMAccelError
+from mmaccel.errors import MissingBackendError
+from mmaccel.errors import NumericsError
+from mmaccel.errors import OptionError
+from mmaccel.errors import ShapeError
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.evaluation.visual_tokens.planner import VisualTokenPlan
+from mmaccel.evaluation.visual_tokens.planner import plan_visual_tokens
+from mmaccel.handle import Handle
+from mmaccel.handle import attach
+from mmaccel.handle import detach
+from mmaccel.handle import supports
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
+from mmaccel.pipelines.image_to_text.pipeline import ImageToText
+from mmaccel.pipelines.image_to_text.types import Answer
+from mmaccel.pipelines.image_to_text.types import Answers
+from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
+from mmaccel.pipelines.image_to_video.types import Clip
+from mmaccel.pipelines.image_to_video.types import Clips
+from mmaccel.pipelines.logits.processor_support import stateless
+from mmaccel.pipelines.logits.repetition import RepetitionAwareSampling
+from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
+from mmaccel.pipelines.text_to_image.outputs import Request
+from mmaccel.pipelines.text_to_image.outputs import RequestOutput
+from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.pipelines.text_to_speech.types import Speech
+from mmaccel.pipelines.text_to_speech.types import Utterance
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.snapkv import SnapKV
+from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.reduction.sparse_attention.dhsa import DHSA
+from mmaccel.reduction.sparse_attention.quest import Quest
+from mmaccel.reduction.visual_tokens.dart import DART
+from mmaccel.reduction.visual_tokens.divprune import DivPrune
+from mmaccel.reduction.visual_tokens.downsample import Downsample
+from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
+from mmaccel.reduction.visual_tokens.evs import EVS
+from mmaccel.reduction.visual_tokens.fastv import FastV
+from mmaccel.reduction.visual_tokens.ficoco import FiCoCoL
+from mmaccel.reduction.visual_tokens.ficoco import FiCoCoV
+from mmaccel.reduction.visual_tokens.hired import HiRED
+from mmaccel.reduction.visual_tokens.ilre import ILRe
+from mmaccel.reduction.visual_tokens.lazy_llm import LazyLLM
+from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
+from mmaccel.reduction.visual_tokens.random_tokens import RandomTokens
+from mmaccel.reduction.visual_tokens.tome import ToMe
+from mmaccel.reduction.visual_tokens.uniform_tokens import UniformTokens
+from mmaccel.reduction.visual_tokens.vidcom2 import VidCom2
+from mmaccel.reduction.visual_tokens.visionzip import VisionZip
+from mmaccel.results import Generation
+from mmaccel.results import Progress
+from mmaccel.results import Stats
+from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
+from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
+from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
+from mmaccel.samplers.canvas.kl_stable import KLStable
+from mmaccel.samplers.canvas.local_leap import LocalLeap
+from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
+from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
+from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
+from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
+from mmaccel.samplers.drafting.token_recycling import TokenRecycling
+from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.trees.comb import Comb
+from mmaccel.samplers.trees.dyspec import DySpec
+from mmaccel.samplers.trees.sequoia import Sequoia
+from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
+from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.speculative import Speculative
+from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
+from mmaccel.tokenizers_vq.frames import Frames
+from mmaccel.tokenizers_vq.grid import Grid
+
+__version__: str
+__all__ = [
+    "__version__",
+    "AdaptiveBlock",
+    "Answer",
+    "Answers",
+    "AttachError",
+    "AttentionMethod",
+    "Autoregressive",
+    "BusyError",
+    "CacheMethod",
+    "CachePlan",
+    "CachedBlocks",
+    "CachedLayer",
+    "CausalLMWindow",
+    "Clip",
+    "Clips",
+    "Coarse",
+    "Comb",
+    "ConfidentParallel",
+    "ContinuousBatching",
+    "DART",
+    "DHSA",
+    "DivPrune",
+    "Downsample",
+    "DownsamplePixels",
+    "DySpec",
+    "EVS",
+    "EntropyBounded",
+    "FastV",
+    "FiCoCoL",
+    "FiCoCoV",
+    "Frames",
+    "Generation",
+    "Grid",
+    "GroupedSpeculative",
+    "Handle",
+    "HiRED",
+    "HierarchyDrafting",
+    "ILRe",
+    "ImageToText",
+    "ImageToVideo",
+    "Jacobi",
+    "KLStable",
+    "LazyLLM",
+    "LocalLeap",
+    "LosslessUnmask",
+    "MMAccelError",
+    "MaskedParallel",
+    "MissingBackendError",
+    "Noise",
+    "NumericsError",
+    "OptionError",
+    "Policy",
+    "Progress",
+    "Prompt",
+    "PyramidDrop",
+    "Quest",
+    "RandomTokens",
+    "RepetitionAwareSampling",
+    "Request",
+    "RequestOutput",
+    "RevisedParallel",
+    "SamplingParams",
+    "Sequoia",
+    "ShapeError",
+    "SnapKV",
+    "Speculative",
+    "SpeculativeJacobi",
+    "Speech",
+    "Stats",
+    "Stepwise",
+    "StreamingLLM",
+    "TextToImage",
+    "TextToSpeech",
+    "ToMe",
+    "TokenModel",
+    "TokenRecycling",
+    "UniformTokens",
+    "UnsupportedModelError",
+    "Utterance",
+    "VidCom2",
+    "VisionZip",
+    "VisualTokenPlan",
+    "VisualTokenizer",
+    "WindowedRepetitionPenalty",
+    "attach",
+    "decoder",
+    "detach",
+    "load_demo",
+    "plan_visual_tokens",
+    "stateless",
+    "supports",
+]
