@@ -70,6 +70,27 @@ def methods_table(reports: dict[str, Any]) -> str:
     return f"\n{grid(('slot', 'guarantee', 'methods'), rows)}\n\n"
 
 
+def layers_table(reports: dict[str, Any]) -> str:
+    """The table of docs/long-contexts.md: the methods of a model's layers."""
+    rows: list[tuple[str, ...]] = [
+        (f"[`{public}`]({page_of(slot, name, entry)})", f"`{slot}`", entry.summary)
+        for slot in ("kv_cache", "attention")
+        for public, (name, entry) in classes(slot).items()
+    ]
+    return f"\n{grid(('method', 'keyword', 'keeps'), rows)}\n\n"
+
+
+def drafts_table(reports: dict[str, Any]) -> str:
+    """The table of docs/policies/jacobi.md: draft sources by name."""
+    rows: list[tuple[str, ...]] = [
+        (f"`{name}`", entry.summary) for name, entry in METHODS["drafts"].items()
+    ]
+    return f"\n{grid(('drafts', 'where they come from'), rows)}\n\n"
+
+
+TABLES = {"methods": methods_table, "layers": layers_table, "drafts": drafts_table}
+
+
 def stub() -> str:
     """`mmaccel/__init__.pyi`: the public names for type checkers."""
     modules = {name: getattr(mmaccel, name).__module__ for name in mmaccel.__all__[1:]}

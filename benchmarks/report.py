@@ -16,7 +16,7 @@ from benchmarks.choosing_table import choosing_tables
 from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.gpu.tables import GPU_TABLES
-from benchmarks.method_tables import methods_table
+from benchmarks.method_tables import TABLES
 from benchmarks.tables import (
     canvas_tables,
     routes_tables,
@@ -470,4 +470,4 @@ _OWN = {
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
-_WHOLE = _OWN | GPU_TABLES | {"methods": methods_table}
+_WHOLE = _OWN | GPU_TABLES | TABLES

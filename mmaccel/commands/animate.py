@@ -33,7 +33,7 @@ class Animate(CodecFlags):
 
     def run(self) -> None:
         """Continue the starts."""
-        from mmaccel.commands.clip_job import ClipJob
+        from mmaccel.commands.jobs.clip import ClipJob
 
         ClipJob(self).run()
 

@@ -44,7 +44,7 @@ class Answer(MediaFlags):
 
     def run(self) -> None:
         """Answer."""
-        from mmaccel.commands.answer_job import AnswerJob
+        from mmaccel.commands.jobs.answer import AnswerJob
 
         AnswerJob(self).run()
 

@@ -1,6 +1,6 @@
 """`mmaccel generate`: images from prompts, of the command line or of a file.
 
-This module checks the flags and opens the model. `image_job` and `batch_job` generate.
+This module checks the flags and opens the model. `jobs/` generates.
 """
 
 from __future__ import annotations
@@ -83,6 +83,23 @@ class FileFlags:
         _check_not_negative("max-failures", self.max_failures)
         _check_executor(self.executor, self.actors)
 
+    def read_shard(self) -> tuple[int, int] | None:
+        """The value of `--shard`: `i/n`, counted from 1.
+
+        Raises:
+            OptionError: anything else.
+        """
+        if self.shard is None:
+            return None
+        found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", self.shard)
+        index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= index <= count:
+            raise OptionError(
+                f"--shard: expected i/n with i in 1..n, such as 1/4, received {self.shard!r}; the "
+                "first is 1"
+            )
+        return index, count
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generate(MediaFlags):
@@ -123,11 +140,11 @@ class Generate(MediaFlags):
     def run(self) -> None:
         """Generate images of the command line or of a file."""
         if self.file.prompt_file is None:
-            from mmaccel.commands.image_job import ImageJob
+            from mmaccel.commands.jobs.image import ImageJob
 
             ImageJob(self).run()
         else:
-            from mmaccel.commands.batch_job import run_batch
+            from mmaccel.commands.jobs.batch import run_batch
 
             run_batch(self)
 
@@ -197,20 +214,3 @@ def _check_executor(executor: str, actors: int | None) -> None:
     shared.check_count("actors", actors, MAX_ACTORS)
     if executor != RAY:
         raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")
-
-
-def parse_shard(text: str | None) -> tuple[int, int] | None:
-    """The value of `--shard`: `i/n`, counted from 1.
-
-    Raises:
-        OptionError: anything else.
-    """
-    if text is None:
-        return None
-    found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", text)
-    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= index <= count:
-        raise OptionError(
-            f"--shard: expected i/n with i in 1..n, such as 1/4, received {text!r}; the first is 1"
-        )
-    return index, count

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
-from mmaccel.commands.flags import with_flags
+from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import PolicyFlags, SizeFlags
-from mmaccel.commands.process import pause_collector, resume_collector
+from mmaccel.commands.process import resume_collector
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.limits import MAX_BATCH, MAX_PROMPT
 from mmaccel.options import LoadOptions, SamplingOptions, given, option
@@ -40,52 +40,61 @@ class SpeechFlags:
     max_seconds: float = option(30.0, "of an utterance; longer ones are cut")
 
 
-@with_flags
-def serve(
-    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes",
-    *,
-    task: Annotated[str, typer.Option(help="image or speech")] = "image",
-    server: ServerSettings,
-    api_key: Annotated[list[str] | None, typer.Option(help=_HELP_KEY)] = None,
-    method: PolicyFlags,
-    sampling: SamplingOptions,
-    sides: SizeFlags,
-    decoder: shared.Decoder = None,
-    speech: SpeechFlags,
-    load: LoadOptions,
-    threads: shared.Threads = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Serve:
     """Serve a model: /v1/images/generations or /v1/audio/speech, /v1/models, /health, /metrics.
 
     Requests join the running batch. SIGTERM finishes what was accepted and ends with 0.
     """
-    _check_packages()
-    pause_collector()
-    from mmaccel.loading import place
-    from mmaccel.pipelines.text_to_image.model import choose_params
-    from mmaccel.samplers.sampling_params import SamplingParams
-    from mmaccel.serving.start import open_images, open_speech, run
 
-    if task not in ("image", "speech"):
-        raise OptionError(f"--task: expected image or speech, received {task!r}; choose one")
-    _check(server)
-    settings = replace(server, name=server.name or model, api_keys=_read_keys(api_key))
-    size = sides.join()
-    load = place(load)
-    shared.set_threads(threads)
-    options = method.read()
-    choose_params(SamplingParams(), **given(sampling))
-    decoding: dict[str, Any] = dict(
-        policy=method.policy, options=options, sampling=sampling, load=load
-    )
-    if task == "image":
-        _refuse(codec=speech.codec)
-        service = open_images(settings, model, decoder=decoder, size=size, **decoding)
-    else:
-        _refuse(guidance_scale=sampling.guidance_scale, size=size, decoder=decoder)
-        service = open_speech(settings, model, **asdict(speech), **decoding)
-    resume_collector()
-    run(service)
+    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
+    task: Annotated[str, typer.Option(help="image or speech")] = "image"
+    server: ServerSettings
+    api_key: Annotated[list[str] | None, typer.Option(help=_HELP_KEY)] = None
+    method: PolicyFlags
+    sampling: SamplingOptions
+    sides: SizeFlags
+    decoder: shared.Decoder = None
+    speech: SpeechFlags
+    load: LoadOptions
+    threads: shared.Threads = None
+
+    def run(self) -> None:
+        """Check the flags, load the model and serve it."""
+        _check_packages()
+        from mmaccel.loading import place
+        from mmaccel.pipelines.text_to_image.model import choose_params
+        from mmaccel.samplers.sampling_params import SamplingParams
+        from mmaccel.serving.start import open_images, open_speech, run
+
+        if self.task not in ("image", "speech"):
+            raise OptionError(
+                f"--task: expected image or speech, received {self.task!r}; choose one"
+            )
+        _check(self.server)
+        name = self.server.name or self.model
+        settings = replace(self.server, name=name, api_keys=_read_keys(self.api_key))
+        size = self.sides.join()
+        load = place(self.load)
+        shared.set_threads(self.threads)
+        options = self.method.read()
+        choose_params(SamplingParams(), **given(self.sampling))
+        decoding: dict[str, Any] = dict(
+            policy=self.method.policy, options=options, sampling=self.sampling, load=load
+        )
+        if self.task == "image":
+            _refuse(codec=self.speech.codec)
+            decoding |= {"decoder": self.decoder, "size": size}
+            service = open_images(settings, self.model, **decoding)
+        else:
+            guidance = self.sampling.guidance_scale
+            _refuse(guidance_scale=guidance, size=size, decoder=self.decoder)
+            service = open_speech(settings, self.model, **asdict(self.speech), **decoding)
+        resume_collector()
+        run(service)
+
+
+serve = as_command(Serve)
 
 
 def _check(server: ServerSettings) -> None:

@@ -33,7 +33,7 @@ class Speak(CodecFlags):
 
     def run(self) -> None:
         """Speak."""
-        from mmaccel.commands.speech_job import SpeechJob
+        from mmaccel.commands.jobs.speech import SpeechJob
 
         SpeechJob(self).run()
 

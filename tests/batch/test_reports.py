@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmaccel.commands import batch_job
-from mmaccel.commands.batch_job import Reports, one_line
+from mmaccel.commands.jobs import batch as batch_job
+from mmaccel.commands.jobs.batch import Reports, one_line
 from tests.batch.jobs import N_ITEMS, Jobs
 from tests.fixtures.forking import Forker
 

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from mmaccel import loading
-from mmaccel.commands import media_job
+from mmaccel.commands.jobs import media as media_job
 
 _open_image_model = cache(loading.open_pipeline)
 _open_media_model = cache(media_job.open_pipe)

@@ -22,7 +22,8 @@ from PIL import Image
 import mmaccel
 from mmaccel import loading
 from mmaccel.cli import main
-from mmaccel.commands import batch_job, image_job
+from mmaccel.commands.jobs import batch as batch_job
+from mmaccel.commands.jobs import image as image_job
 from mmaccel.outputs import image_files
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.models.scenes import WordImages
@@ -137,7 +138,7 @@ def test_a_drawn_seed_is_said_and_makes_the_same_images(
 
 
 def test_sheets_show_the_first_images_of_many(generate, monkeypatch) -> None:
-    monkeypatch.setattr("mmaccel.commands.image_job._MAX_SHOWN", 4)
+    monkeypatch.setattr("mmaccel.commands.jobs.image._MAX_SHOWN", 4)
     drawn = []
     draw = image_job.draw_sheet
     spy = lambda panels, **options: drawn.append(panels) or draw(panels, **options)  # noqa: E731

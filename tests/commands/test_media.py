@@ -18,7 +18,9 @@ from PIL import Image
 
 from mmaccel import ImageToVideo, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.commands import clip_job, media_job, speech_job
+from mmaccel.commands.jobs import clip as clip_job
+from mmaccel.commands.jobs import media as media_job
+from mmaccel.commands.jobs import speech as speech_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
 from tests.fixtures.media import build_media, image

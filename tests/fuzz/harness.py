@@ -168,11 +168,11 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     """Load each model once, and end commands where their work would begin."""
     from mmaccel import loading
     from mmaccel.batch.job import Job
-    from mmaccel.commands import media_job
     from mmaccel.commands.bench import canvas as bench_canvas
     from mmaccel.commands.bench import peers as bench_peers
     from mmaccel.commands.bench import window as bench_window
-    from mmaccel.commands.image_job import ImageJob
+    from mmaccel.commands.jobs import media as media_job
+    from mmaccel.commands.jobs.image import ImageJob
     from mmaccel.evaluation.exactness import report
     from mmaccel.evaluation.speed import measure
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel import loading
 from mmaccel.catalog import MODELS
 from mmaccel.commands import options as shared
-from mmaccel.commands.media_job import MediaJob
+from mmaccel.commands.jobs.media import MediaJob
 from mmaccel.commands.terminal import count_of, make_table, progress_bar, say, wide_console
 from mmaccel.options import given
 from mmaccel.outputs.image_files import (

@@ -37,7 +37,6 @@ from mmaccel.batch.manifest import (
 from mmaccel.batch.prompts import Item, Row, make_items, read_prompts, show, take_shard
 from mmaccel.batch.worker import Setup, Worker
 from mmaccel.commands.files import first_of, open_folder
-from mmaccel.commands.generate import FileFlags, Generate, parse_shard
 from mmaccel.commands.options import pick_seed, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.streams import stdout_error
@@ -67,14 +66,17 @@ class BatchOptions:
         shard: index from 1 and number of shards, or None.
     """
 
-    file: FileFlags
+    file: Any
     setup: Setup
     seed: int | None
     shard: tuple[int, int] | None
 
 
-def run_batch(flags: Generate) -> None:
+def run_batch(flags: Any) -> None:
     """Generate the images of a prompt file.
+
+    Args:
+        flags: of `mmaccel generate`.
 
     Raises:
         typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items failed, or where images
@@ -83,7 +85,7 @@ def run_batch(flags: Generate) -> None:
         OptionError: a wrong option or row, before any image is generated.
     """
     flags.check()
-    shard = parse_shard(flags.file.shard)
+    shard = flags.file.read_shard()
     set_threads(flags.threads)
     choose_params(SamplingParams(), **given(flags.sampling))
     setup = Setup(
@@ -116,7 +118,6 @@ def _describe_error(data: dict[str, Any], code: int) -> dict[str, str]:
 
 
 def _run(options: BatchOptions) -> tuple[dict[str, Any], int]:
-    assert options.file.prompt_file is not None  # otherwise there is no batch
     rows = read_prompts(options.file.prompt_file)
     folder = options.setup.out
     past = read_manifests(folder) if folder.is_dir() else Past()

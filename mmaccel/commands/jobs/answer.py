@@ -9,12 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers.utils import logging
-
 from mmaccel.catalog import REDUCERS
 from mmaccel.checks import check_int
 from mmaccel.commands.files import check_file, new_report, write_json
-from mmaccel.commands.media_job import MediaJob
+from mmaccel.commands.jobs.media import MediaJob
 from mmaccel.commands.options import pick_seed
 from mmaccel.commands.terminal import make_table, say, wide_console
 from mmaccel.errors import OptionError, UnsupportedModelError
@@ -101,6 +99,8 @@ class AnswerJob(MediaJob):
         return out
 
     def open(self) -> ImageToText:
+        from transformers.utils import logging
+
         logging.disable_progress_bar()
         return ImageToText.from_pretrained(
             self.flags.model,

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from mmaccel.commands import options as shared
-from mmaccel.commands.media_job import CodecJob, JobProgress
+from mmaccel.commands.jobs.media import CodecJob, JobProgress
 from mmaccel.options import SAMPLING_FIELDS, given
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech

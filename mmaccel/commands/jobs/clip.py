@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmaccel.commands.media_job import CodecJob, JobProgress
+from mmaccel.commands.jobs.media import CodecJob, JobProgress
 from mmaccel.commands.options import check_count
 from mmaccel.limits import MAX_IMAGES
 from mmaccel.options import given

@@ -1,0 +1,1 @@
+"""The runs of `generate`, `speak`, `animate` and `answer`, which import torch."""
