@@ -19,14 +19,12 @@ import typer
 
 from mmaccel import __version__
 from mmaccel.checks import show
-from mmaccel.commands.animate import animate
-from mmaccel.commands.answer import answer
 from mmaccel.commands.bench import bench
 from mmaccel.commands.comfy import comfy
 from mmaccel.commands.doctor import doctor
 from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.gallery import gallery
-from mmaccel.commands.generate import generate
+from mmaccel.commands.media import animate, answer, generate, speak
 from mmaccel.commands.models import models
 from mmaccel.commands.process import (
     STOPPED,
@@ -37,7 +35,6 @@ from mmaccel.commands.process import (
     restored_collector,
 )
 from mmaccel.commands.serve import serve
-from mmaccel.commands.speak import speak
 from mmaccel.commands.streams import guarded_streams, stdout_error
 from mmaccel.commands.usage import explain_usage
 from mmaccel.errors import MMAccelError, OptionError

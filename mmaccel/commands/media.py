@@ -1,18 +1,54 @@
-"""Flags that `generate`, `speak`, `animate` and `answer` share.
+"""`mmaccel generate`, `speak`, `animate` and `answer`: a dataclass of flags each.
 
-A command is a dataclass of its flags; its job checks them, loads the model, decodes and writes.
+A command says which flags it has and which job it runs; `jobs/` checks them, loads the model,
+decodes and writes.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import typer
+
+from mmaccel.checks import show
 from mmaccel.commands import options as shared
-from mmaccel.commands.flags import Without
-from mmaccel.commands.options import LayerFlags, PolicyFlags, WindowPolicyFlags
+from mmaccel.commands.flags import Without, as_command
+from mmaccel.commands.options import (
+    ImagePolicyFlags,
+    LayerFlags,
+    PolicyFlags,
+    SizeFlags,
+    VisualFlags,
+    WindowPolicyFlags,
+)
+from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
 from mmaccel.options import LoadOptions, SamplingOptions
+
+LOCAL, RAY = "local", "ray"
+
+_BATCH_ROWS = 8
+_GENERATE_COUNT = "images of each prompt, by default one; without prompts, images in all"
+_GENERATE_EXECUTOR = "of a file: local, this process, or ray, actors on one or several machines"
+_GENERATE_FILE = (
+    "rows {id, prompt, negative, seed, n, size, policy, params}: .jsonl, .csv, .txt or -"
+)
+_GENERATE_SEED = "of the first image, the next has the next; by default drawn, and printed"
+_GENERATE_NEGATIVE = "negative prompt, for models whose authors have it"
+_SPEAK_CODEC = "folder or hub id of the decoder of codes to sound; by default the authors'"
+_SPEAK_SEED = "of the first text, the next has the next; by default drawn, and printed"
+_SPEAK_SECONDS = "cut longer ones; by default 30, or as long as the model can"
+_ANIMATE_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
+_ANIMATE_SEED = "of a start's first clip, the next has the next; by default drawn, and printed"
+_ANIMATE_FORMAT = "mp4 or webp (lossless)"
+_ANSWER_INPUTS = "image files, then the question"
+_ANSWER_MODEL = "scenes-vqa, or a folder or hub id of a vision-language model"
+_ANSWER_COMPARE = "answer with all visual tokens too"
+_ANSWER_SEED = "of the answer; by default 0, and drawn and printed above temperature 0"
+_ANSWER_OUT = "PNG of the patches that stay; by default in out/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,3 +71,271 @@ class CodecFlags(MediaFlags):
     method: WindowPolicyFlags
     sampling: Annotated[SamplingOptions, Without("guidance_scale")]
     out: shared.Out = Path("out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speak(CodecFlags):
+    """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
+
+    Temperature, truncation and penalty are by default those the model's authors recommend.
+    """
+
+    texts: Annotated[list[str], typer.Argument(help="one file each")]
+    model: Annotated[str, typer.Option(help="folder or hub id, such as HKUSTAudio/Llasa-1B")]
+    codec: Annotated[str | None, typer.Option(help=_SPEAK_CODEC)] = None
+    seed: Annotated[int | None, typer.Option(help=_SPEAK_SEED)] = None
+    voice: Annotated[str | None, typer.Option(help="for models that know several")] = None
+    max_seconds: Annotated[float | None, typer.Option(help=_SPEAK_SECONDS)] = None
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 is none")] = None
+    batch_size: Annotated[int, typer.Option(help="texts decoded at a time at most")] = 1
+
+    def run(self) -> None:
+        """Speak."""
+        from mmaccel.commands.jobs.codec import SpeechJob
+
+        SpeechJob(self).run()
+
+
+speak = as_command(Speak)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Animate(CodecFlags):
+    """Continue images or videos, each clip in a file with a JSON file next to it.
+
+    Temperature and truncation are by default those the model's authors recommend.
+    """
+
+    starts: Annotated[list[Path], typer.Argument(help="images or videos to continue")]
+    model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")]
+    codec: Annotated[str | None, typer.Option(help=_ANIMATE_CODEC)] = None
+    count: Annotated[int, typer.Option(help="clips of each start")] = 1
+    seed: Annotated[int | None, typer.Option(help=_ANIMATE_SEED)] = None
+    batch_size: Annotated[int, typer.Option(help="clips decoded at a time at most")] = 1
+    file_format: Annotated[str | None, typer.Option("--format", help=_ANIMATE_FORMAT)] = None
+
+    def run(self) -> None:
+        """Continue the starts."""
+        from mmaccel.commands.jobs.codec import ClipJob
+
+        ClipJob(self).run()
+
+
+animate = as_command(Animate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(MediaFlags):
+    """Answer a question about images; with --visual-tokens also draw which patches stay."""
+
+    inputs: Annotated[list[str], typer.Argument(help=_ANSWER_INPUTS, metavar="IMAGE... QUESTION")]
+    model: Annotated[str, typer.Option(help=_ANSWER_MODEL)] = "scenes-vqa"
+    method: WindowPolicyFlags
+    visual: VisualFlags
+    compare: Annotated[bool, typer.Option("--compare", help=_ANSWER_COMPARE)] = False
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
+    ] = 64
+    seed: Annotated[int | None, typer.Option(help=_ANSWER_SEED)] = None
+    sampling: Annotated[SamplingOptions, Without("guidance_scale")]
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help=_ANSWER_OUT, parser=shared.parse_path, metavar="FILE"),
+    ] = None
+    json_file: shared.JsonFile = None
+    load: Annotated[LoadOptions, Without("family")]
+
+    def run(self) -> None:
+        """Answer."""
+        from mmaccel.commands.jobs.answer import AnswerJob
+
+        AnswerJob(self).run()
+
+
+answer = as_command(Answer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFlags:
+    """Images of a prompt file.
+
+    Attributes:
+        prompt_file: of rows; None makes images of the command line.
+        executor, actors: who generates.
+        resume, shard, retries, max_failures, dry_run: of the job.
+        as_json, json_stream: reports for programs.
+    """
+
+    executor: Annotated[str, typer.Option(help=_GENERATE_EXECUTOR)] = LOCAL
+    prompt_file: Annotated[str | None, typer.Option("--prompts", help=_GENERATE_FILE)] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="of a file: generate what is missing")
+    ] = False
+    shard: Annotated[str | None, typer.Option(help="of a file: part i/n of its images")] = None
+    actors: Annotated[int | None, typer.Option(help="of ray: how many processes")] = None
+    retries: Annotated[
+        int | None, typer.Option(help="of a file: tries after a failure; by default 1")
+    ] = None
+    max_failures: Annotated[
+        int | None, typer.Option(help="of a file: end when more images failed")
+    ] = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="of a file: check it, no more")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="of a file: JSON on stdout")] = False
+    json_stream: Annotated[
+        bool, typer.Option("--json-stream", help="of a file: a line of JSON per event")
+    ] = False
+
+    def check(self, single: dict[str, Any]) -> None:
+        """Refuse numbers outside their domains, and options of the other way to give prompts.
+
+        Args:
+            single: options of images of the command line, by name; None, False or empty was not
+                given.
+
+        Raises:
+            OptionError: with the first such option.
+        """
+        batch = {"--resume": self.resume, "--shard": self.shard}
+        batch |= {"--retries": self.retries is not None}
+        batch |= {"--max-failures": self.max_failures is not None, "--dry-run": self.dry_run}
+        batch |= {"--executor": self.executor != LOCAL, "--actors": self.actors is not None}
+        batch |= {"--json": self.as_json, "--json-stream": self.json_stream}
+        _check_mode(self.prompt_file, single, batch)
+        _check_not_negative("retries", self.retries)
+        check_most(
+            "--retries", self.retries or 0, MAX_RETRIES, "what failed so often will fail again"
+        )
+        _check_not_negative("max-failures", self.max_failures)
+        _check_executor(self.executor, self.actors)
+
+    def read_shard(self) -> tuple[int, int] | None:
+        """The value of `--shard`: `i/n`, counted from 1.
+
+        Raises:
+            OptionError: anything else.
+        """
+        if self.shard is None:
+            return None
+        found = re.fullmatch(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*", self.shard)
+        index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= index <= count:
+            raise OptionError(
+                f"--shard: expected i/n with i in 1..n, such as 1/4, received {self.shard!r}; the "
+                "first is 1"
+            )
+        return index, count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate(MediaFlags):
+    """Generate images. Each carries its prompt, seed, policy, versions and stats.
+
+    With --prompts FILE (.jsonl, .csv, .txt or -), generate those of a file: see docs/batch.md.
+
+    Guidance, temperature, top-k and top-p are by default those the model's authors recommend.
+    """
+
+    prompts: Annotated[
+        list[str] | None, typer.Argument(help="without them, examples of the model")
+    ] = None
+    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
+    method: ImagePolicyFlags
+    count: Annotated[
+        int | None, typer.Option("--num-images", "-n", "--count", help=_GENERATE_COUNT)
+    ] = None
+    seed: Annotated[int | None, typer.Option(help=_GENERATE_SEED)] = None
+    out: shared.Out = Path("out")
+    compare: Annotated[bool, typer.Option("--compare", help="also token by token")] = False
+    negative: Annotated[
+        str | None, typer.Option("--negative-prompt", "--negative", help=_GENERATE_NEGATIVE)
+    ] = None
+    sides: SizeFlags
+    decoder: shared.Decoder = None
+    batch_size: Annotated[
+        int | None, typer.Option(help="images generated together; by default 1, of a file 8")
+    ] = None
+    file: FileFlags
+
+    @property
+    def rows(self) -> int:
+        """Images generated together."""
+        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
+        return usual if self.batch_size is None else self.batch_size
+
+    def run(self) -> None:
+        """Generate images of the command line or of a file."""
+        if self.file.prompt_file is None:
+            from mmaccel.commands.jobs.image import ImageJob
+
+            ImageJob(self).run()
+        else:
+            from mmaccel.commands.jobs.batch import run_batch
+
+            run_batch(self)
+
+    def check(self) -> None:
+        """Check the flags of both ways to give prompts.
+
+        Raises:
+            OptionError: with the first that is wrong.
+        """
+        single: dict[str, Any] = {
+            "prompt": self.prompts,
+            "--num-images": self.count,
+            "--compare": self.compare,
+        }
+        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
+        self.file.check(single)
+        if self.count is not None:
+            many = MAX_IMAGES // max(1, len(self.prompts or ()))
+            shared.check_count("num-images", self.count, many, "a file takes more, see --prompts")
+        self.sides.join()
+        shared.check_count("batch-size", self.rows, MAX_BATCH)
+        self.method.read()
+
+    def spread_prompts(self, examples: tuple[str, ...]) -> list[str]:
+        """A prompt for each image: `count` of each of the user's, or `count` of the examples."""
+        if self.prompts:
+            return [text for text in self.prompts for _ in range(self.count or 1)]
+        return [examples[k % len(examples)] for k in range(self.count or len(examples))]
+
+
+generate = as_command(Generate)
+
+
+def _check_mode(prompt_file: str | None, single: dict[str, Any], batch: dict[str, Any]) -> None:
+    """Refuse options for single images with a prompt file, and options of a file without one.
+
+    Args:
+        prompt_file: value of `--prompts`.
+        single, batch: options by name; None, False or empty was not given.
+
+    Raises:
+        OptionError: with the first such option.
+    """
+    wrong = [name for name, value in (batch if prompt_file is None else single).items() if value]
+    if not wrong:
+        return
+    if prompt_file is None:
+        raise OptionError(f"{wrong[0]}: expected --prompts FILE with it; it is for prompt files")
+    raise OptionError(
+        f"--prompts: expected no {wrong[0]} with it, because each row of the file has its "
+        "own prompt and count; leave it out, or write it into the file"
+    )
+
+
+def _check_not_negative(name: str, value: int | None) -> None:
+    if value is not None and value < 0:
+        raise OptionError(f"--{name}: expected 0 or more, received {show(value)}; 0 allows none")
+
+
+def _check_executor(executor: str, actors: int | None) -> None:
+    if executor not in (LOCAL, RAY):
+        raise OptionError(
+            f"--executor: expected {LOCAL} or {RAY}, received {executor!r}; {LOCAL} is this process"
+        )
+    if actors is None:
+        return
+    shared.check_count("actors", actors, MAX_ACTORS)
+    if executor != RAY:
+        raise OptionError(f"--actors: expected --executor ray with it, received {executor}; add it")

@@ -129,7 +129,7 @@ def test_policy_is_frozen_public_and_names_its_source(target: str) -> None:
 
 def test_no_default_is_relaxed() -> None:
     from mmaccel.catalog import find_policy, make_policy
-    from mmaccel.commands.generate import generate
+    from mmaccel.commands.media import generate
     from mmaccel.loading import pick_name
     from mmaccel.pipelines.text_to_image.model import pick_policy
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage

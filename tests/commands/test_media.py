@@ -18,9 +18,8 @@ from PIL import Image
 
 from mmaccel import ImageToVideo, TextToSpeech
 from mmaccel.cli import main
-from mmaccel.commands.jobs import clip as clip_job
+from mmaccel.commands.jobs import codec as codec_job
 from mmaccel.commands.jobs import media as media_job
-from mmaccel.commands.jobs import speech as speech_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
 from tests.fixtures.media import build_media, image
@@ -224,9 +223,9 @@ def test_written_files_remain(
             raise error
         write(file, **facts)
 
-    for module, name in ((speech_job, "write_sound"), (clip_job, "write_video")):
-        own = partial(fail_second, getattr(module, name))
-        monkeypatch.setattr(module, name, own)
+    for name in ("write_sound", "write_video"):
+        own = partial(fail_second, getattr(codec_job, name))
+        monkeypatch.setattr(codec_job, name, own)
     assert command.run(3, "--batch-size", 3) == code
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line == message.format(unit=command.unit, out=command.out, file=calls[1].name)
@@ -241,9 +240,9 @@ def test_files_removed_meanwhile_are_missing_at_the_end(
             other.unlink()
         write(file, **facts)
 
-    for module, name in ((speech_job, "write_sound"), (clip_job, "write_video")):
-        own = partial(remove_others, getattr(module, name))
-        monkeypatch.setattr(module, name, own)
+    for name in ("write_sound", "write_video"):
+        own = partial(remove_others, getattr(codec_job, name))
+        monkeypatch.setattr(codec_job, name, own)
     assert command.run(2, "--batch-size", 2) == 3
     said = capsys.readouterr()
     assert f"expected the 4 written files in '{command.out}'" in said.err and said.out == ""

@@ -171,12 +171,13 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     from mmaccel.commands.bench import canvas as bench_canvas
     from mmaccel.commands.bench import peers as bench_peers
     from mmaccel.commands.bench import window as bench_window
+    from mmaccel.commands.jobs import codec as codec_job
     from mmaccel.commands.jobs import media as media_job
     from mmaccel.commands.jobs.image import ImageJob
     from mmaccel.evaluation.exactness import report
     from mmaccel.evaluation.speed import measure
 
-    for module, name in ((loading, "open_pipeline"), (media_job, "open_pipe")):
+    for module, name in ((loading, "open_pipeline"), (codec_job, "open_pipe")):
         patch.setattr(module, name, _once(getattr(module, name)))
     patch.setattr(Job, "run", lambda self, executor: self.outcome)
     patch.setattr(ImageJob, "run", lambda self: None)

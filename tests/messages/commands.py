@@ -21,7 +21,7 @@ from tests.messages.case import Refused
 
 _LOADERS = (
     "mmaccel.loading.open_pipeline",
-    "mmaccel.commands.jobs.media.open_pipe",
+    "mmaccel.commands.jobs.codec.open_pipe",
     "mmaccel.ImageToText.from_pretrained",
 )
 _LONG = {"{prompt}": "red " * 120, "{name}": "x" * 300}

@@ -9,38 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mmaccel.commands.files import check_folder, check_written, not_written, open_folder
-from mmaccel.commands.options import check_count, pick_seed, say_drawn, set_threads
+from mmaccel.commands.options import pick_seed, say_drawn, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
-from mmaccel.limits import MAX_BATCH
-from mmaccel.loading import load_keywords, place
-from mmaccel.options import LoadOptions
-from mmaccel.outputs.image_files import describe_settings, image_name
-from mmaccel.outputs.machine import versions
-from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.loading import place
+from mmaccel.outputs.image_files import describe_settings
 from mmaccel.pipelines.media import RunProgress
-from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
+from mmaccel.results import EXACT_DTYPE, Stats
 from mmaccel.samplers.drafting.coarse import coarse_facts
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _SPELLING = ("model", "policy", "policy_options", "decoder")  # a file name has hash and repr
-
-
-def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -> Any:
-    """Load a `TextToSpeech` or an `ImageToVideo`.
-
-    Raises:
-        OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
-    """
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    return pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
 
 
 class MediaJob(ABC):
@@ -214,69 +197,6 @@ class MediaJob(ABC):
         except OSError as error:
             raise not_written(file.name, file.parent, self.state, error) from error
         return file
-
-
-class CodecJob(MediaJob):
-    """A run of a model with a codec, whose results have a JSON file next to them."""
-
-    out: Path
-    pipeline: ClassVar[Any]
-    """A `TextToSpeech` or an `ImageToVideo`."""
-    suffix: str
-    """Of the files."""
-
-    def read(self) -> None:
-        check_count("batch-size", self.flags.batch_size, MAX_BATCH)
-        self.flags.method.choose("window")
-
-    def open(self) -> Any:
-        return open_pipe(self.pipeline, self.flags.model, self.load, self.flags.codec)
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """What a result depends on, apart from its seed and input; ready for JSON."""
-
-    def codec_settings(self, params: SamplingParams) -> dict[str, Any]:
-        settings = self.common_settings(
-            params, weights=content_hash(self.pipe.source), codec=content_hash(self.pipe.codec)
-        )
-        del settings["guidance_scale"]  # these models have no guidance
-        return settings
-
-    def write_payload(
-        self,
-        title: str,
-        payload: Any,
-        source: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        write: Callable[..., None],
-    ) -> None:
-        """Write one payload. Everything it depends on enters the file name, so that only the same
-        payload is overwritten.
-
-        Args:
-            title: the file name begins with its first words.
-            payload: with its `seed`, `passes` and `total_variation`.
-            source: the input of this payload, as the model received it.
-            facts: further entries of the JSON file.
-            write: receives the path and, as `facts`, the content of the JSON file.
-
-        Raises:
-            OSError: see `write`.
-        """
-        own = self.name_settings(self.settings, self.flags.batch_size) | dict(source)
-        name = image_name(payload.seed, title, self.name, own, self.suffix)
-        content = {
-            "seed": payload.seed,
-            **self.settings,
-            "exactness": exactness_in(self.policy.exactness, self.dtype),
-            **facts,
-            "passes": payload.passes,
-            "total_variation": payload.total_variation,
-            "versions": versions(),
-        }
-        self.files.append(self.write(self.out / name, partial(write, facts=content)))
 
 
 class JobProgress:

@@ -1,0 +1,288 @@
+"""The runs of `mmaccel speak` and `mmaccel animate`, whose models have a codec."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mmaccel.commands import options as shared
+from mmaccel.commands.jobs.media import JobProgress, MediaJob
+from mmaccel.limits import MAX_BATCH, MAX_IMAGES
+from mmaccel.loading import load_keywords
+from mmaccel.options import SAMPLING_FIELDS, LoadOptions, given
+from mmaccel.outputs.image_files import image_name
+from mmaccel.outputs.machine import versions
+from mmaccel.outputs.sound_files import write_sound
+from mmaccel.outputs.video_files import pick_format, read_frames, write_video
+from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
+from mmaccel.pipelines.loading.sources import content_hash
+from mmaccel.pipelines.text_to_image.model import choose_params
+from mmaccel.pipelines.text_to_image.outputs import add_stats
+from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.pipelines.text_to_speech.plan import check_call, make_plan, pick_params
+from mmaccel.results import Stats, exactness_in
+from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from mmaccel.pipelines.image_to_video.types import Clip
+    from mmaccel.pipelines.text_to_speech.types import Utterance
+
+_MAX_FRAMES = 9  # of a start, for all models here
+
+
+def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -> Any:
+    """Load a `TextToSpeech` or an `ImageToVideo`.
+
+    Raises:
+        OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
+    """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
+
+
+class CodecJob(MediaJob):
+    """A run of a model with a codec, whose results have a JSON file next to them."""
+
+    out: Path
+    pipeline: ClassVar[Any]
+    """A `TextToSpeech` or an `ImageToVideo`."""
+    suffix: str
+    """Of the files."""
+
+    def read(self) -> None:
+        shared.check_count("batch-size", self.flags.batch_size, MAX_BATCH)
+        self.flags.method.choose("window")
+
+    def open(self) -> Any:
+        return open_pipe(self.pipeline, self.flags.model, self.load, self.flags.codec)
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on, apart from its seed and input; ready for JSON."""
+
+    def codec_settings(self, params: SamplingParams) -> dict[str, Any]:
+        settings = self.common_settings(
+            params, weights=content_hash(self.pipe.source), codec=content_hash(self.pipe.codec)
+        )
+        del settings["guidance_scale"]  # these models have no guidance
+        return settings
+
+    def write_payload(
+        self,
+        title: str,
+        payload: Any,
+        source: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        write: Callable[..., None],
+    ) -> None:
+        """Write one payload. Everything it depends on enters the file name, so that only the same
+        payload is overwritten.
+
+        Args:
+            title: the file name begins with its first words.
+            payload: with its `seed`, `passes` and `total_variation`.
+            source: the input of this payload, as the model received it.
+            facts: further entries of the JSON file.
+            write: receives the path and, as `facts`, the content of the JSON file.
+
+        Raises:
+            OSError: see `write`.
+        """
+        own = self.name_settings(self.settings, self.flags.batch_size) | dict(source)
+        name = image_name(payload.seed, title, self.name, own, self.suffix)
+        content = {
+            "seed": payload.seed,
+            **self.settings,
+            "exactness": exactness_in(self.policy.exactness, self.dtype),
+            **facts,
+            "passes": payload.passes,
+            "total_variation": payload.total_variation,
+            "versions": versions(),
+        }
+        self.files.append(self.write(self.out / name, partial(write, facts=content)))
+
+
+class SpeechJob(CodecJob):
+    """Texts to speak.
+
+    Attributes:
+        options: given arguments of the call.
+        max_seconds: length after which an utterance is cut.
+        seconds: written seconds of sound.
+        cut: notes on utterances that were cut.
+    """
+
+    unit = "utterance"
+    suffix = ".wav"
+    pipeline = TextToSpeech
+
+    def read(self) -> None:
+        super().read()
+        flags = self.flags
+        options = given(flags.sampling) | shared.given(
+            max_seconds=flags.max_seconds, repetition_penalty=flags.repetition_penalty
+        )
+        check_call(flags.texts, self.seeds, **options)
+        self.options = options | shared.given(voice=flags.voice)
+        self.seconds = 0.0
+        self.cut: list[str] = []
+
+    @property
+    def n_files(self) -> int:
+        return len(self.flags.texts)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of each text."""
+        return [self.seed + k for k in range(len(self.flags.texts))]
+
+    @property
+    def notes(self) -> list[str]:
+        """Which utterances were cut."""
+        return self.cut
+
+    def prepare(self) -> None:
+        speech = self.pipe.speech
+        plan = make_plan(
+            speech, self.flags.texts, self.seeds, batch_size=self.flags.batch_size, **self.options
+        )
+        frames = (plan.length - 1) // speech.layout.columns
+        self.max_seconds = frames * speech.frame_samples / speech.sample_rate
+
+    def decode(self, bar: JobProgress) -> Stats:
+        def finish(utterance: Utterance) -> None:
+            self.write_utterance(utterance)
+            bar.finish(utterance.index)
+
+        bar.begin(len(self.flags.texts))
+        speech = self.pipe(
+            self.flags.texts, policy=self.policy, seed=self.seeds, batch_size=self.flags.batch_size,
+            deliver=finish, **self.layers, **self.options,
+        )  # fmt: skip
+        stats: Stats = speech.stats
+        return stats
+
+    @property
+    def summary(self) -> str:
+        return f"{super().summary}, {self.seconds:.1f} s of sound,"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What an utterance depends on, apart from its text and seed; ready for JSON."""
+        speech, options = self.pipe.speech, self.options
+        params = {name: options[name] for name in SAMPLING_FIELDS if name in options}
+        return {
+            **self.codec_settings(pick_params(speech, **params)),
+            "voice": options.get("voice"),
+            "max_seconds": self.max_seconds,  # a longer text of the same run may reduce it
+            "repetition_penalty": options.get("repetition_penalty", speech.repetition_penalty),
+        }
+
+    def write_utterance(self, utterance: Utterance) -> None:
+        """Write one utterance.
+
+        Raises:
+            OSError: see `write_payload`.
+        """
+        source = {"text": utterance.text.strip()}  # punctuation and capitals change the sound
+        facts = {
+            "text": utterance.text,
+            "seconds": utterance.seconds,
+            "sample_rate": utterance.sample_rate,
+            "is_finished": utterance.is_finished,
+            "tokens": len(utterance.tokens),
+        }
+        write = partial(write_sound, waveform=utterance.waveform, sample_rate=utterance.sample_rate)
+        self.write_payload(utterance.text, utterance, source, facts, write)
+        self.seconds += utterance.seconds
+        if not utterance.is_finished:
+            self.cut.append(
+                f"{utterance.text[:40]!r} was cut at {utterance.seconds:.1f} s; see --max-seconds"
+            )
+
+
+class ClipJob(CodecJob):
+    """Images and clips to continue.
+
+    Attributes:
+        starts: first frames of the clips, by file.
+        suffix: of the files.
+    """
+
+    unit = "clip"
+    pipeline = ImageToVideo
+
+    def read(self) -> None:
+        flags = self.flags
+        shared.check_count("count", flags.count, MAX_IMAGES)
+        super().read()
+        check_seed(self.seeds)
+        choose_params(SamplingParams(), **given(flags.sampling))
+        self.suffix = f".{pick_format(flags.file_format)}"
+        self.starts = {start: read_frames(start, _MAX_FRAMES) for start in flags.starts}
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of the clips of a start."""
+        return [self.seed + k for k in range(self.flags.count)]
+
+    @property
+    def n_files(self) -> int:
+        return self.flags.count * len(self.starts)
+
+    def decode(self, bar: JobProgress) -> Stats:
+        parts: list[Stats] = []
+        for start, frames in self.starts.items():
+
+            def finish(clip: Clip, start: Path = start) -> None:
+                self.write_clip(start, clip)
+                bar.finish(clip.index)
+
+            bar.begin(self.flags.count)
+            stats = self.pipe.serve(
+                frames,
+                self.params,
+                policy=self.policy,
+                seed=self.seeds,
+                batch_size=self.flags.batch_size,
+                deliver=finish,
+                on_step=bar.update,
+                **self.layers,
+            )
+            parts.append(stats)
+        return add_stats(parts)
+
+    @property
+    def params(self) -> SamplingParams:
+        """The given sampling parameters, and for the others those that the model recommends."""
+        return choose_params(self.pipe.video.params, **given(self.flags.sampling))
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What a clip depends on, apart from its start and seed; ready for JSON."""
+        return self.codec_settings(self.params)
+
+    def write_clip(self, start: Path, clip: Clip) -> None:
+        """Write one clip.
+
+        Raises:
+            OSError: see `write_payload`.
+        """
+        tokens = clip.tokens[: clip.n_read].flatten().tolist()  # of the start
+        source = {"start": tokens, "n_given": clip.n_given}
+        facts = {
+            "start": start.name,
+            "frames": len(clip.frames),
+            "n_given": clip.n_given,
+            "fps": clip.fps,
+            "tokens": clip.tokens.numel(),
+        }
+        write = partial(write_video, frames=clip.frames, fps=clip.fps)
+        self.write_payload(start.stem, clip, source, facts, write)
