@@ -77,7 +77,10 @@ from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
+from mmaccel.samplers.drafting.self_draft import SelfDraft
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
+from mmaccel.samplers.drafting.triforce import TriForce
+from mmaccel.samplers.drafting.vegas import Vegas
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.comb import Comb
@@ -155,6 +158,7 @@ __all__ = [
     "RequestOutput",
     "RevisedParallel",
     "SamplingParams",
+    "SelfDraft",
     "Sequoia",
     "ShapeError",
     "SnapKV",
@@ -169,9 +173,11 @@ __all__ = [
     "ToMe",
     "TokenModel",
     "TokenRecycling",
+    "TriForce",
     "UniformTokens",
     "UnsupportedModelError",
     "Utterance",
+    "Vegas",
     "VidCom2",
     "VisionZip",
     "VisualTokenPlan",
