@@ -57,7 +57,6 @@ class TimedRun(WindowRun):
     passes: list[Pass]
 
     def run_step(self, step_fn: Callable[[], None]) -> None:
-        """See `WindowRun.run_step`."""
         forward, spent = self.model.forward, 0.0
 
         def timed(*args: Any) -> Any:

@@ -61,26 +61,16 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return width, height
 
 
-def choose_names(device: str, dtype: str) -> tuple[str, str]:
-    """The values of `--device` and `--dtype` with "auto" replaced by what it means here.
-
-    Raises:
-        OptionError: no such device on this machine, or no such dtype.
-    """
-    from mmaccel.pipelines.loading.placement import choose_placement, name_dtype
-
-    found, kind = choose_placement(device, dtype)
-    return str(found), name_dtype(kind)
-
-
 def place(load: LoadOptions) -> LoadOptions:
     """Options whose device and dtype are names, "auto" replaced by what it means here.
 
     Raises:
         OptionError: no such device on this machine, or no such dtype.
     """
-    device, dtype = choose_names(load.device, load.dtype)
-    return replace(load, device=device, dtype=dtype)
+    from mmaccel.pipelines.loading.placement import choose_placement, name_dtype
+
+    device, dtype = choose_placement(load.device, load.dtype)
+    return replace(load, device=str(device), dtype=name_dtype(dtype))
 
 
 def load_keywords(load: LoadOptions) -> dict[str, Any]:

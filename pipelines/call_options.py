@@ -21,12 +21,7 @@ AnyMethod = CacheMethod | AttentionMethod | str | Mapping[str, Any] | None
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
-    """Arguments of a call that say how it decodes.
-
-    Attributes:
-        policy: as `mmaccel.catalog.read_policy` takes it; None is an exact one.
-        kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`.
-    """
+    """Arguments of a call that say how it decodes; a policy of None is an exact one."""
 
     policy: AnyPolicy | None = None
     kv_cache: AnyMethod = None
@@ -40,11 +35,7 @@ class DecodingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOptions:
-    """Arguments of a call that say how tokens are drawn, without guidance.
-
-    Attributes:
-        temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
-    """
+    """Arguments of a call that say how tokens are drawn, without guidance."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -54,16 +45,7 @@ class TokenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(DecodingOptions):
-    """Arguments of a `serve`, with continuous batching.
-
-    Attributes:
-        requests: at least one.
-        rows: decoded at a time at most; the next request starts when one has finished.
-        deliver: called with every result as soon as it is finished.
-        on_step: called after every pass with the state of the running rows.
-        arrivals: called between two passes with the number of requests that may join.
-        prompt_width: tokens of the longest prompt that may join.
-    """
+    """Arguments of a `serve`, with continuous batching; `TextToImage.serve` explains them."""
 
     requests: Sequence[Any] = field(kw_only=False)
     rows: int = 8

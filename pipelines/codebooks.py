@@ -69,11 +69,9 @@ class CodebookWindow(TokenModel):
         return self.steps.device
 
     def find_layer_obstacle(self, methods: Any) -> str:
-        """See `mmaccel.contracts.Model.find_layer_obstacle`."""
         return self.steps.find_layer_obstacle(methods)
 
     def use_methods(self, methods: Any, branches: int = 1) -> None:
-        """See `mmaccel.contracts.Model.use_methods`."""
         self.steps.use_methods(methods, branches)
 
     def reserve(self, rows: int, positions: int) -> None:

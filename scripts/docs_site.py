@@ -96,10 +96,11 @@ class Layout(griffe.Extension):
         )
         for folder in FOLDERS:
             pkg.set_member(folder, reader.load(folder))
-        for function in _functions(pkg):
-            show_fields(function)
-        for docstring in _docstrings(pkg):
-            docstring.value = split_parameters(docstring.value)
+        for member in _members(pkg):
+            if isinstance(member, griffe.Function):
+                show_fields(member)
+            if member.docstring is not None:
+                member.docstring.value = split_parameters(member.docstring.value)
 
 
 def split_parameters(text: str) -> str:
@@ -138,17 +139,9 @@ def _parameter(field: griffe.Attribute) -> griffe.Parameter:
     )
 
 
-def _functions(item: griffe.Object) -> Iterator[griffe.Function]:
-    for member in item.members.values():
-        if isinstance(member, griffe.Function):
-            yield member
-        elif isinstance(member, griffe.Object):
-            yield from _functions(member)
-
-
-def _docstrings(item: griffe.Object) -> Iterator[griffe.Docstring]:
-    if item.docstring is not None:
-        yield item.docstring
+def _members(item: griffe.Object) -> Iterator[griffe.Object]:
+    """An object and all that it holds."""
+    yield item
     for member in item.members.values():
         if isinstance(member, griffe.Object):
-            yield from _docstrings(member)
+            yield from _members(member)

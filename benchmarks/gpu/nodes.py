@@ -43,7 +43,6 @@ class StaticEagerRunner(EagerRunner):
     is_static = True
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers:
-        """See `StepRunner.load`."""
         return StaticBuffers({name: value.clone() for name, value in inputs.items()})
 
 

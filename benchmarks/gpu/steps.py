@@ -93,21 +93,17 @@ class Stopwatch:
         return median(groups) / self.sync_every
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        """See `StepRunner.load`."""
         self.marks, self._n_calls, self._n_usual = [], 0, 0
         self._buffers = self.runner.load(key, inputs)
         return self._buffers
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        """See `StepRunner.reserve`."""
         self.runner.reserve(model, rows, positions)
 
     def finish(self) -> None:
-        """See `StepRunner.finish`."""
         self.runner.finish()
 
     def free_memory(self) -> bool:
-        """See `StepRunner.free_memory`."""
         return self.runner.free_memory()
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:

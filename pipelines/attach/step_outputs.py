@@ -118,7 +118,6 @@ class StepOutputs:
         self._noted = {}
 
     def finish(self, run: EndedRun) -> None:
-        """See `StepRecorder.finish`."""
         lengths: list[int] = run.buffer.n_generated.tolist()
         self._n_steps = max(lengths)
         if self._filler is not None and min(lengths) < self._n_steps:

@@ -38,7 +38,6 @@ class AmusedService(PolicyService):
     """
 
     def open(self) -> int | None:
-        """See `PolicyService.open`."""
         pipe = self._target
         policy = self.policy
         name = type(pipe).__name__
@@ -58,7 +57,6 @@ class AmusedService(PolicyService):
         return size
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        """See `PolicyService.methods`."""
         return [
             (self._model, {"__call__": self._model_call}),
             (self._scheduler, {"step": self._step}),
@@ -215,12 +213,10 @@ class KnownTokens:
 
     @property
     def columns(self) -> int:
-        """See `Layout`."""
         return self._width
 
     @property
     def frame(self) -> int:
-        """See `Layout`."""
         return self._known.shape[1]
 
     def forced(self, slots: Tensor) -> Tensor:
@@ -230,7 +226,6 @@ class KnownTokens:
         return known if forced is None else torch.where(known < 0, forced, known)
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """See `Layout`."""
         return None if self._base is None else self._base.allowed(slots)
 
 

@@ -171,7 +171,6 @@ class CachedDenoiser(Denoiser):
         return self.cached.find_obstacle()
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """See `mmaccel.contracts.Model.use_methods`."""
         self.cached.methods = methods
         self.cached.branches = branches
         # what they leave of a cache belongs to a row of the prompt
@@ -219,7 +218,6 @@ class CachedDenoiser(Denoiser):
         return self.cached.run_plain(entries, reads)[..., : self.vocab_size]
 
     def prefill(self, entries: CanvasPass) -> None:
-        """See `Denoiser.prefill`."""
         self._check(entries)
         if self._predecessors is not None:
             self._predecessors.note(entries)

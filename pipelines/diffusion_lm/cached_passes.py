@@ -46,7 +46,6 @@ class _Called:
     def keep(
         self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
     ) -> None:
-        """See `Watcher`."""
         self.layers.append(layer)
 
 
@@ -117,7 +116,6 @@ class CachedPasses:
 
     @property
     def product_dtypes(self) -> set[torch.dtype]:
-        """See `KVCacheLayout.product_dtypes`."""
         assert self.stores is not None
         return self.stores.layout.product_dtypes
 

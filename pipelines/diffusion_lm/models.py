@@ -38,7 +38,6 @@ class LLaDADenoiser(UncachedDenoiser):
     default_mask_token = 126336
 
     def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        """See `UncachedDenoiser.run`."""
         n = ids.shape[1]
         bias = visible[:, None, None].expand(-1, 1, n, -1)  # padding attends too, lest it be NaN
         return queried_logits(self.model, queries, input_ids=ids, attention_bias=bias)
@@ -54,7 +53,6 @@ class DreamDenoiser(UncachedDenoiser):
     default_mask_token = 151666
 
     def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        """See `UncachedDenoiser.run`."""
         n = ids.shape[1]
         mask = visible[:, None, None].expand(-1, 1, n, -1)
         return queried_logits(
@@ -119,7 +117,6 @@ class SDARDenoiser(CachedDenoiser):
             check_denoiser(self)
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
-        """See `mmaccel.contracts.Model.find_layer_obstacle`."""
         return "its layers attend by the code of its checkpoint"
 
 
@@ -146,11 +143,9 @@ class FastDLLMDenoiser(UncachedDenoiser):
         super().__init__(model, mask_token, block=block)
 
     def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        """See `UncachedDenoiser.run`."""
         return self.run_by_length(ids, visible, queries, block_size=self.block, use_cache=False)
 
     def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        """See `UncachedDenoiser.call`."""
         return queried_logits(self.model, queries, input_ids=ids, **inputs)
 
 
@@ -165,11 +160,9 @@ class LuminaDenoiser(UncachedDenoiser):
     default_mask_token = 126336
 
     def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:
-        """See `UncachedDenoiser.run`."""
         return self.run_by_length(ids, visible, queries)
 
     def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
-        """See `UncachedDenoiser.call`."""
         return queried_logits(self.model, queries, ids, infer=True, **inputs)
 
 

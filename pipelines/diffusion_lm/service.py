@@ -53,7 +53,6 @@ class DenoiserService(PolicyService):
     adds_methods = True
 
     def open(self) -> int | None:
-        """See `PolicyService.open`."""
         self._denoiser = open_denoiser(self._target)
         self._target = unwrap(self._target)
         _check_policy(self.policy, self._denoiser)
@@ -61,11 +60,9 @@ class DenoiserService(PolicyService):
         return self._denoiser.vocab_size
 
     def find_layer_obstacle(self) -> str:
-        """See `PolicyService.find_layer_obstacle`."""
         return self._denoiser.find_layer_obstacle(self.layer_methods)
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        """See `PolicyService.methods`."""
         has_own = callable(getattr(type(self._target), "diffusion_generate", None))
         names = ("generate", "diffusion_generate") if has_own else ("generate",)
         return [(self._target, dict.fromkeys(names, self.generate))]

@@ -174,29 +174,14 @@ class ImageToText(Pipeline):
         """How answers are decoded."""
         return self.decoding.policy
 
-    def with_methods(
-        self,
-        *,
-        policy: Policy | str | Mapping[str, Any] | None = None,
-        visual_tokens: UseReducers = None,
-        kv_cache: AnyMethod = None,
-        attention: AnyMethod = None,
-    ) -> ImageToText:
+    def with_methods(self, **methods: Any) -> ImageToText:
         """A pipeline of the same model with another policy and other methods.
 
         Args:
-            policy, visual_tokens, kv_cache, attention: see `ImageToText`.
+            **methods: policy, visual_tokens, kv_cache and attention, see `ImageToText`.
         """
-        return type(self)(
-            self.model,
-            self.processor,
-            policy=policy,
-            visual_tokens=visual_tokens,
-            kv_cache=kv_cache,
-            attention=attention,
-            source=self.source,
-            **self.engine.options,
-        )
+        options = self.engine.options
+        return type(self)(self.model, self.processor, source=self.source, **methods, **options)
 
     @takes(Questions)
     def __call__(self, asked: Questions) -> Answers:

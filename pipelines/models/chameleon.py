@@ -111,11 +111,9 @@ class ChameleonImages(ImageModel):
         return [self.tokenizer.bos_token_id, *self.opening()]
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """See `ImageModel.begin`."""
         return self.window.begin(prompt)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `ImageModel.decode`."""
         grid = tokens.view(-1, self.layout.rows, self.layout.columns)[..., : self.layout.width]
         codes = self._codes.to(tokens.device)[grid.flatten(1)]
         return self.decoder.decode(codes.to(ready(self.decoder)))

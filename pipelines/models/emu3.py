@@ -65,7 +65,6 @@ class Emu3Images(ImageModel):
         self.set_size(size)
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """See `ImageModel.set_size`."""
         rows, columns = count_tokens(size, _STEP)
         n_codes = self.window.vocab_size - 1  # the last token ends a row
         self.size = size
@@ -85,11 +84,9 @@ class Emu3Images(ImageModel):
         return self._negative
 
     def begin(self, prompt: Prompt) -> Prompt:
-        """See `ImageModel.begin`."""
         return self.window.begin(prompt)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `ImageModel.decode`."""
         ready(self.model)
         ids = F.pad(self.window.ids[tokens], (0, _N_CLOSING))
         parts = [  # one by one: the decoder needs more memory than the transformer

@@ -202,7 +202,6 @@ class GlmImageImages(ImageModel):
         )
 
     def set_size(self, size: tuple[int, int]) -> None:
-        """See `ImageModel.set_size`."""
         count_tokens(size, _STEP)
         self.size = size
         self._grids = self._prepare("a")["image_grid_thw"]  # large, preview

@@ -128,7 +128,6 @@ class ImageGPTImages(ImageModel):
         return [self._start]
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `ImageModel.decode`."""
         side = self.layout.rows
         pixels = self._palette.to(tokens.device)[tokens].view(-1, side, side, 3).permute(0, 3, 1, 2)
         return pixels / 2 + 0.5

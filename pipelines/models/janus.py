@@ -266,7 +266,6 @@ class JanusImages(ImageModel):
         )
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `ImageModel.decode`."""
         ready(self.model)
         pixels = self.model.decode_image_tokens(tokens).float().permute(0, 3, 1, 2)
         return pixels * self._std.to(pixels.device) + self._mean.to(pixels.device)

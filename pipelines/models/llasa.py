@@ -61,7 +61,6 @@ class LlasaSpeech:
         self._check_template()
 
     def encode(self, text: str, voice: str | None) -> list[int]:
-        """See `SpeechModel.encode`."""
         if voice is not None:
             raise OptionError(
                 f"voice: expected none for Llasa, which chooses by itself, received {show(voice)}; "

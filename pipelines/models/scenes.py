@@ -53,7 +53,6 @@ class WordImages(ImageModel):
         self.examples = (words.words[0],)
 
     def encode(self, text: str) -> list[int]:
-        """See `CaptionWords.encode`."""
         return self.words.encode(text)
 
     def encode_negative(self, text: str) -> list[int]:
@@ -65,7 +64,6 @@ class WordImages(ImageModel):
         return self.words.unconditional()
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `ImageModel.decode`."""
         return self.tokenizer.decode(tokens.to(ready(self.tokenizer)))
 
 

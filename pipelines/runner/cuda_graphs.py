@@ -165,7 +165,6 @@ class CudaGraphRunner:
         return "eager" if self.reason else "cuda graphs"
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> GraphEntry:
-        """See `StepRunner.load`."""
         found = None if key is None else self._cache.take(key)
         if found is None:
             found = GraphEntry({name: value.clone() for name, value in inputs.items()})
@@ -176,7 +175,6 @@ class CudaGraphRunner:
         return found
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        """See `StepRunner.reserve`."""
         graph_model: Any = model  # only a `GraphModel` has a key
         if self._key is None:
             model.reserve(rows, positions)
@@ -249,7 +247,6 @@ class CudaGraphRunner:
         replay()
 
     def finish(self) -> None:
-        """See `StepRunner.finish`."""
         if self._key is not None and not self.reason:
             self._cache.put(self._key, self._entry, self._version)
         self.load(None, {})  # an entry in the cache belongs to another run from now on

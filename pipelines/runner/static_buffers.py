@@ -70,7 +70,6 @@ class StaticModelBuffers:
         forget_opened(self)
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
-        """See `GraphModel.graph_key`."""
         return self.model, model_state(self.model), self.graph_options()
 
     def graph_options(self) -> Hashable:
@@ -84,7 +83,6 @@ class StaticModelBuffers:
         )
 
     def reserve_static(self, rows: int, positions: int) -> dict[str, Any]:
-        """See `GraphModel.reserve_static`."""
         self.reserve(rows, positions)  # type: ignore[attr-defined]
         for name in self.row_inputs:
             value = getattr(self, name)
@@ -94,7 +92,6 @@ class StaticModelBuffers:
         return {name: getattr(self, name) for name in names}
 
     def load_static(self, buffers: dict[str, Any]) -> None:
-        """See `GraphModel.load_static`."""
         for name in self.row_inputs:
             own = getattr(self, name)
             static = buffers[name]
@@ -172,12 +169,10 @@ class StaticModelBuffers:
                 setattr(self, name, value)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
-        """See `mmaccel.contracts.Model.use_methods`."""
         self.methods = methods
         self._branches = branches
 
     def find_drafting_obstacle(self, drafts: Any) -> str:
-        """See `mmaccel.contracts.TokenModel.find_drafting_obstacle`."""
         if self.methods.attention is not None:
             return f"every pass attends as {self.methods.attention!r} says"
         attention = drafts.attention
@@ -186,20 +181,16 @@ class StaticModelBuffers:
         return found
 
     def use_drafting(self, drafts: Any) -> None:
-        """See `mmaccel.contracts.TokenModel.use_drafting`."""
         self._drafts = drafts
 
     @property
     def capture_obstacle(self) -> str:
-        """See `mmaccel.contracts.TokenModel`."""
         return self.methods.capture_obstacle
 
     def make_room(self, spare: int) -> None:
-        """See `mmaccel.contracts.TokenModel.make_room`."""
         self._spare = spare
 
     def commit(self, start: Tensor, path: Tensor) -> None:
-        """See `mmaccel.contracts.TokenModel.commit`."""
         self._reserved().commit(start, path)
 
     def cache_layers(self) -> Sequence[WindowLayer]:

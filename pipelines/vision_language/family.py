@@ -47,5 +47,4 @@ class VisionLanguage(CausalLM):
     prompt_inputs: ClassVar[frozenset[str]] = PROMPT_INPUTS
 
     def placeholders(self, model: Any) -> frozenset[int]:
-        """See `CausalLM.placeholders`."""
         return find_placeholders(model)

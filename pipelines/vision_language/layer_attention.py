@@ -55,7 +55,6 @@ class NotedLayers:
     def keep(
         self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
     ) -> None:
-        """See `Watcher.keep`."""
         if layer in self.wanted:
             self.layers[layer] = Attended(query, key, mask, scale)
 

@@ -135,7 +135,6 @@ class RevivingCuts(PromptCuts):
 
     @contextmanager
     def passing(self, positions: Tensor, layout: KVCacheLayout) -> Iterator[None]:
-        """See `LayerSteps.passing`."""
         assert positions.shape[1] == 1, "a step is one token"
         step = _Step(positions, layout, self._tokens)
         with self.layers.passing(step):
@@ -143,7 +142,6 @@ class RevivingCuts(PromptCuts):
         self.n_revived += step.is_revived.sum()
 
     def describe(self) -> str:
-        """See `PromptCuts.describe`."""
         found = super().describe()
         return f"{found}, at every step" if found else ""
 

@@ -63,7 +63,6 @@ class AdaptiveBlock(SelectorPolicy):
         Threshold(self.threshold)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         return AtLeast(1, Threshold(self.threshold))
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:

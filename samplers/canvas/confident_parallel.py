@@ -58,7 +58,6 @@ class ConfidentParallel(SelectorPolicy):
         FrechetProfile(self.factor)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         if self.rule == "frechet":
             return FrechetProfile(self.factor)
         return AtLeast(1, Threshold(self.threshold))
@@ -74,7 +73,6 @@ class Threshold(LogitsOnly):
         check_number("threshold", self.least, 0, 1, "0.9 is usual")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         return predictions.is_open & (predictions.peak >= self.least)
 
 
@@ -91,7 +89,6 @@ class FrechetProfile(LogitsOnly):
         check_number("factor", self.factor, 0, float("inf"), "1 is the theorem's")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         is_open = predictions.is_open
         index = ranked(predictions.peak, is_open)
         lacks = torch.where(is_open, 1 - predictions.peak.double(), 0.0)

@@ -127,7 +127,6 @@ class MeasuredDrafts(FixedDrafts):
         self._is_observed = False
 
     def choose(self, rows: int) -> int:
-        """See `FixedDrafts.choose`."""
         if rows > self._rows:
             conditions = (self._conditions, rows)
             self.costs = find_calibration(self._model, conditions, DraftCosts)

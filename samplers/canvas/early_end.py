@@ -39,7 +39,6 @@ class EosThreshold(LogitsOnly):
         check_number("end_threshold", self.threshold, 0, 1, "0.9 is usual, None turns it off")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         ends = state.run.canvas.stop_tokens
         assert ends is not None
         ends = ends[ends < predictions.logits.shape[-1]].unique()
@@ -65,7 +64,6 @@ class ConvergedBlock(LogitsOnly):
         check_number("settled", self.entropy, 0, float("inf"), hint)
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         is_open = predictions.is_open
         likeliest = predictions.logits.argmax(-1)  # [B, Q]
         before = state.saved.get(self, likeliest.new_full(likeliest.shape, -1))

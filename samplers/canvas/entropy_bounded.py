@@ -68,7 +68,6 @@ class EntropyBounded(SelectorPolicy):
         return None if self.gamma is None else EntropyBound(self.gamma)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         is_image = run.layout is not None and run.layout.columns > 0
         return self._given_rule or (RelativeBound() if is_image else EntropyBound())
 
@@ -94,13 +93,11 @@ class EntropyBound(LogitsOnly):
         check_number("gamma", self.gamma, 0, float("inf"), "0.1 is usual, 0 is exact")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         index, costs = prefix_costs(predictions)
         n = (costs <= self.gamma).sum(1, keepdim=True)  # costs never fall
         return predictions.is_open & (index < n)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return -predictions.entropy
 
 
@@ -113,7 +110,6 @@ class RelativeBound(LogitsOnly):
     share: float = SHARE
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         is_open = predictions.is_open
         is_first = state.run.bound.row_passes == 0
         total = torch.where(is_open, predictions.entropy.double(), 0.0).sum(1)
@@ -125,7 +121,6 @@ class RelativeBound(LogitsOnly):
         return is_open & (index < n)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return -predictions.entropy
 
 
@@ -141,7 +136,6 @@ class BudgetBound(LogitsOnly):
         check_number("budget_nats", self.nats, 0, float("inf"), "0 is exact")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         index, costs = prefix_costs(predictions)
         more = torch.arange(1, index.shape[1] + 1, device=index.device)
         more = torch.minimum(more, predictions.is_open.sum(1, keepdim=True))
@@ -152,7 +146,6 @@ class BudgetBound(LogitsOnly):
         return predictions.is_open & (index < n)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return -predictions.entropy
 
 

@@ -46,7 +46,6 @@ class KLStable(SelectorPolicy):
         Stable(self.kl, self.steps)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         return AtLeast(1, And(Threshold(self.threshold), Stable(self.kl, self.steps)))
 
 
@@ -66,7 +65,6 @@ class Stable(LogitsOnly):
         check_int("steps", self.steps, 1, hint="2 is usual")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         now = predictions.logits.log_softmax(-1)  # [B, Q, V]
         before, n_stable = state.saved.get(self, (now, torch.zeros_like(predictions.slots)))
         terms = torch.where(now > float("-inf"), now.exp() * (now - before), 0.0)

@@ -44,7 +44,6 @@ class LocalLeap(SelectorPolicy):
         Local(self.anchor, self.radius, self.relaxed)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         return AtLeast(1, Local(self.anchor, self.radius, self.relaxed))
 
 
@@ -62,7 +61,6 @@ class Local(LogitsOnly):
         check_number("relaxed", self.relaxed, 0, 1, "0.75 is usual, `anchor` turns it off")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         is_open = predictions.is_open
         peak = predictions.peak
         anchors = is_open & (peak >= self.anchor)

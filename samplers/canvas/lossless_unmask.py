@@ -92,7 +92,6 @@ class LosslessUnmask(RunPolicy):
 
     @property
     def run_type(self) -> type[CanvasRun]:
-        """See `mmaccel.samplers.canvas.policy.RunPolicy`."""
         return DraftRun
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:

@@ -88,7 +88,6 @@ class MaskedParallel(SelectorPolicy):
         return "distribution" if is_exact else "relaxed"
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         by: Selector
         if self.order == "confidence":
             by = NoisyRank(state, self.choice, self.steps, self.choose == "last")
@@ -136,7 +135,6 @@ class Quota:
         return self.by.sees_samples
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         share = ((state.block_passes + 1).double() / self.steps).clamp(max=1)  # [B]
         left = {
             "cosine": (share * pi / 2).cos(),
@@ -149,7 +147,6 @@ class Quota:
         return top(self.rank(predictions), predictions.is_open, n)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return self.by.rank(predictions)
 
 
@@ -165,11 +162,9 @@ class ByOrder:
         return self.order.name == "sampled"
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         return self.order.first(predictions)
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return self.order.score(predictions)
 
 
@@ -190,14 +185,12 @@ class NoisyRank:
     sees_samples: bool
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         is_open = predictions.is_open
         rank = torch.where(is_open, self.rank(predictions), float("-inf"))
         best = rank.argmax(1, keepdim=True)
         return torch.zeros_like(is_open).scatter(1, best, True) & is_open
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         probability = predictions.chance if self.sees_samples else predictions.peak
         assert probability is not None
         scale = torch.full_like(probability, self.choice)

@@ -70,7 +70,6 @@ class RevisedParallel(SelectorPolicy):
 
     @property
     def run_type(self) -> type[CanvasRun]:
-        """See `mmaccel.samplers.canvas.policy.RunPolicy`."""
         return ShadowRun if self.revise == "shadow" else RevisedRun
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
@@ -103,7 +102,6 @@ class RevisedParallel(SelectorPolicy):
         return RedoReviser(run, least)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
-        """See `SelectorPolicy`."""
         return Threshold(self.threshold)
 
     def full_selector(self, run: CanvasRun, state: SelectorState) -> Selector:
@@ -119,10 +117,8 @@ class ReviserLimit(LogitsOnly):
         self._selector, self._run = selector, run
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         chosen = self._selector.select(predictions, state)
         return top(self.rank(predictions), chosen, self._run.reviser.max_commits(predictions))
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return self._selector.rank(predictions)

@@ -77,7 +77,6 @@ class RevisedRun(CanvasRun):
         return self.model_pass.slots(self.canvas)
 
     def commit(self, predictions: SlotPredictions, chosen: Tensor) -> None:
-        """See `CanvasRun.commit`."""
         self._predictions, self._before = predictions, self.canvas.is_committed
         super().commit(predictions, chosen)
 
@@ -129,7 +128,6 @@ class EditReviser:
         return predictions.is_open.sum(1)
 
     def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        """See `Reviser`."""
         canvas = run.canvas
         slots = run.slots
         self._extra = torch.where(canvas.start == self._start, self._extra, 0)
@@ -169,7 +167,6 @@ class RedoReviser:
         return torch.where(is_redoing, 1, predictions.is_open.sum(1))
 
     def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        """See `Reviser`."""
         canvas = run.canvas
         slots = run.slots
         self._is_redoing = self._is_redoing & (canvas.start == self._start)
@@ -208,7 +205,6 @@ class ShadowReviser:
         return (0.7 * predictions.is_open.sum(1)).long().clamp(5, 20)
 
     def revise(self, run: RevisedRun, predictions: SlotPredictions, new: Tensor) -> None:
-        """See `Reviser`."""
         assert isinstance(run, ShadowRun)
         canvas = run.canvas
         n_new = new.sum(1)

@@ -112,11 +112,9 @@ class LogitsOnly:
 
     @property
     def sees_samples(self) -> bool:
-        """See `Selector`."""
         return False
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return predictions.peak
 
 
@@ -151,7 +149,6 @@ class _Pair:
         return self.one.sees_samples or self.other.sees_samples
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return self.one.rank(predictions)
 
 
@@ -159,7 +156,6 @@ class And(_Pair):
     """Slots that both take; ranked by the first."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         return self.one.select(predictions, state) & self.other.select(predictions, state)
 
 
@@ -167,7 +163,6 @@ class Or(_Pair):
     """Slots that either takes; ranked by the first."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         return self.one.select(predictions, state) | self.other.select(predictions, state)
 
 
@@ -187,7 +182,6 @@ class _Counted:
         return self.selector.sees_samples
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
-        """See `Selector`."""
         return self.selector.rank(predictions)
 
 
@@ -195,7 +189,6 @@ class AtLeast(_Counted):
     """What a selector takes, filled up to n slots from the top of its rank."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         chosen = self.selector.select(predictions, state) & predictions.is_open
         lacking = (self.n - chosen.sum(1)).clamp(min=0)
         return chosen | top(self.rank(predictions), predictions.is_open & ~chosen, lacking)
@@ -205,6 +198,5 @@ class AtMost(_Counted):
     """The n highest of what a selector takes."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        """See `Selector`."""
         chosen = self.selector.select(predictions, state) & predictions.is_open
         return top(self.rank(predictions), chosen, self.n)

@@ -18,10 +18,8 @@ class Above(DraftSource):
     name = "above"
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         assert frontier.layout is not None
         return Drafts(copy_back(frontier, frontier.layout.columns))
 
     def check_layout(self, layout: Layout | None) -> None:
-        """See `DraftSource.check_layout`."""
         check_period(self.name, 0 if layout is None else layout.columns, "rows")

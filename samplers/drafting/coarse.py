@@ -100,7 +100,6 @@ class ShippedCoarse(DraftSource):
     name = "coarse"
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `Coarse.open`."""
         source = shipped_source(run.model)
         if source is not None:
             return source.open(run)

@@ -194,22 +194,18 @@ class CoarseDrafter(Drafter):
         return cls(source, opened, run.policy.exactness == "bitwise", state, by_rows)
 
     def close(self, run: OpenRun) -> None:
-        """See `Drafter.close`."""
         cast(StateModel, run.model).keep_states(False)
 
     @property
     def weights(self) -> object:
-        """See `Drafter.weights`."""
         return self.opened
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`."""
         return _NEW_SLOTS.propose(run.frontier())
 
     def correct(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """See `Drafter.correct`."""
         if distribution is None:
             return self.redraft(run, drafts, noise), None
         return self.redraft_with_distribution(run, drafts, distribution, noise)
@@ -217,7 +213,6 @@ class CoarseDrafter(Drafter):
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
     ) -> Nodes | None:
-        """See `Drafter.branch`."""
         return grow_branches(self, run, drafts, noise, n=n_branches, length=length)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
@@ -234,7 +229,6 @@ class CoarseDrafter(Drafter):
         return _scale(run)
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
-        """See `Drafter.observe`."""
         assert noise is not None
         if self.is_bitwise:
             self.record(run, scores, noise)

@@ -47,7 +47,6 @@ class HierarchyDrafting(DraftSource):
         check_int("HierarchyDrafting.ngram", self.ngram, 1, hint="2 suits most texts")
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         buffer = frontier.token_buffer
         filled = frontier.filled
         n_rows, n_columns = buffer.shape

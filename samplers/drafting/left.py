@@ -21,5 +21,4 @@ class Left(DraftSource):
     name = "left"
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         return Drafts(last_known(frontier))

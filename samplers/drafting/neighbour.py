@@ -25,7 +25,6 @@ class Neighbour(DraftSource):
     name = "neighbour"
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         if frontier.last_scores is None:
             return Drafts(scores=uniform_scores(frontier))
         scores = frontier.last_scores[:, None]  # [B, 1, V]

@@ -25,7 +25,6 @@ class NGram(DraftSource):
     name = "ngram"
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         return Drafts(_continue_ngram(frontier))
 
 

@@ -56,7 +56,6 @@ class Online(DraftSource):
     name = "online"
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`."""
         model = run.model
         if not isinstance(model, StateModel):
             return _fall_back("the model hands out no hidden states")

@@ -18,10 +18,8 @@ class PreviousFrame(DraftSource):
     name = "previous-frame"
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         assert frontier.layout is not None
         return Drafts(copy_back(frontier, frontier.layout.frame))
 
     def check_layout(self, layout: Layout | None) -> None:
-        """See `DraftSource.check_layout`."""
         check_period(self.name, 0 if layout is None else layout.frame, "frames")

@@ -26,7 +26,6 @@ class Random(DraftSource):
     name = "random"
 
     def propose(self, frontier: Frontier) -> Drafts:
-        """See `DraftSource.propose`."""
         return Drafts(scores=uniform_scores(frontier))
 
 

@@ -67,7 +67,6 @@ class SelfDrafter(Drafter):
     """Drafts of the run's own model, one by one."""
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`."""
         buffer = run.buffer
         prompt = run.prompt
         is_bitwise = run.policy.exactness == "bitwise"
@@ -94,7 +93,6 @@ class SelfDrafter(Drafter):
         return Drafts(tokens, distribution=None if is_bitwise else torch.cat(distributions, 1))
 
     def close(self, run: OpenRun) -> None:
-        """See `Drafter.close`."""
         run.model.use_drafting(None)
 
 

@@ -56,7 +56,6 @@ class TokenRecycling(DraftSource):
     name = "token-recycling"
 
     def open(self, run: OpenRun) -> Drafter:
-        """See `DraftSource.open`."""
         n_ranks = 1 if run.policy.tree is None else _RANKS
         return RecyclingDrafter(
             self,
@@ -82,7 +81,6 @@ class RecyclingDrafter(Drafter):
     n_ranks: int
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`."""
         frontier = run.frontier()
         table = self._table(run)
         token = frontier.token_buffer.gather(1, frontier.filled[:, None] - 1)  # [B, 1], the last
@@ -155,7 +153,6 @@ class RecyclingDrafter(Drafter):
         self.successors.hold(table)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
-        """See `Drafter.begin_rows`."""
         self._table(run)[batch_slots] = self._empty(run)
         if self.n_ranks > 1:
             self._log_table(run)[batch_slots] = self._unknown(run)

@@ -26,7 +26,6 @@ class Autoregressive(WindowPolicy):
     is_capturable: ClassVar[bool] = True
 
     def decode(self, run: WindowRun) -> Generation:
-        """See `WindowPolicy.decode`."""
         open_draws = choose_draws(run)
 
         def step_fn() -> None:

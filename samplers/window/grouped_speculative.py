@@ -66,8 +66,6 @@ class GroupedSpeculative(WindowPolicy):
         check_number("max_gap", self.max_gap, 1e-6, 1, "1 turns the limit off")
 
     def decode(self, run: WindowRun) -> Generation:
-        """See `WindowPolicy.decode`."""
-
         def sort(weights: Tensor) -> tuple[Tensor, Tensor]:
             return run.backend.run(sort_falling, weights)
 

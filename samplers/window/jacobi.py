@@ -56,7 +56,6 @@ class Jacobi(WindowPolicy):
         return f"Jacobi(window={self.window!r}, drafts={self.drafts!r}{tree})"
 
     def decode(self, run: WindowRun) -> Generation:
-        """See `WindowPolicy.decode`."""
         if self.tree is not None and can_walk(run, self.tree):
             return run.run(TreeStep(run, self.tree))
         open_draws = choose_draws(run)

@@ -73,7 +73,6 @@ class NoiseAhead(PassNoise):
         return self._fresh.take(slots, passes)
 
     def forget(self) -> None:
-        """See `PassNoise.forget`."""
         self._rolling = None
         self._fresh = None
 

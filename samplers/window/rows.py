@@ -300,7 +300,6 @@ class RunRows(StaticPart):
         return found
 
     def _read_inputs(self, new: Tensor | None, forced: Tensor | None) -> WindowInputs:
-        """See `mmaccel.kernels.window_inputs`."""
         buffer = self.buffer
         return self._backend.run(
             window_inputs, buffer.tokens, buffer.n_generated, buffer.filled, buffer.last_of_prompt,

@@ -84,7 +84,6 @@ class StepwiseDraws:
         self.noise = run.frozen_noise()
 
     def drafts(self, scores: Tensor) -> Tensor:
-        """See `FrozenDraws.drafts`."""
         noise = self.noise[:, :-1]
         n_new = self._run.rows.n_new_drafts()
         n_predicted = noise.shape[1] - n_new
@@ -94,14 +93,12 @@ class StepwiseDraws:
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        """See `FrozenDraws.redraft`."""
         drafter = self._run.drafter
         if not drafter.source.corrects:
             return drafts
         return drafter.correct(self._run, drafts, self.noise[:, :-1])[0]
 
     def tokens(self) -> Tensor:
-        """See `FrozenDraws.tokens`."""
         run = self._run
         noise = self.noise
         found = run.backend.run(argmax, run.forward() + noise)
@@ -116,7 +113,6 @@ class FusedDraws:
         self._run = run
 
     def drafts(self, scores: Tensor) -> Tensor:
-        """See `FrozenDraws.drafts`."""
         run = self._run
         slots = run.buffer.slots[:, :-1]
         if not slots.shape[1]:
@@ -131,7 +127,6 @@ class FusedDraws:
         return drafts
 
     def tokens(self) -> Tensor:
-        """See `FrozenDraws.tokens`."""
         run = self._run
         params = self._run.params
         slots = run.buffer.slots

@@ -65,13 +65,11 @@ class Speculative(WindowPolicy):
         object.__setattr__(self, "draft_model", open_draft_model(model))
 
     def draft_source(self) -> DraftSource:
-        """See `WindowPolicy.draft_source`."""
         if self.draft_model is None:
             return super().draft_source()
         return draft_by(cast(TokenModel, self.draft_model))
 
     def decode(self, run: WindowRun) -> Generation:
-        """See `WindowPolicy.decode`."""
         while run.width:
             run.buffer.forget_drafts()
             drafts, p_draft = _drafts(run)

@@ -75,7 +75,6 @@ class SpeculativeJacobi(WindowPolicy):
         check_coupling(self.coupling)
 
     def decode(self, run: WindowRun) -> Generation:
-        """See `WindowPolicy.decode`."""
         return iterate(run, self.coupling, exact_rule)
 
 

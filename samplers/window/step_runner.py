@@ -179,15 +179,12 @@ class EagerRunner:
         self.sync_every, self.reason = sync_every, reason
 
     def load(self, key: GraphKey | None, inputs: dict[str, Tensor]) -> StaticBuffers | None:
-        """See `StepRunner.load`."""
         return None
 
     def reserve(self, model: TokenModel, rows: int, positions: int) -> None:
-        """See `StepRunner.reserve`."""
         model.reserve(rows, positions)
 
     def run_step(self, key: Hashable | None, step: Callable[[], None]) -> bool:
-        """See `StepRunner.run_step`."""
         step()
         return True
 

@@ -79,11 +79,9 @@ class StepState:
         self._tensors = {name: value[batch_slots] for name, value in self._tensors.items()}
 
     def read(self, name: str) -> Tensor | None:
-        """See `Held.value`."""
         return self._tensors[name] if name in self.names else None
 
     def store(self, name: str, value: Tensor) -> None:
-        """See `Held.hold`."""
         self.names.add(name)
         if not self._is_static:
             self._tensors[name] = value
@@ -95,7 +93,6 @@ class StepState:
             stored.copy_(value)
 
     def room(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `Held.room`."""
         stored = self._tensors.get(name) if self._is_static else None
         return torch.empty(shape, device=self._device) if stored is None else stored
 

@@ -67,14 +67,12 @@ class Grammar:
         ]
 
     def build(self, start: str | None) -> Any:
-        """See `Task`."""
         model = build_grammar()
         if start is not None:
             model.load_state_dict(read_weights(start))
         return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """See `Task`."""
         return pack(make_examples(TRAIN_SEED, range(step * size, (step + 1) * size)))
 
     def distinct(self, steps: int, size: int) -> int:
@@ -82,7 +80,6 @@ class Grammar:
         return steps * size
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Task`."""
         rng = np.random.default_rng((_TRAIN, step))
         hidden = hide(slots_of(labels), draw_counts(rng, len(ids), CANVAS), rng).to(ids.device)
         return masked_loss(grammar_losses(model, ids, hidden), hidden, self.power)

@@ -108,26 +108,21 @@ class Scenes:
         self.checks = [held_out.batch(k, 50) for k in range(10)]
 
     def build(self, start: str | None) -> Any:
-        """See `Task`."""
         model = build_generator(self.words)
         if start is not None:
             model.load_state_dict(read_weights(start))
         return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """See `Task`."""
         return self.data.batch(step, size, self.width)
 
     def distinct(self, steps: int, size: int) -> int:
-        """See `Task`."""
         return self.data.distinct(steps, size)
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Task`."""
         return image_loss(model, ids, labels)
 
     def validate(self, model: Any, device: str) -> float:
-        """See `Task`."""
         return validation_loss(model, self.checks, device)
 
 

@@ -67,7 +67,6 @@ class MaskedScenes(Scenes):
         return model
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Task`."""
         rng = np.random.default_rng((_TRAIN, step))
         counts = draw_counts(rng, len(ids), N_IMAGE_TOKENS)
         hidden = hide(slots_of(labels), counts, rng).to(ids.device)

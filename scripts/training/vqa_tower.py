@@ -231,7 +231,6 @@ class Tower:
         return steps * size
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Task`."""
         loss: Tensor = model.loss(model(ids), labels)
         return loss
 

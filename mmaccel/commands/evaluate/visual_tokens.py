@@ -12,6 +12,7 @@ from mmaccel.commands import options as shared
 from mmaccel.commands.flags import with_flags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+from mmaccel.options import LoadOptions
 from mmaccel.own_code import TypedName
 
 _HELP_MODEL = "scenes-vqa, a folder with weights of it, or a vision-language model (with --data)"
@@ -90,17 +91,17 @@ def visual_tokens(
         open_model,
         read_questions,
     )
-    from mmaccel.loading import choose_names
+    from mmaccel.loading import place
     from mmaccel.outputs.whole_files import write_whole
     from mmaccel.pipelines.loading.placement import choose_dtype
 
     flags.check()
-    device, dtype = choose_names(device, dtype)
+    load = place(LoadOptions(device=device, dtype=dtype))
     texts = [TypedName(text) for text in shared.split_values("--methods", flags.methods)]
     names = parse_methods(texts)
     keeps = parse_keeps(shared.split_values("--keep", flags.keep))
     asked = None if flags.data is None else read_questions(flags.data, flags.questions)
-    vlm = open_model(model, device, choose_dtype(dtype))
+    vlm = open_model(model, load.device, choose_dtype(load.dtype))
     if asked is None:
         if not vlm.is_demo:
             raise OptionError(
@@ -111,7 +112,7 @@ def visual_tokens(
     sides, left_out = list_sides(vlm.model, names, keeps)
     kinds = sorted({question.kind for question in asked})
     report = new_report(
-        device,
+        load.device,
         model=model,
         weights=digest_weights(vlm.model),
         data=None if flags.data is None else flags.data.name,
@@ -119,14 +120,14 @@ def visual_tokens(
         digest=digest_questions(asked),
         batch=flags.batch_size,
         max_new_tokens=flags.max_new_tokens or (4 if vlm.is_demo else 16),
-        dtype=dtype,
+        dtype=load.dtype,
         seed=flags.seed,
         left_out=left_out,
         keeps=keeps,
         flops_formula=FORMULA,
         kind_names=kinds,
     )
-    report["device"] = device
+    report["device"] = load.device
     report["kinds"] = " ".join(str(kinds.index(question.kind)) for question in asked)
     _run(report, vlm, asked, sides, flags.json_file)
     if flags.plot is not None:

@@ -57,14 +57,7 @@ DONE, FATAL, WITH_FAILURES = 0, 1, 3  # exit codes
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """The options of a batch.
-
-    Attributes:
-        file: the flags of the command.
-        setup: model, policy and folder.
-        seed: of the job; None takes the one that its manifest notes, or draws one.
-        shard: index from 1 and number of shards, or None.
-    """
+    """Flags of the command, what workers need, the seed or None, the shard or None."""
 
     file: Any
     setup: Setup

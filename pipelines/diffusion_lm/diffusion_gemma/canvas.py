@@ -120,22 +120,18 @@ class CanvasLayout:
 
     @property
     def columns(self) -> int:
-        """See `Layout`."""
         return 0 if self._base is None else self._base.columns
 
     @property
     def frame(self) -> int:
-        """See `Layout`."""
         return 0 if self._base is None else self._base.frame
 
     def forced(self, slots: Tensor) -> Tensor:
-        """See `Layout`."""
         forced = None if self._base is None else self._base.forced(slots + self._offset)
         free = torch.full_like(slots, -1) if forced is None else forced
         return torch.where(self._ended[:, None], self._pad, free)
 
     def allowed(self, slots: Tensor) -> Tensor | None:
-        """See `Layout`."""
         return None if self._base is None else self._base.allowed(slots + self._offset)
 
 
@@ -182,7 +178,6 @@ class StopRule:
         self.nats = 0.0
 
     def __call__(self, progress: CanvasProgress) -> Tensor | None:
-        """See `OnCanvasStep`."""
         scores = self._decoder.scores
         committed = progress.is_committed
         likely = torch.where(committed, progress.tokens, scores.argmax(-1))

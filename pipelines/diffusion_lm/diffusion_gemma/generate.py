@@ -212,7 +212,6 @@ class GemmaService(PolicyService):
     """
 
     def open(self) -> int | None:
-        """See `PolicyService.open`."""
         policy = self.policy
         name = type(self._target).__name__
         if isinstance(policy, LosslessUnmask):
@@ -228,7 +227,6 @@ class GemmaService(PolicyService):
         return n_ids
 
     def find_layer_obstacle(self) -> str:
-        """See `PolicyService.find_layer_obstacle`."""
         return "its prompt is in the library's own cache, and its canvas is computed whole"
 
     def find_model(self) -> Any:
@@ -236,7 +234,6 @@ class GemmaService(PolicyService):
         return self._target
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        """See `PolicyService.methods`."""
         methods: Methods = {
             "generate": self._generate,
             "_prepare_generation_config": self._configure,

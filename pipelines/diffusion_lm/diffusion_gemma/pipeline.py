@@ -33,11 +33,9 @@ class GemmaPipelineService(GemmaService):
     """Serves the calls of one pipeline, and those of its model."""
 
     def find_model(self) -> Any:
-        """See `GemmaService.find_model`."""
         return self._target.model
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        """See `PolicyService.methods`."""
         return [*super().methods(), (self._target, {"__call__": self._call})]
 
     @torch.no_grad()

@@ -34,7 +34,6 @@ class LLaDA2Service(PolicyService):
     """Serves the calls of one pipeline under `CachedBlocks` or a canvas policy."""
 
     def open(self) -> int | None:
-        """See `PolicyService.open`."""
         self._model = self._target.model
         self._call: BlockCall | None = None
         self._cached: CachedCalls | None = None
@@ -51,7 +50,6 @@ class LLaDA2Service(PolicyService):
         return getattr(config, "vocab_size", None)
 
     def find_layer_obstacle(self) -> str:
-        """See `PolicyService.find_layer_obstacle`."""
         if isinstance(self.policy, CachedBlocks):
             return (
                 "CachedBlocks computes a block anew where its tokens change, from all that stood "
@@ -60,7 +58,6 @@ class LLaDA2Service(PolicyService):
         return self._undeclared or self._make_cached_model().find_obstacle()
 
     def methods(self) -> list[tuple[Any, Methods]]:
-        """See `PolicyService.methods`."""
         of_pipe: Methods = {
             "__call__": self._pipe_call,
             "_prepare_input_ids": self._prepare_input_ids,

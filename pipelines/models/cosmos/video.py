@@ -175,7 +175,6 @@ class CosmosVideo:
         self.starts = tuple(n for n in _STARTS if (n - 1) // _TIME + 1 < self.n_frames)
 
     def encode(self, frames: Tensor) -> Tensor:
-        """See `VideoModel.encode`."""
         missing = (self.n_frames - 1) * _TIME + 1 - len(frames)
         whole = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
         tokens = self.codec.encode(whole)
@@ -191,7 +190,6 @@ class CosmosVideo:
         return tokens[: (len(frames) - 1) // _TIME + 1]
 
     def render(self, tokens: Tensor) -> Tensor:
-        """See `VideoModel.render`."""
         frames = self.codec.decode(tokens)
         if bool(frames.isnan().any()):
             raise NumericsError(

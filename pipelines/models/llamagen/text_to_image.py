@@ -79,7 +79,6 @@ class LlamaGenImages(ImageModel):
         LlamaGenImages.__init__(self, window, self.tokenizer.resize((side, side)))
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `ImageModel.decode`."""
         return self.tokenizer.decode(tokens.to(ready(self.tokenizer)))
 
 
@@ -105,7 +104,6 @@ class ClassImages(LlamaGenImages):
         return int(number)
 
     def make_prompt(self, encoded: Sequence[int], guided: bool, negatives: Any) -> Prompt:
-        """See `ImageModel.make_prompt`."""
         labels = torch.tensor(list(encoded), device=ready(self.window.model))
         return replace(self.window.condition(labels, guided), layout=self.layout)
 
@@ -142,7 +140,6 @@ class PromptImages(LlamaGenImages):
 
     @torch.no_grad()
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
-        """See `ImageModel.make_prompt`."""
         width = self.window.model.config.cls_token_num
         device = self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (width - len(ids))] for ids in encoded]

@@ -126,7 +126,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=self._drafts)
 
     def forward(self, entries: Pass) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward`."""
         stores = self._reserved_stores(entries)
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
@@ -136,7 +135,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return logits.float()
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        """See `mmaccel.contracts.TokenModel.forward_draft`."""
         chooser = self._reserved_stores(entries).find_chooser(index)
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
@@ -144,20 +142,16 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return logits.float()
 
     def keep_states(self, wanted: bool) -> None:
-        """See `mmaccel.samplers.drafting.states.StateModel.keep_states`."""
         self.keeps_states = wanted
 
     def output_matrix(self) -> Tensor:
-        """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return self.model.output.weight
 
     @property
     def takes_trees(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`."""
         return self.methods.attention is None
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
-        """See `mmaccel.contracts.Model.find_layer_obstacle`."""
         evicting = methods.kv_cache
         if evicting is None:
             return ""
@@ -171,7 +165,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return ""
 
     def prefill(self, entries: Pass) -> None:
-        """See `mmaccel.contracts.TokenModel.prefill`."""
         stores = self._reserved_stores(entries)
         lengths = entries.lengths
         if lengths is None:  # the prompt goes on, or rows are admitted
