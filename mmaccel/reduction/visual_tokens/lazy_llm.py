@@ -34,8 +34,10 @@ class LazyLLM(PyramidDrop):
 
     @property
     def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
         return frozenset({"last_attention", "revival"})
 
     @property
     def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
         return "PyramidDrop drops by the same scores and revives nothing"

@@ -48,6 +48,7 @@ class VisionZip(TokenReducer):
 
     @property
     def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
         return frozenset({f"{self.queries}_attention", "keys"})
 
     @property
@@ -57,6 +58,7 @@ class VisionZip(TokenReducer):
 
     @property
     def remedy(self) -> str:
+        """See `TokenReducer.remedy`."""
         return "DivPrune needs no attention"
 
     def score(self, context: VisualContext) -> Tensor:
@@ -64,6 +66,7 @@ class VisionZip(TokenReducer):
         return context.attention(self.layer, "cls" if self.queries == "cls" else "all")
 
     def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """See `TokenReducer.select`."""
         valid = context.valid
         merged = (budget * self.contextual + 0.5).floor().long().clamp(min=1).minimum(budget - 1)
         dominant = top(scores, valid, budget - merged)
