@@ -49,6 +49,7 @@ class Comb(TreeShape):
         return self.length
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_branches
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:

@@ -49,9 +49,11 @@ class DySpec(TreeShape):
         check_int("DySpec.ranks", self.ranks, 2, 64, hint="6 suits most drafts")
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
+        """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
         if tree.width == 1:
             return None

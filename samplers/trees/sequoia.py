@@ -64,9 +64,11 @@ class Sequoia(TreeShape):
             )
 
     def can_grow(self, source: DraftSource) -> bool:
+        """See `TreeShape.can_grow`."""
         return source.has_children
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
+        """See `TreeShape.grow`."""
         plan = plan_tree(self.nodes, self.depth, self.acceptance, run.chooser.widest)
         return grow_planned(Growth(run, drafter, drafts, noise), plan)
 
