@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from mmaccel.reduction.sparse_attention.contract import AttentionMethod
     from mmaccel.reduction.sparse_attention.dhsa import DHSA
     from mmaccel.reduction.sparse_attention.quest import Quest
+    from mmaccel.reduction.visual_tokens.cdpruner import CDPruner
     from mmaccel.reduction.visual_tokens.dart import DART
     from mmaccel.reduction.visual_tokens.divprune import DivPrune
     from mmaccel.reduction.visual_tokens.downsample import Downsample
