@@ -62,9 +62,10 @@ def find_parts(owner: Any) -> dict[str, Part]:
     others = {
         name: Part(value, name in keeps)
         for name, value in vars(owner).items()
-        if name not in ("window", "model") and hasattr(value, "to")
+        if name not in ("window", "model")
+        and hasattr(value, "to")
         and (isinstance(value, nn.Module) or hasattr(value, "decode"))
-    }  # fmt: skip
+    }
     before = {name: part for name, part in others.items() if not hasattr(part.module, "decode")}
     return {**before, "model": Part(model), **others}  # a part keeps its first place
 

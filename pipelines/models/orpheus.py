@@ -150,9 +150,11 @@ def load_orpheus(
     check_ranges(config, _SNAC_RANGES, file, "codec")
     weights = read_weights(weights_file, "codec")
     with refusing(
-        f"config.json and pytorch_model.bin of a SNAC in {codec}", "what snac refuses",
-        "copy the folder again", option="codec",
-    ):  # fmt: skip
+        f"config.json and pytorch_model.bin of a SNAC in {codec}",
+        "what snac refuses",
+        "copy the folder again",
+        option="codec",
+    ):
         with torch.device("meta"):
             outline = SNAC(**config).state_dict()
         wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))

@@ -128,10 +128,18 @@ class TextToSpeech(Pipeline):
         texts = [text] if isinstance(text, str) else text
         seed = choose_seed(seed)
         plan = make_plan(
-            self.speech, texts, seed, voice=voice, max_seconds=max_seconds, batch_size=batch_size,
-            repetition_penalty=repetition_penalty, temperature=temperature, top_k=top_k,
-            top_p=top_p, min_p=min_p,
-        )  # fmt: skip
+            self.speech,
+            texts,
+            seed,
+            voice=voice,
+            max_seconds=max_seconds,
+            batch_size=batch_size,
+            repetition_penalty=repetition_penalty,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
         model = self.model
         decoding = self.choose(policy, kv_cache, attention)
         made: dict[int, Utterance] = {}
@@ -195,9 +203,13 @@ class TextToSpeech(Pipeline):
 
         def plan(request: SpeechRequest) -> SpeechPlan:
             return make_plan(
-                self.speech, [request.text], [request.seed], voice=request.voice,
-                max_seconds=max_seconds, **params,
-            )  # fmt: skip
+                self.speech,
+                [request.text],
+                [request.seed],
+                voice=request.voice,
+                max_seconds=max_seconds,
+                **params,
+            )
 
         running = {k: (request, plan(request)) for k, request in enumerate(requests)}
         numbers = count(len(running))
@@ -222,9 +234,13 @@ class TextToSpeech(Pipeline):
             width = self.fit_prompt(prompt_width, length)
             prompt, noise = join_plans(first, 0 if arrivals is None else width)
             whole = RowPlan(
-                prompt=prompt, length=length, max_num_seqs=rows, params=first[0].params,
-                noise=noise, arrivals=None if arrivals is None else receive,
-            )  # fmt: skip
+                prompt=prompt,
+                length=length,
+                max_num_seqs=rows,
+                params=first[0].params,
+                noise=noise,
+                arrivals=None if arrivals is None else receive,
+            )
             return self.decode_rows(
                 decoding,
                 whole,
@@ -254,6 +270,14 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
             (row.row,),
         )
     return Utterance(
-        row.row, plan.texts[row.row], plan.voice, seed, sound, speech.sample_rate, tokens.cpu(),
-        row.passes, is_finished, row.total_variation,
-    )  # fmt: skip
+        row.row,
+        plan.texts[row.row],
+        plan.voice,
+        seed,
+        sound,
+        speech.sample_rate,
+        tokens.cpu(),
+        row.passes,
+        is_finished,
+        row.total_variation,
+    )

@@ -140,16 +140,21 @@ class CoarseModel(nn.Module):
         table = torch.einsum("ve,hke->kvh", self.project(self.embedded), mix)
         head = self.output @ self.out.weight  # [V, H]
         return SweepWeights(
-            table.reshape(-1, config.width).contiguous(), self.inner.weight.T.contiguous(),
-            self.inner.bias.detach(), head.contiguous(), self.output @ self.out.bias,
-        )  # fmt: skip
+            table.reshape(-1, config.width).contiguous(),
+            self.inner.weight.T.contiguous(),
+            self.inner.bias.detach(),
+            head.contiguous(),
+            self.output @ self.out.bias,
+        )
 
     def slot_weights(self) -> SlotWeights:
         """The weights of `base` as the sweep of a row reads them, and those of `gate`."""
         return SlotWeights(
-            self.state.weight.T.contiguous(), self.slots.weight, self.distances.weight,
+            self.state.weight.T.contiguous(),
+            self.slots.weight,
+            self.distances.weight,
             1 + self.gates.weight[:, 0],
-        )  # fmt: skip
+        )
 
     def of_prompt(self, prompts: Tensor) -> Tensor:
         """What is known of all slots, `[..., H]`, from states `[..., D]` of slot 0."""
@@ -288,9 +293,12 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
         )
     known = content.get("fingerprint")
     own = make_fingerprint(output)
-    is_own = isinstance(known, list) and len(known) == len(own) and all(
-        isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in zip(known, own)
-    )  # fmt: skip
+    is_own = isinstance(known, list) and len(known) == len(own)
+    if is_own:
+        is_own = all(
+            isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE)
+            for a, b in zip(known, own)
+        )
     if not is_own:
         raise OptionError(
             f"drafts: expected a coarse model made for this model, received one of another model "

@@ -128,25 +128,41 @@ class RunParts(StaticPart):
         self.pace = StepPace(self.chooser, is_static=is_static, n_open=n_open)
         is_refilled = self.scheduler is not None
         key = make_graph_key(
-            self.runner, policy, model, prompt, length, params, widest=self.chooser.widest,
-            drafter=self.drafter, has_callback=on_step is not None, is_refilled=is_refilled,
-        )  # fmt: skip
+            self.runner,
+            policy,
+            model,
+            prompt,
+            length,
+            params,
+            widest=self.chooser.widest,
+            drafter=self.drafter,
+            has_callback=on_step is not None,
+            is_refilled=is_refilled,
+        )
         self.graphs = RunGraphs(self.runner, key, prompt, length, is_refilled=is_refilled)
         n_each = self.runner.sync_every
         n_slots = self.graphs.capacity.slots
         self.rows = RunRows(
-            prompt, length, self.graphs.capacity, widest=self.chooser.widest,
+            prompt,
+            length,
+            self.graphs.capacity,
+            widest=self.chooser.widest,
             n_passes=(n_each + 1) * n_slots + n_each,  # a retry for each, see `_retry`
-            n_open=n_open, backend=self.backend,
-        )  # fmt: skip
+            n_open=n_open,
+            backend=self.backend,
+        )
         self.buffer = self.rows.buffer
         self.counters = self.rows.counters
         spare = 0 if policy.tree is None else count_spare(policy.tree, model, self.chooser.widest)
         self.calls = ModelCalls(model, self.runner, self.stats, spare)
         self.scores = ScorePasses(
-            self.calls, self.rows, params, drafter=self.drafter, last_scores=last_scores,
+            self.calls,
+            self.rows,
+            params,
+            drafter=self.drafter,
+            last_scores=last_scores,
             graphs=self.graphs,
-        )  # fmt: skip
+        )
         self.pass_noise = noise_kind(
             self.vocab_size, params.temperature, self.chooser.widest, length
         )
@@ -156,9 +172,12 @@ class RunParts(StaticPart):
     def parts(self) -> dict[str, StaticPart]:
         """The parts whose tensors outlive a step, by name."""
         return {
-            "run": self, "rows": self.rows, "buffer": self.buffer, "counters": self.counters,
+            "run": self,
+            "rows": self.rows,
+            "buffer": self.buffer,
+            "counters": self.counters,
             "graphs": self.graphs,
-        }  # fmt: skip
+        }
 
     def frontier(self) -> Frontier:
         """What is known where the window's drafts begin."""
