@@ -9,6 +9,7 @@ captured passes, are dropped and made anew by the next call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def find_parts(owner: Any) -> dict[str, Part]:
     return {**before, "model": Part(model), **others}  # a part keeps its first place
 
 
-class MovablePipeline:
+class MovablePipeline(ABC):
     """A pipeline whose parts can be moved. A child class says what they are."""
 
     _offloaded: dict[str, Any] | None = None  # hooks by name of the part
@@ -83,23 +84,23 @@ class MovablePipeline:
 
     save_pretrained: Any = property(_refuse_saving)  # so that hasattr says no
 
+    @abstractmethod
     def _parts(self) -> Mapping[str, Part]:
         """All parts; "model" predicts the tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _moved(self) -> None:
         """Drop what was computed from the weights as they were, and captured passes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _cuda_graphs(self) -> UseGraphs:
         """What the caller asked for."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _lock(self) -> Any:
         """What a run locks."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

@@ -23,9 +23,10 @@ from torch import Tensor
 
 from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
+from mmaccel.samplers.checks import check_noise
 from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -422,8 +423,4 @@ def _check_arguments(
             f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
         )
     check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
-    if noise.seeds.shape[0] != prompt.batch:
-        raise ShapeError(
-            f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
-            "make it for this batch"
-        )
+    check_noise(noise.seeds, prompt.batch)

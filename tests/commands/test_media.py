@@ -21,7 +21,7 @@ from mmaccel.cli import main
 from mmaccel.commands import media_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
-from tests.fixtures.media import build_media, image
+from tests.fixtures.media import build_media, image, read_webp
 from tests.fixtures.speech import TEXTS, build_speech
 
 SECONDS = 0.05
@@ -90,17 +90,6 @@ def read_wav(file: Path) -> tuple[int, np.ndarray[Any, Any]]:
     with wave.open(str(file)) as sound:
         assert (sound.getnchannels(), sound.getsampwidth()) == (1, 2)
         return sound.getframerate(), np.frombuffer(sound.readframes(sound.getnframes()), "<i2")
-
-
-def read_webp(file: Path) -> torch.Tensor:
-    """The frames of a file, which has equal frames once with a longer duration."""
-    frames = []
-    with Image.open(file) as opened:
-        for page in range(getattr(opened, "n_frames", 1)):
-            opened.seek(page)
-            frame = torch.from_numpy(np.asarray(opened.convert("RGB")).copy())
-            frames += [frame] * (opened.info["duration"] // 40)
-    return torch.stack(frames)
 
 
 def test_sound_files_hold_the_pipelines_sound(speak: Command, capsys: Any) -> None:
@@ -262,16 +251,6 @@ def test_what_the_model_refuses_makes_no_folder(
 ) -> None:
     assert speak.run(1, *arguments) == code and said in capsys.readouterr().err
     assert not speak.out.exists()
-
-
-def test_a_missing_model_or_codec_is_named(command: Command, capsys: Any) -> None:
-    whole = "fox" if command.name == "speak" else str(command.start)
-    assert main([command.name, whole]) == 2
-    assert "--model" in capsys.readouterr().err
-    assert command.raw(whole, parts=(Path("no-such"), command.parts[1])) == 2
-    assert "model: expected a folder" in capsys.readouterr().err
-    assert command.raw(whole, parts=(command.parts[0], Path("no-such"))) == 2
-    assert "codec: expected a folder" in capsys.readouterr().err
 
 
 def test_another_sound_has_another_name(speak: Command, tmp_path: Path) -> None:

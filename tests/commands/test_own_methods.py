@@ -96,10 +96,6 @@ def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
 
-def own_policy() -> Any:
-    return make_policy(TypedName("mine:ZeroDrafts"), window=5)
-
-
 def test_generate_and_its_files(folder: Path, tiny_folder: Path, capsys: Any) -> None:
     options = ("--model", tiny_folder, "--out", "out", "--compare")
     own = ("--policy", "mine:ZeroDrafts", "--set", "window=5")

@@ -149,15 +149,6 @@ def test_stop_tokens_are_inputs_of_a_call(model: Any) -> None:
     assert len(cache) == 1 and ends[0] == ends[3] and len({str(end) for end in ends}) == 3
 
 
-@pytest.mark.parametrize("sync_every", [2, 5])
-def test_several_passes_between_two_synchronisations(sync_every: int, model: Any) -> None:
-    cache = GraphCache()
-    for call, n in zip(CALLS, (1, 0, 0)):
-        made = decode(Jacobi(window=6), call, cache, model, sync_every=sync_every)
-        assert_like(made, decode(Jacobi(window=6), call, None, model))
-        assert made.stats.captures == n
-
-
 @pytest.mark.parametrize("policy", [Jacobi(window=6), GroupedSpeculative(window=5, group=3)])
 def test_a_callback_sees_its_own_call(policy: Policy, model: Any) -> None:
     """Counting is outside the graph here; the variation counted is still that of its pass."""

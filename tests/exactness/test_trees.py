@@ -19,7 +19,7 @@ from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.trees.sequoia import plan_tree
 from mmaccel.samplers.trees.walk import TreeStep
 from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
-from tests.exactness.bitwise_runs import GRID, LENGTH, OPTIONS, PROMPTS, assert_same, run
+from tests.exactness.bitwise_runs import LENGTH, OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts
@@ -45,46 +45,6 @@ def known(wrong: int, options: dict[str, Any], others: int = 0, until: int = 99)
     """Drafts of the plain loop's text."""
     texts = run(Autoregressive(), options, grid=None).tokens
     return Known(tuple(map(tuple, texts.tolist())), wrong, others, until)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=repr)
-@pytest.mark.parametrize("grid", [None, GRID], ids=["free", "grid"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_coarse_branches_change_no_tokens(
-    options: dict[str, Any], grid: Any, shape: Comb, coarse: mmaccel.Coarse
-) -> None:
-    plain = run(Autoregressive(), options, grid=grid)
-    made = run(Jacobi(6, coarse, shape), options, model=language(), grid=grid)
-    assert_same(made, plain)
-    assert made.stats.exactness == "bitwise" and not made.stats.notes
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=repr)
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_branches_of_a_table_change_no_tokens(options: dict[str, Any], shape: Comb) -> None:
-    plain = run(Autoregressive(), options, grid=None)
-    made = run(Jacobi(7, "token-recycling", shape), options, model=language(), grid=None)
-    assert_same(made, plain)
-
-
-@pytest.mark.parametrize("stop", [[3], [0, 4]])
-def test_rows_that_stop_inside_a_branch(stop: list[int], coarse: mmaccel.Coarse) -> None:
-    plain = run(Autoregressive(), {}, grid=None, stop=stop)
-    for drafts in (coarse, "token-recycling", known(1, {})):
-        for shape in SHAPES[1:]:
-            made = run(Jacobi(8, drafts, shape), {}, model=language(), grid=None, stop=stop)
-            assert_same(made, plain)
-
-
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)
-@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
-def test_the_passes_of_a_row_are_its_own_in_any_batch(
-    rows: list[int], shape: Any, coarse: mmaccel.Coarse
-) -> None:
-    policy, options = Jacobi(6, coarse, shape), OPTIONS["guided"]
-    whole = run(policy, options, model=language(), grid=None)
-    made = run(policy, options, rows, model=language(), grid=None)
-    assert made.tokens.equal(whole.tokens[rows]) and made.passes.equal(whole.passes[rows])
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=repr)

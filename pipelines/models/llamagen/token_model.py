@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass, Prompt, TokenModel
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
@@ -103,18 +103,12 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.contracts.TokenModel.reserve`.
 
         Raises:
-            OptionError: more positions than the model has, or another number of rows than the
-                condition of the run.
+            OptionError: more positions than the model has.
         """
         if positions > self.max_positions:
             raise OptionError(
                 f"positions: expected at most {self.max_positions}, received {positions}; "
                 "ask for one image"
-            )
-        if self._conditions is None or self._conditions.shape[0] != rows:
-            received = 0 if self._conditions is None else self._conditions.shape[0]
-            raise OptionError(
-                f"rows: expected {rows} conditions, received {received}; call condition first"
             )
         self._rotations = self._rotations.to(self.device)  # the model may have been moved
         layout = KVCacheLayout(rows, positions + self._spare + 1)
@@ -127,7 +121,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
-        stores = self._reserved_stores(entries)
+        stores = self.caches
+        assert stores is not None  # of `reserve`
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
         if self.keeps_states:
@@ -172,7 +167,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
-        stores = self._reserved_stores(entries)
+        stores = self.caches
+        assert stores is not None  # of `reserve`
         lengths = entries.lengths
         if lengths is None:  # the prompt goes on, or rows are admitted
             self._pass(entries)
@@ -182,21 +178,6 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         if observer is not None:
             stores.evict(lengths, observer)
             self.n_evicted = stores.n_evicted
-
-    def _reserved_stores(self, entries: Pass) -> LayerStores:
-        """The stores of the run, which must be of as many rows as a pass.
-
-        Raises:
-            ShapeError: other rows than reserved.
-        """
-        stores = self.caches
-        rows = list(entries.tokens.shape)
-        if stores is None or self._conditions is None or rows[0] != stores.layout.rows:
-            raise ShapeError(
-                f"tokens: expected as many rows as reserved, received {rows}; "
-                "call condition and reserve"
-            )
-        return stores
 
     @torch.no_grad()
     def _pass(self, entries: Pass, **options: Any) -> Tensor:
