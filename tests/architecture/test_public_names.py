@@ -34,9 +34,10 @@ def test_import_needs_nothing_heavy() -> None:
 def test_type_checkers_see_the_same_names() -> None:
     tree = ast.parse((ROOT / "mmaccel" / "__init__.py").read_text(encoding="utf-8"))
     blocks = [
-        node for node in tree.body
+        node
+        for node in tree.body
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-    ]  # fmt: skip
+    ]
     seen = {
         alias.name: statement.module
         for block in blocks

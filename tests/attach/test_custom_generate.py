@@ -28,8 +28,10 @@ def test_a_decoder_serves_calls_and_attaches_nothing() -> None:
     assert loop.stats is not None and loop.stats.fallbacks == []
     assert loop.stats.passes < plain.shape[1] - 4
     assert type(model).__name__ == "LlamaForCausalLM" and "_sample" not in vars(model)
-    assert torch.equal(build_lm("gpt2").generate(**PROMPTS, **options, custom_generate=loop)[:, :4],
-                       PROMPTS["input_ids"])  # fmt: skip
+    assert torch.equal(
+        build_lm("gpt2").generate(**PROMPTS, **options, custom_generate=loop)[:, :4],
+        PROMPTS["input_ids"],
+    )
     assert len(loop.history) == 2
 
 

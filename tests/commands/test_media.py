@@ -272,9 +272,10 @@ def test_a_length_that_others_shortened_is_in_the_name(speak: Command) -> None:
     # 160 positions; 14 ids beside a text's own; 20 samples of 16000 a second for a code
     seconds = sorted((each["text"], each["max_seconds"]) for each in facts_of(speak.files()))
     assert seconds == [
-        ("fox", (160 - 14 - 5) / 800), ("fox", (160 - 14 - 1) / 800),
+        ("fox", (160 - 14 - 5) / 800),
+        ("fox", (160 - 14 - 1) / 800),
         ("the grass in the snow", (160 - 14 - 5) / 800),
-    ]  # fmt: skip
+    ]
 
 
 def test_voice_and_dtype_are_recorded_and_in_the_name(speak: Command, tmp_path: Path) -> None:
@@ -285,9 +286,11 @@ def test_voice_and_dtype_are_recorded_and_in_the_name(speak: Command, tmp_path: 
     facts = facts_of(speak.files())
     found = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
     assert found == [
-        ("None", "bfloat16", False), ("None", "bfloat16", False), ("None", "float32", True),
+        ("None", "bfloat16", False),
+        ("None", "bfloat16", False),
+        ("None", "float32", True),
         ("leo", "float32", True),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_mp4_can_be_continued(animate: Command, tmp_path: Path) -> None:

@@ -113,8 +113,10 @@ def test_bench_measures_both(folder: Path, tiny_folder: Path) -> None:
     assert run("bench", *own, *options, "--json", "a.json") == 0
     rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["rows"]
     assert [(row["policy"], row["drafts"]) for row in rows[1:]] == [
-        ("jacobi", "left"), ("jacobi", "LookBack(back=16)"), ("mine:ZeroDrafts", None),
-    ]  # fmt: skip
+        ("jacobi", "left"),
+        ("jacobi", "LookBack(back=16)"),
+        ("mine:ZeroDrafts", None),
+    ]
     assert [row["identical"] for row in rows] == [1] * 4
 
 

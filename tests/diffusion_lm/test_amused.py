@@ -23,8 +23,10 @@ def conditions(pipe: Any, texts: list[str]) -> dict[str, Tensor]:
     sizes = torch.tensor([[SIDE, SIDE, 0, 0, 6]], dtype=torch.float64).expand(len(texts), -1)
     states = out.hidden_states[-2]
     return {
-        "encoder_hidden_states": states, "pooled_text_emb": out.text_embeds, "micro_conds": sizes
-    }  # fmt: skip
+        "encoder_hidden_states": states,
+        "pooled_text_emb": out.text_embeds,
+        "micro_conds": sizes,
+    }
 
 
 def plain_loop(pipe: Any, text: str, negative: str, scale: float, seed: int) -> Tensor:

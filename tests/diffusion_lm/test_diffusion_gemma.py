@@ -38,10 +38,11 @@ def plain_loop(model: Any, ids: Tensor, canvases: int, seed: int) -> list[int]:
             coins = own.fresh(slots + step * CANVAS, 0).coins[0]
             shown = torch.where(tokens >= 0, tokens, (coins * VOCAB).long())
             out = model(
-                decoder_input_ids=shown[None], past_key_values=cache,
+                decoder_input_ids=shown[None],
+                past_key_values=cache,
                 self_conditioning_logits=carried,
                 decoder_position_ids=torch.arange(n, n + CANVAS)[None],
-            )  # fmt: skip
+            )
             scores = out.logits / (0.4 + 0.4 * (48 - step) / 48)
             carried = scores.double()
             peak = torch.where(tokens < 0, scores[0].softmax(-1).amax(-1), -1.0)

@@ -24,7 +24,7 @@ from mmaccel import (
     Noise,
     SamplingParams,
     SpeculativeJacobi,
-)  # fmt: skip
+)
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
@@ -105,8 +105,10 @@ def assert_like(captured: Generation, plain: Generation) -> None:
     assert captured.passes.equal(plain.passes)
     mine, theirs = captured.stats, plain.stats
     assert (mine.tokens, mine.row_passes, mine.accepted) == (
-        theirs.tokens, theirs.row_passes, theirs.accepted,
-    )  # fmt: skip
+        theirs.tokens,
+        theirs.row_passes,
+        theirs.accepted,
+    )
     assert mine.total_variation == pytest.approx(theirs.total_variation, rel=1e-5)
     assert (mine.runner, theirs.runner) == ("cuda graphs", "eager")
 

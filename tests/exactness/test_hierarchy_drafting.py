@@ -35,10 +35,12 @@ def test_rows_come_and_go(scale: float) -> None:
 def generate(policy: Policy, prompts: list[list[int]], length: int, **options: Any) -> Generation:
     """A text whose next token depends on the last one alone; greedily it runs into a circle."""
     return policy.sample(
-        ToyLanguage(40, seed=3, depth=1), make_prompt(prompts), length,
+        ToyLanguage(40, seed=3, depth=1),
+        make_prompt(prompts),
+        length,
         params=SamplingParams(**{"temperature": 0.0, **options}),
         noise=Noise.from_seed(5, len(prompts)),
-    )  # fmt: skip
+    )
 
 
 def test_a_text_that_repeats_itself_takes_few_passes() -> None:

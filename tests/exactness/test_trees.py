@@ -216,11 +216,13 @@ def generate(policy: Any, fused: bool, **options: Any) -> tuple[Tensor, Any]:
 @pytest.mark.parametrize(
     "options",
     [
-        {}, {"do_sample": False}, {"top_k": 5, "temperature": 0.6},
+        {},
+        {"do_sample": False},
+        {"top_k": 5, "temperature": 0.6},
         {"guidance_scale": 1.7, "negative_prompt_ids": torch.tensor([[9, 8], [7, 6], [5, 4]])},
     ],
     ids=["sampled", "greedy", "filtered", "guided"],
-)  # fmt: skip
+)
 def test_an_attached_model(options: dict[str, Any], shape: Any, fused: bool) -> None:
     plain, _ = generate(Autoregressive(), fused, **options)
     made, stats = generate(Jacobi(8, "token-recycling", shape), fused, **options)

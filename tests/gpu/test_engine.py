@@ -295,8 +295,10 @@ def test_jacobi_makes_the_plain_loop_s_tokens(monkeypatch: pytest.MonkeyPatch) -
     assert made["passed"] == 2 and made["least_same"] == 1.0
     for row in made["promise"]:
         assert (row["exactness"], row["dtype"], row["runner"]) == (
-            "bitwise", "float32", "cuda graphs",
-        )  # fmt: skip
+            "bitwise",
+            "float32",
+            "cuda graphs",
+        )
         assert row["tokens_per_pass"] > 1 and "model's own" in row["attention"]
     half = Case("half", CausalLMWindow(tiny_llama(CPU, torch.bfloat16)), few["cases"][0].prompt)
     made = bitwise.check_promise(CPU, choose, dtypes=(torch.bfloat16,), **few | {"cases": [half]})

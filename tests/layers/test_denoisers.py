@@ -263,9 +263,10 @@ def test_planted_bugs_of_blocks_are_seen(bug: str, monkeypatch: pytest.MonkeyPat
     if bug == "stale summaries":
         own = sparse_module.SparseBlocks._follow
         monkeypatch.setattr(
-            sparse_module.SparseBlocks, "_follow",
+            sparse_module.SparseBlocks,
+            "_follow",
             lambda self, layer, key, written, real: own(self, layer, key, written[:, :0], real),
-        )  # fmt: skip
+        )
     else:
         own_score = mmaccel.Quest.score
         monkeypatch.setattr(

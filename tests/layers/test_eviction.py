@@ -198,7 +198,7 @@ BAD: dict[str, tuple[Any, list[str]]] = {
     "no name": ({"kv_cache": {"budget": 3}}, ["kv_cache", "a name", "budget"]),
     "a field it lacks": ({"kv_cache": {"name": "snapkv", "keep": 3}}, ["budget", "'keep'"]),
     "a method for caches": ({"attention": mmaccel.SnapKV()}, ["attention", "Quest", "SnapKV"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -181,11 +181,12 @@ def states_of(
 def test_planted_bugs_of_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own = sparse_module.SparseBlocks.choose
     monkeypatch.setattr(
-        sparse_module.SparseBlocks, "choose",
+        sparse_module.SparseBlocks,
+        "choose",
         lambda self, layer, query, key, start, **given: own(
             self, layer, -query, key, start, **given
         ),
-    )  # fmt: skip
+    )
     with pytest.raises(AssertionError):
         check_blocks("text", 1.0)
 

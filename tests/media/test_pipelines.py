@@ -75,10 +75,12 @@ def test_payloads_are_delivered_as_they_end_and_the_next_rows_start(case: MediaC
     for asked, most in ((1, 1), (2, 2), (None, 5), (9, 5)):
         events: list[tuple[str, Any]] = []
         made = case.call(
-            seeds, batch_size=asked, **few,
+            seeds,
+            batch_size=asked,
+            **few,
             deliver=lambda done, events=events: events.append(("done", done)),
             on_step=lambda state, events=events: events.append(("rows", state.rows)),
-        )  # fmt: skip
+        )
         done = [event for kind, event in events if kind == "done"]
         rows = [event for kind, event in events if kind == "rows"]
         assert max(map(len, rows)) == most and {r for each in rows for r in each} == set(range(5))

@@ -226,7 +226,7 @@ _GIVEN = tuple(  # what is no method
         ({"name": "dart", "kepp": 0.5}, ("'kepp'",)),
         (0.5, ("a method such as",)),
     )
-)  # fmt: skip
+)
 _BLOCKS = "2 x 2 blocks"
 _MODELS = tuple(
     Refused(name, call, says, UnsupportedModelError)
@@ -281,7 +281,7 @@ _WINDOWS = tuple(
         ("Autoregressive() with LazyLLM", "PyramidDrop"),
     )
     for policy in (mmaccel.Jacobi(4), mmaccel.Speculative(), "jacobi")
-)  # fmt: skip
+)
 _CALLS = (
     Refused("a layer beyond the encoder's last", _attach("llava", ToMe(keep=0.5, layers=(1, 2))),
             ("layer: expected an integer in 1..1, received 2",)),

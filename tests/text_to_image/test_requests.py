@@ -21,7 +21,7 @@ from mmaccel import (
     SamplingParams,
     SpeculativeJacobi,
     TextToImage,
-)  # fmt: skip
+)
 from mmaccel.errors import BusyError, NumericsError
 from mmaccel.pipelines.runner.engine import Engine
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
