@@ -126,6 +126,18 @@ def test_the_samplers_own_path(options: dict[str, Any], dtype: torch.dtype) -> N
     assert torch.equal(logits, before)
 
 
+def test_mask_and_forced_tokens() -> None:
+    logits = torch.tensor([[[9.0, 1.0, 2.0, 8.0]] * 3])
+    mask = torch.tensor([[[False, True, True, False]]])
+    forced = torch.tensor([[-1, 0, -1]])
+    made = sampled(logits, settings=Settings(top_k=1), mask=mask, forced=forced)
+    assert made.tokens.tolist() == [[2, 0, 2]]
+    assert made.peak.tolist() == made.lse.tolist() == [[2.0, 0.0, 2.0]]
+    made = sampled(logits, mask=torch.zeros(1, 1, 4, dtype=torch.bool))
+    assert made.peak.tolist() == made.lse.tolist() == [[-math.inf] * 3]
+    assert ((made.tokens >= 0) & (made.tokens < 4)).all()
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.nan])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_invalid_logits_show_in_the_peak(bad: float, options: dict[str, Any]) -> None:
