@@ -293,13 +293,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
         )
     known = content.get("fingerprint")
     own = make_fingerprint(output)
-    is_own = isinstance(known, list) and len(known) == len(own)
-    if is_own:
-        is_own = all(
-            isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE)
-            for a, b in zip(known, own)
-        )
-    if not is_own:
+    if not _is_same(known, own):
         raise OptionError(
             f"drafts: expected a coarse model made for this model, received one of another model "
             f"in {folder} (fingerprint {show(known)}, this model's is {own}); make one for this "
@@ -326,6 +320,14 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     model = CoarseModel(config, output)
     model.load_state_dict(weights)
     return model.to(output.device).eval().requires_grad_(False)
+
+
+def _is_same(known: Any, own: list[float]) -> bool:
+    """Whether what a file has for a fingerprint is this one, but for rounding."""
+    if not isinstance(known, list) or len(known) != len(own):
+        return False
+    pairs = zip(known, own)
+    return all(isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in pairs)
 
 
 def _read_config(content: dict[str, Any], folder: Path) -> CoarseConfig:
