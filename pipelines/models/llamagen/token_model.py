@@ -121,8 +121,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""
-        stores = self.caches
-        assert stores is not None  # of `reserve`
+        stores = self._open_stores()
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
         if self.keeps_states:
@@ -132,7 +131,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward_draft`."""
-        chooser = self._reserved_stores(entries).find_chooser(index)
+        chooser = self._open_stores().find_chooser(index)
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
         logits: Tensor = self.model.output(hidden)
@@ -167,8 +166,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     def prefill(self, entries: Pass) -> None:
         """See `mmaccel.contracts.TokenModel.prefill`."""
-        stores = self.caches
-        assert stores is not None  # of `reserve`
+        stores = self._open_stores()
         lengths = entries.lengths
         if lengths is None:  # the prompt goes on, or rows are admitted
             self._pass(entries)
@@ -178,6 +176,11 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         if observer is not None:
             stores.evict(lengths, observer)
             self.n_evicted = stores.n_evicted
+
+    def _open_stores(self) -> LayerStores:
+        """The stores of the run, which `reserve` has made."""
+        assert self.caches is not None
+        return self.caches
 
     @torch.no_grad()
     def _pass(self, entries: Pass, **options: Any) -> Tensor:
