@@ -47,14 +47,20 @@ def _window_rows(reports: dict[str, Report]) -> Iterator[tuple[str, ...]]:
         plain = [row for row in found if row["policy"] == "autoregressive"]
         for row in found:
             if (row["policy"], row["window"], row.get("dtype", "float32")) == (
-                policy, window, dtype,
-            ):  # fmt: skip
+                policy,
+                window,
+                dtype,
+            ):
                 words = f", {dtype}" if dtype != "float32" else ""
                 exactness = exactness_in(row["exactness"], dtype)
                 yield (
-                    heading, f"`{policy}`, window {window}{words}", exactness,
-                    f"{plain[0]['passes']:.0f}", f"{row['passes']:.1f}", f"{row['speed_up']:.2f}×",
-                )  # fmt: skip
+                    heading,
+                    f"`{policy}`, window {window}{words}",
+                    exactness,
+                    f"{plain[0]['passes']:.0f}",
+                    f"{row['passes']:.1f}",
+                    f"{row['speed_up']:.2f}×",
+                )
 
 
 def _canvas_rows(reports: dict[str, Report]) -> Iterator[tuple[str, ...]]:
@@ -63,6 +69,10 @@ def _canvas_rows(reports: dict[str, Report]) -> Iterator[tuple[str, ...]]:
         if plain in found and policy in found:
             one, row = found[plain], found[policy]
             yield (
-                heading, f"`{policy}`", row["exactness"], f"{one['passes']:.1f}",
-                f"{row['passes']:.1f}", "–",
-            )  # fmt: skip
+                heading,
+                f"`{policy}`",
+                row["exactness"],
+                f"{one['passes']:.1f}",
+                f"{row['passes']:.1f}",
+                "–",
+            )

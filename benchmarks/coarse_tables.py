@@ -55,8 +55,14 @@ def _windows(report: Report) -> str:
     }
     return grid(
         (
-            "guidance", "window", "drafts", "tokens a pass", "s an image", "against neighbour",
-            "same tokens", "sweep, of a pass",
+            "guidance",
+            "window",
+            "drafts",
+            "tokens a pass",
+            "s an image",
+            "against neighbour",
+            "same tokens",
+            "sweep, of a pass",
         ),
         [
             (
@@ -71,7 +77,7 @@ def _windows(report: Report) -> str:
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
 
 
 def _beside(row: dict[str, Any], neighbour: dict[tuple[float, int], float]) -> float:
@@ -86,7 +92,12 @@ def _models(report: Report) -> str:
     gains = {(row["drafts"], row["window"]): row for row in rows}
     return grid(
         (
-            "coarse model", "parameters", "MB", "minutes", "seen slots", "unseen slots",
+            "coarse model",
+            "parameters",
+            "MB",
+            "minutes",
+            "seen slots",
+            "unseen slots",
             *(f"window {window}" for window in windows),
         ),
         [
@@ -100,7 +111,7 @@ def _models(report: Report) -> str:
             )
             for folder, card in report["coarse"].items()
         ],
-    )  # fmt: skip
+    )
 
 
 def _candidates(report: Report) -> str:
@@ -111,12 +122,15 @@ def _candidates(report: Report) -> str:
         ("guidance", "window", "candidates", "tokens a pass", "sweep, of a pass"),
         [
             (
-                f"{row['guidance']:g}", str(row["window"]), str(row["candidates"]), _gain(row),
+                f"{row['guidance']:g}",
+                str(row["window"]),
+                str(row["candidates"]),
+                _gain(row),
                 _share(row),
             )
             for row in rows
         ],
-    )  # fmt: skip
+    )
 
 
 def _curves(report: Report) -> str:

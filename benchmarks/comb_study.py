@@ -66,9 +66,11 @@ def main() -> None:
     captions, rows = make_captions(EVALUATION_SEED, range(given.count)), []
     for scale in given.guidance:
         options: dict[str, Any] = {
-            "prompt": captions, "seed": list(range(given.count)), "guidance_scale": scale,
+            "prompt": captions,
+            "seed": list(range(given.count)),
+            "guidance_scale": scale,
             "batch_size": given.batch_size,
-        }  # fmt: skip
+        }
         plain = pipe(policy=mmaccel.Autoregressive(), **options)
         for window, tree in SHAPES[given.shapes]:
             made = pipe(policy=mmaccel.Jacobi(window, tree=tree), **options)

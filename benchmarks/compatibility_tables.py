@@ -12,9 +12,13 @@ _HEADS = {
     "canvas": ("model", "policies", "CUDA graph", "int8 weights"),
 }
 _CELLS = {
-    "policies": "policy", "visual tokens": "visual_tokens", "CUDA graph": "cuda_graphs",
-    "int8 weights": "int8", "LoRA": "lora", "batch": "batch",
-}  # fmt: skip
+    "policies": "policy",
+    "visual tokens": "visual_tokens",
+    "CUDA graph": "cuda_graphs",
+    "int8 weights": "int8",
+    "LoRA": "lora",
+    "batch": "batch",
+}
 _TITLES = {
     "attached": "Models of transformers under `mmaccel.attach`",
     "pipelines": "`TextToImage`, `TextToSpeech`, `ImageToVideo`",

@@ -131,12 +131,13 @@ def summarize(name: str, policy: Policy, rows: int, jobs: dict[str, Job]) -> dic
         },
         "ways": {
             way: {"seconds": job.seconds, "passes": job.passes, "positions": job.positions}
-            for way, job in jobs.items() if job.seconds
+            for way, job in jobs.items()
+            if job.seconds
         },
         "positions_of_batches_to_continuous": batches.positions / continuous.positions,
         "passes_of_batches_to_continuous": batches.passes / continuous.passes,
         "speed_up": {way: best[way] / best["continuous"] for way in best if way != "continuous"},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:
@@ -184,15 +185,21 @@ def main() -> None:
         "guidance": options.guidance,
         "dtype": "float32",
         "cells": [
-            summarize(options.model, policies[at], rows, {
-                "continuous": job,
-                "batches": cells["batches", at, rows],
-                "singles": cells["singles", at, 1],
-                "library": cells.get(("library", -1, 1), Job()),
-            })
-            for (way, at, rows), job in cells.items() if way == "continuous"
+            summarize(
+                options.model,
+                policies[at],
+                rows,
+                {
+                    "continuous": job,
+                    "batches": cells["batches", at, rows],
+                    "singles": cells["singles", at, 1],
+                    "library": cells.get(("library", -1, 1), Job()),
+                },
+            )
+            for (way, at, rows), job in cells.items()
+            if way == "continuous"
         ],
-    }  # fmt: skip
+    }
     print(text := json.dumps(report, indent=1) + "\n")
     if options.json is not None:
         write_whole(options.json, lambda path: path.write_text(text, encoding="utf-8"))

@@ -56,12 +56,13 @@ def main() -> None:
             for gain in [study(pipe, captions, window, source, args.guidance)[0]]
         ],
         "agreement": {
-            str(window): [round(share, 3) for share in study(
-                pipe, captions, window, "neighbour", args.guidance
-            )[1]]
+            str(window): [
+                round(share, 3)
+                for share in study(pipe, captions, window, "neighbour", args.guidance)[1]
+            ]
             for window in windows
         },
-    }  # fmt: skip
+    }
     text = json.dumps(report, indent=1) + "\n"
     print(text)
     if args.json is not None:

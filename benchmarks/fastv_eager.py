@@ -115,9 +115,11 @@ def answer(
     """Seconds and peak memory of one token, and the columns that the last layers kept."""
     before = method.layer - 1
     reads = {
-        WHOLE: nullcontext(), MASS: nullcontext(), ONE_MAP: one_eager_layer(model, before),
+        WHOLE: nullcontext(),
+        MASS: nullcontext(),
+        ONE_MAP: one_eager_layer(model, before),
         ALL_MAPS: eager_everywhere(model, before),
-    }[way]  # fmt: skip
+    }[way]
     reducer = None if way == WHOLE else method
     with reads, kept_columns() as kept:
         policy = mmaccel.Autoregressive()

@@ -106,9 +106,10 @@ def main() -> None:
         where = {
             "command": shlex.join(["python", *sys.argv]),
             "machine": platform.processor() or platform.machine(),
-            "device": str(windows["model"].device), "threads": torch.get_num_threads(),
+            "device": str(windows["model"].device),
+            "threads": torch.get_num_threads(),
             "torch": torch.__version__,
-        }  # fmt: skip
+        }
         names = ("model", "filled", "passes", "dtype", "clock")
         asked = {name: getattr(options, name) for name in names}
         options.out.write_text(json.dumps({**where, **asked, "passes_of": made}, indent=1) + "\n")

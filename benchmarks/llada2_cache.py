@@ -91,10 +91,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     call = {
-        "prompt": "x" * options.prompt, "gen_length": options.tokens, "temperature": 1.0,
-        "block_length": options.block, "num_inference_steps": options.block, "threshold": 0.9,
-        "eos_early_stop": False, "output_type": "seq",
-    }  # fmt: skip
+        "prompt": "x" * options.prompt,
+        "gen_length": options.tokens,
+        "temperature": 1.0,
+        "block_length": options.block,
+        "num_inference_steps": options.block,
+        "threshold": 0.9,
+        "eos_early_stop": False,
+        "output_type": "seq",
+    }
     report = {
         "call": call | {"prompt": options.prompt},
         "models": [measure(options, width, call) for width in options.widths],

@@ -169,11 +169,17 @@ WINDOW: list[tuple[str, str, dict[str, Any]]] = [  # label, short name, fields
     ("prompt-lookup", "prompt-lookup", {}),
     ("prompt-lookup, window 16", "prompt-lookup", {"window": 16}),
     ("gsd", "gsd", {}),
-    ("gsd, group 3, gap 0.4, independent", "gsd",
-     {"window": 8, "group": 3, "max_gap": 0.4, "coupling": "independent"}),
-    ("gsd, group 12, gap 0.3, gumbel", "gsd",
-     {"window": 16, "group": 12, "max_gap": 0.3, "coupling": "gumbel"}),
-]  # fmt: skip
+    (
+        "gsd, group 3, gap 0.4, independent",
+        "gsd",
+        {"window": 8, "group": 3, "max_gap": 0.4, "coupling": "independent"},
+    ),
+    (
+        "gsd, group 12, gap 0.3, gumbel",
+        "gsd",
+        {"window": 16, "group": 12, "max_gap": 0.3, "coupling": "gumbel"},
+    ),
+]
 
 
 def plan(kind: str, **fields: Any) -> Any:
@@ -241,11 +247,14 @@ CANVAS: list[tuple[str, str, dict[str, Any]]] = [
     ("masked-parallel, one slot a pass", "masked-parallel", {"steps": None, **_HALTON}),
 ]  # fmt: skip
 ENDING: list[tuple[str, str, dict[str, Any]]] = [  # where a token ends an answer
-    (f"{name}, end at 0.5, {'drop' if drop else 'keep'} the rest", name,
-     {"end_threshold": 0.5, "drop_suffix": drop})
+    (
+        f"{name}, end at 0.5, {'drop' if drop else 'keep'} the rest",
+        name,
+        {"end_threshold": 0.5, "drop_suffix": drop},
+    )
     for name in ("entropy-bounded", "confident-parallel", "masked-parallel", "revised-parallel")
     for drop in (False, True)
-]  # fmt: skip
+]
 
 
 def conditions() -> list[tuple[str, int, dict[str, Any]]]:
@@ -364,25 +373,38 @@ def scenes_masked() -> Runs:
         ("stepwise, halton", "stepwise", {"order": "halton"}, 1, 12),
         ("stepwise, cache dual", "stepwise", {"block": 32, "cache": "dual"}, 3, 24),
         ("lossless-unmask, halton", "lossless-unmask", {"order": "halton", "drafts": 4}, 1, 12),
-        ("lossless-unmask, cache prefix", "lossless-unmask",
-         {"drafts": 4, "block": 32, "cache": "prefix"}, 1, 24),
+        (
+            "lossless-unmask, cache prefix",
+            "lossless-unmask",
+            {"drafts": 4, "block": 32, "cache": "prefix"},
+            1,
+            24,
+        ),
         ("entropy-bounded, gamma 4", "entropy-bounded", {"gamma": 4.0}, 1, 24),
         ("entropy-bounded, budget 8", "entropy-bounded", {"budget_nats": 8.0}, 1, 12),
-        ("confident-parallel, profile", "confident-parallel",
-         {"rule": "frechet", "block": 32, "cache": "vicinity"}, 3, 24),
+        (
+            "confident-parallel, profile",
+            "confident-parallel",
+            {"rule": "frechet", "block": 32, "cache": "vicinity"},
+            3,
+            24,
+        ),
         ("kl-stable", "kl-stable", {"block": 32, "cache": "dual"}, 1, 24),
         ("local-leap", "local-leap", {"block": 32, "cache": "dual"}, 1, 24),
         ("revised-parallel", "revised-parallel", {"block": 16, "cache": "prefix"}, 1, 24),
         ("masked-parallel, 6 steps", "masked-parallel", {"steps": 6}, 3, 256),
         ("masked-parallel, halton", "masked-parallel", {"steps": 6, **_HALTON}, 1, 256),
-    ]  # fmt: skip
+    ]
     for k, (label, short_name, fields, batch, slots) in enumerate(settings):
         options = [{}, {"guidance_scale": 1.0, "top_p": 0.9}, {"temperature": 0.0}][k % 3]
 
         def make(
-            short_name: str = short_name, fields: Any = fields, batch: int = batch,
-            slots: int = slots, options: Any = options,
-        ) -> Row:  # fmt: skip
+            short_name: str = short_name,
+            fields: Any = fields,
+            batch: int = batch,
+            slots: int = slots,
+            options: Any = options,
+        ) -> Row:
             policy, length = make_policy(short_name, **fields), None if slots == 256 else slots
             return draw(embedded("scenes-masked"), prompts[:batch], policy, length, **options)
 
@@ -487,10 +509,17 @@ def _text_model(name: str) -> Any:
     from tests.fixtures.tiny_lms import build_lm
 
     small: dict[str, Any] = dict(
-        vocab_size=40, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.25,
-        init_std=0.25, max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=3,
+        vocab_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.25,
+        init_std=0.25,
+        max_position_embeddings=96,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=3,
         hidden_size=32,
-    )  # fmt: skip
+    )
     foreign = {
         "opt": ("OPT", small | dict(ffn_dim=64, word_embed_proj_dim=32)),
         "falcon": ("Falcon", small | dict(intermediate_size=64)),
@@ -617,9 +646,15 @@ def glm_image_pipeline() -> Runs:
         pipe = build_pipeline()
         random = torch.Generator().manual_seed(5)
         call = partial(
-            pipe, ["a cat", "two dogs on a hill"], height=128, width=128, num_inference_steps=1,
-            guidance_scale=1.0, generator=random, output_type="pt",
-        )  # fmt: skip
+            pipe,
+            ["a cat", "two dogs on a hill"],
+            height=128,
+            width=128,
+            num_inference_steps=1,
+            guidance_scale=1.0,
+            generator=random,
+            output_type="pt",
+        )
         return attached(pipe, make_policy(short_name), call, seed=[4, 5])
 
     for short_name in ("autoregressive", "jacobi", "gumbel-sjd"):
@@ -779,9 +814,12 @@ def amused() -> Runs:
 
         pipe = build_pipe()
         call = partial(
-            pipe, ["abc", "x", "yz"][:batch], negative_prompt=["no"] * batch,
-            guidance_scale=guidance, output_type="latent",
-        )  # fmt: skip
+            pipe,
+            ["abc", "x", "yz"][:batch],
+            negative_prompt=["no"] * batch,
+            guidance_scale=guidance,
+            output_type="latent",
+        )
         return attached(pipe, make_policy(policy[0], **policy[1]), call)
 
     for n, (label, policy) in enumerate(SOME_CANVAS.items()):
@@ -841,9 +879,13 @@ def speech() -> Runs:
         from tests.fixtures.speech import SECONDS, TEXTS
 
         made = opened(family)(
-            TEXTS, policy=make_policy(policy[0], **policy[1]), seed=[3, 4, 5],
-            max_seconds=SECONDS[family], batch_size=batch_size, **given,
-        )  # fmt: skip
+            TEXTS,
+            policy=make_policy(policy[0], **policy[1]),
+            seed=[3, 4, 5],
+            max_seconds=SECONDS[family],
+            batch_size=batch_size,
+            **given,
+        )
         spoken = made.utterances
         passes = torch.tensor([utterance.passes for utterance in spoken])
         parts = [utterance.tokens for utterance in spoken]
@@ -923,9 +965,12 @@ def command_line() -> Runs:
         command = [sys.executable, "-c", start, *map(str, arguments)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         done = subprocess.run(
-            command, cwd=_folder(), env=os.environ | {"PYTHONPATH": path}, capture_output=True,
+            command,
+            cwd=_folder(),
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
             text=True,
-        )  # fmt: skip
+        )
         if done.returncode:
             raise RuntimeError(
                 f"mmaccel {arguments[0]} exited with {done.returncode}: {done.stderr}"

@@ -95,8 +95,13 @@ def first_screen_tables(reports: dict[str, Report]) -> str:
             f"{versions['transformers']}. Made by `{report['command']}`.",
             grid(
                 (
-                    "guidance", "decoding", "tokens a pass", "s an image", "speed-up",
-                    "same tokens", "exactness",
+                    "guidance",
+                    "decoding",
+                    "tokens a pass",
+                    "s an image",
+                    "speed-up",
+                    "same tokens",
+                    "exactness",
                 ),
                 [
                     (
@@ -111,7 +116,7 @@ def first_screen_tables(reports: dict[str, Report]) -> str:
                     for row in rows
                 ],
             ),
-        ]  # fmt: skip
+        ]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
@@ -151,8 +156,12 @@ def visual_prefill_tables(reports: dict[str, Report]) -> str:
             f"{machine['versions']['torch']}. Made by `{report['command']}`.",
             grid(
                 (
-                    "method", "s in the encoder", "s to the first token after it",
-                    "against all tokens", "with the encoder", "selection, of the saved time",
+                    "method",
+                    "s in the encoder",
+                    "s to the first token after it",
+                    "against all tokens",
+                    "with the encoder",
+                    "selection, of the saved time",
                     "MB cached",
                 ),
                 [
@@ -168,7 +177,7 @@ def visual_prefill_tables(reports: dict[str, Report]) -> str:
                     for row in rows
                 ],
             ),
-        ]  # fmt: skip
+        ]
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
@@ -204,7 +213,7 @@ def fastv_eager_tables(reports: dict[str, Report]) -> str:
                     for row in rows
                 ],
             ),
-        ]  # fmt: skip
+        ]
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
@@ -258,8 +267,15 @@ def version_tables(reports: dict[str, Report]) -> str:
             f"`{report['command']}`.",
             grid(
                 (
-                    "batch", "guidance", "policy", "before, s an image", "fused, s", "compiled, s",
-                    "times, fused", "times, compiled", "same tokens",
+                    "batch",
+                    "guidance",
+                    "policy",
+                    "before, s an image",
+                    "fused, s",
+                    "compiled, s",
+                    "times, fused",
+                    "times, compiled",
+                    "same tokens",
                 ),
                 [
                     (
@@ -273,7 +289,7 @@ def version_tables(reports: dict[str, Report]) -> str:
                     for (size, scale, policy, _), own in cells.items()
                 ],
             ),
-        ]  # fmt: skip
+        ]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 

@@ -90,9 +90,12 @@ class Routes:
     def _pipe(self, forward: str) -> TextToImage:
         if forward not in self._pipes:
             self._pipes[forward] = TextToImage.from_pretrained(
-                self._name, device=self._device, dtype="float32", cuda_graphs=self._graphs,
+                self._name,
+                device=self._device,
+                dtype="float32",
+                cuda_graphs=self._graphs,
                 **FORWARDS[forward],
-            )  # fmt: skip
+            )
         return self._pipes[forward]
 
     def model_of(self, name: str) -> Any:
@@ -215,18 +218,20 @@ def summarize(made: dict[Way, list[Piece]]) -> list[dict[str, Any]]:
         direct = own_direct if way.route == "transformers" else None
         seconds, images = _seconds(pieces), sum(len(piece.tokens) for piece in pieces)
         total, passes = sum(s.tokens for s in counted), sum(s.row_passes for s in counted)
-        rows.append({
-            **asdict(way) | {"policy": None if way.policy is None else repr(way.policy)},
-            "images": images,
-            "seconds": seconds / images,
-            "tokens_per_pass": total / passes if counted else 1.0,
-            "passes": passes / images if counted else float(pieces[0].tokens.shape[1]),
-            "speed_up": _seconds(same["library", None, ""][:n]) / seconds,
-            "of_direct": None if direct is None else seconds / _seconds(direct[:n]),
-            "identical": sum(
-                int((a.tokens == b.tokens).all(1).sum()) for a, b in zip(pieces, plain)
-            ),
-        })  # fmt: skip
+        rows.append(
+            {
+                **asdict(way) | {"policy": None if way.policy is None else repr(way.policy)},
+                "images": images,
+                "seconds": seconds / images,
+                "tokens_per_pass": total / passes if counted else 1.0,
+                "passes": passes / images if counted else float(pieces[0].tokens.shape[1]),
+                "speed_up": _seconds(same["library", None, ""][:n]) / seconds,
+                "of_direct": None if direct is None else seconds / _seconds(direct[:n]),
+                "identical": sum(
+                    int((a.tokens == b.tokens).all(1).sum()) for a, b in zip(pieces, plain)
+                ),
+            }
+        )
     return rows
 
 

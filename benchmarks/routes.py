@@ -58,10 +58,13 @@ def main(
                 "write for example model,compiled"
             )
         ways = make_ways(
-            sizes, _numbers("guidance", guidance, float),
-            [parse_window(width) for width in windows.split(",")], drafts, forwards.split(","),
+            sizes,
+            _numbers("guidance", guidance, float),
+            [parse_window(width) for width in windows.split(",")],
+            drafts,
+            forwards.split(","),
             compiled_library,
-        )  # fmt: skip
+        )
         open_folder(json_file.parent, "--json")
         routes = Routes(model)
     except MMAccelError as error:

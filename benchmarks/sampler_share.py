@@ -108,9 +108,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="scenes", help="demo model or folder")
     parser.add_argument(
-        "--policies", nargs="+", default=["jacobi:neighbour", "jacobi:coarse", "mc-sjd", "gsd"],
+        "--policies",
+        nargs="+",
+        default=["jacobi:neighbour", "jacobi:coarse", "mc-sjd", "gsd"],
         help="short names; after a colon, the draft source",
-    )  # fmt: skip
+    )
     parser.add_argument("--windows", type=int, nargs="+", default=[32])
     parser.add_argument("--guidance", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--count", type=int, default=4, help="images of each")
@@ -130,8 +132,10 @@ def main() -> None:
     named = [name.partition(":")[::2] for name in options.policies]
     images: dict[Cell, list[list[Pass]]] = {
         Cell(scale, name, window, drafts or None): []
-        for scale in options.guidance for name, drafts in named for window in options.windows
-    }  # fmt: skip
+        for scale in options.guidance
+        for name, drafts in named
+        for window in options.windows
+    }
     captions = make_captions(EVALUATION_SEED, range(options.count))
     for seed, caption in enumerate(captions[:1] + captions, -1):
         for cell, found in images.items():

@@ -59,9 +59,13 @@ class Version:
         # -P, and another folder: the environment's mmaccel, not this checkout's
         command = [python, "-P", str(Path(__file__).resolve()), "--worker"]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd="/",
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-        )  # fmt: skip
+        )
         self.facts = self.ask({"options": options})
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:

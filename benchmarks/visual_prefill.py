@@ -109,16 +109,26 @@ def build_model(n_layers: int) -> Any:
 
     config = transformers.LlavaOnevisionConfig(
         vision_config=transformers.SiglipVisionConfig(
-            hidden_size=1152, intermediate_size=4304, num_hidden_layers=26, num_attention_heads=16,
-            image_size=384, patch_size=14,
+            hidden_size=1152,
+            intermediate_size=4304,
+            num_hidden_layers=26,
+            num_attention_heads=16,
+            image_size=384,
+            patch_size=14,
         ),
         text_config=transformers.Qwen2Config(
-            vocab_size=152_000, hidden_size=896, intermediate_size=4864,
-            num_hidden_layers=n_layers, num_attention_heads=14, num_key_value_heads=2,
-            max_position_embeddings=32_768, tie_word_embeddings=True,
+            vocab_size=152_000,
+            hidden_size=896,
+            intermediate_size=4864,
+            num_hidden_layers=n_layers,
+            num_attention_heads=14,
+            num_key_value_heads=2,
+            max_position_embeddings=32_768,
+            tie_word_embeddings=True,
         ),
-        image_token_id=IMAGE, image_grid_pinpoints=[[384, 384], list(SIZE)],
-    )  # fmt: skip
+        image_token_id=IMAGE,
+        image_grid_pinpoints=[[384, 384], list(SIZE)],
+    )
     torch.manual_seed(0)
     return transformers.LlavaOnevisionForConditionalGeneration(config).eval()
 
@@ -135,9 +145,10 @@ def answer(model: Any, method: Any, inputs: Any) -> dict[str, float]:
             seconds = time.perf_counter() - began
     assert method is None or run.stats.reference
     found = {
-        "seconds": seconds - sum(encoder), "selection_seconds": sum(selection),
+        "seconds": seconds - sum(encoder),
+        "selection_seconds": sum(selection),
         "cache_megabytes": sum(sizes) / 1e6,
-    }  # fmt: skip
+    }
     return found | ({"encoder_seconds": sum(encoder)} if encoder else {})
 
 

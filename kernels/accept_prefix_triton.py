@@ -94,9 +94,17 @@ def _accept_prefix_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_accept_prefix(
-    new: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, state: RowState,
-    limit: Tensor, stops: Tensor | None, *, origin: int, counts: bool,
-) -> str | None:  # fmt: skip
+    new: Tensor,
+    kept: Tensor,
+    peak: Tensor,
+    variation: Tensor | None,
+    state: RowState,
+    limit: Tensor,
+    stops: Tensor | None,
+    *,
+    origin: int,
+    counts: bool,
+) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     rows = (new, peak, state.tokens) if variation is None else (new, peak, state.tokens, variation)
     if any(tensor.stride(1) != 1 for tensor in rows if tensor.shape[1] > 1):
@@ -105,9 +113,17 @@ def refuse_accept_prefix(
 
 
 def accept_prefix(
-    new: Tensor, kept: Tensor, peak: Tensor, variation: Tensor | None, state: RowState,
-    limit: Tensor, stops: Tensor | None, *, origin: int, counts: bool,
-) -> None:  # fmt: skip
+    new: Tensor,
+    kept: Tensor,
+    peak: Tensor,
+    variation: Tensor | None,
+    state: RowState,
+    limit: Tensor,
+    stops: Tensor | None,
+    *,
+    origin: int,
+    counts: bool,
+) -> None:
     """See `mmaccel.kernels.accept_prefix`. Cost: one launch."""
     batch, width = new.shape
     if not batch:

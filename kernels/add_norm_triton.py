@@ -48,9 +48,13 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_add_norm(
-    hidden: Tensor, update: Tensor | None, norm: Norm | None, *, post: Norm | None = None,
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: Norm | None,
+    *,
+    post: Norm | None = None,
     scale: float = 1.0,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     if hidden.dtype == torch.float64:
         return "hidden states in float64, which the kernel sums in float32"
@@ -62,9 +66,13 @@ def refuse_add_norm(
 
 
 def add_norm(
-    hidden: Tensor, update: Tensor | None, norm: Norm | None, *, post: Norm | None = None,
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: Norm | None,
+    *,
+    post: Norm | None = None,
     scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """See `mmaccel.kernels.add_norm`. Cost: one launch; reads and writes a row once."""
     check_add_norm(hidden, update, norm, post)
     total = hidden if update is None else hidden.new_empty(hidden.shape)
@@ -99,8 +107,11 @@ def _warps(block: int) -> int:
 def builds() -> list[Build]:
     """Rows of 128, of 4096 and of the widest: both kinds of norm, without and after another."""
     choices: list[tuple[NormKind | None, NormKind | None]] = [
-        ("rms", None), ("layer", None), ("rms", "rms"), (None, "layer"),
-    ]  # fmt: skip
+        ("rms", None),
+        ("layer", None),
+        ("rms", "rms"),
+        (None, "layer"),
+    ]
     return [_build(block, *kinds) for block in (128, 4096, WIDEST) for kinds in choices]
 
 

@@ -73,10 +73,20 @@ class RowSweep:
         self.zeros = np.zeros(len(self.bias), np.float32)
 
     def redraft(
-        self, work: np.ndarray, column: int, neighbours: np.ndarray, slot: int, kept: RowPass,
-        moved: int, width: int, noise: np.ndarray, is_fixed: np.ndarray | None, scale: float,
-        candidates: int, recorded: np.ndarray | None = None,
-    ) -> list[int]:  # fmt: skip
+        self,
+        work: np.ndarray,
+        column: int,
+        neighbours: np.ndarray,
+        slot: int,
+        kept: RowPass,
+        moved: int,
+        width: int,
+        noise: np.ndarray,
+        is_fixed: np.ndarray | None,
+        scale: float,
+        candidates: int,
+        recorded: np.ndarray | None = None,
+    ) -> list[int]:
         """Write the drafts of one row into `work`.
 
         Args:

@@ -30,9 +30,21 @@ WIDEST = 512  # hidden layer
 
 @triton.jit
 def _argmax_of_products(  # type: ignore[no-untyped-def]
-    matrix, vector, offsets, ids, last, noise, gate, scale, n_rows, n_corrected, width, column,
-    ROWS: tl.constexpr, IS_FRESH: tl.constexpr,
-):  # fmt: skip
+    matrix,
+    vector,
+    offsets,
+    ids,
+    last,
+    noise,
+    gate,
+    scale,
+    n_rows,
+    n_corrected,
+    width,
+    column,
+    ROWS: tl.constexpr,
+    IS_FRESH: tl.constexpr,
+):
     """First of `n_rows` with the largest score.
 
     If `IS_FRESH`, rows are those of the matrix and a score is (row times vector + offset) times the
@@ -49,8 +61,9 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
             entry = tl.load(ids + row, mask=inside, other=0)
         tile = tl.load(
             matrix + entry[:, None] * width + column[None, :],
-            mask=inside[:, None] & (column < width)[None, :], other=0.0,
-        )  # fmt: skip
+            mask=inside[:, None] & (column < width)[None, :],
+            other=0.0,
+        )
         score = tl.sum(tile * vector[None, :], 1)
         offset = tl.load(offsets + row, mask=inside, other=0.0)
         if IS_FRESH:
@@ -103,8 +116,9 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
                 entry = tl.load(work + where, mask=there, other=0) + neighbour * (n_values + 1)
                 tile = tl.load(
                     table + entry[:, None] * width + h[None, :],
-                    mask=there[:, None] & inside[None, :], other=0.0,
-                )  # fmt: skip
+                    mask=there[:, None] & inside[None, :],
+                    other=0.0,
+                )
                 total += tl.sum(tile, 0)
             low = tl.maximum(total, 0.0)
             tl.store(layer + h, low, mask=inside)
@@ -116,23 +130,48 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
                 entry = tl.load(layer + source, mask=there, other=0.0)
                 tile = tl.load(
                     inner + source[:, None] * width + h[None, :],
-                    mask=there[:, None] & inside[None, :], other=0.0,
-                )  # fmt: skip
+                    mask=there[:, None] & inside[None, :],
+                    other=0.0,
+                )
                 total += tl.sum(entry[:, None] * tile, 0)
             hidden = low + tl.maximum(total, 0.0)
             if was_seen != 0:
                 change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
                 among = at * n_candidates
                 found = _argmax_of_products(
-                    head, change, values + among, ids + among, last, noise, 0.0, scale,
-                    n_candidates, n_corrected, width, h, ROWS, False,
-                )  # fmt: skip
+                    head,
+                    change,
+                    values + among,
+                    ids + among,
+                    last,
+                    noise,
+                    0.0,
+                    scale,
+                    n_candidates,
+                    n_corrected,
+                    width,
+                    h,
+                    ROWS,
+                    False,
+                )
                 draft = tl.load(ids + among + found)
             else:
                 found = _argmax_of_products(
-                    head, hidden, head_bias, ids, last, noise + at * n_values,
-                    tl.load(gates + at), scale, n_values, 0, width, h, ROWS, True,
-                )  # fmt: skip
+                    head,
+                    hidden,
+                    head_bias,
+                    ids,
+                    last,
+                    noise + at * n_values,
+                    tl.load(gates + at),
+                    scale,
+                    n_values,
+                    0,
+                    width,
+                    h,
+                    ROWS,
+                    True,
+                )
                 draft = found.to(tl.int64)
             tl.store(work + column, draft)
         tl.store(drafts + at, draft)
@@ -189,19 +228,25 @@ def _warps(width: int) -> int:
 
 def builds() -> list[Build]:
     """Every configuration this file launches: widths up to 16, 32 … 512."""
-    kinds = dict.fromkeys(
-        ("columns", "neighbours", "seen", "ids", "work", "drafts"), "*i64"
-    ) | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}  # fmt: skip
+    kinds = dict.fromkeys(("columns", "neighbours", "seen", "ids", "work", "drafts"), "*i64") | {
+        "is_seen": "*u8",
+        "is_fixed": "*u8",
+        "scale": "fp32",
+    }
     numbers = (
-        "n_slots", "n_columns", "n_neighbours", "width", "n_candidates", "n_corrected", "n_values"
-    )  # fmt: skip
+        "n_slots",
+        "n_columns",
+        "n_neighbours",
+        "width",
+        "n_candidates",
+        "n_corrected",
+        "n_values",
+    )
     kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
     signature = {name: kinds.get(name, "*fp32") for name in _sweep_kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     widths = (16, 32, 64, 128, 256, 512)
     return [
-        Build(
-            _sweep_kernel, signature, _sizes(width), _warps(width), 1, 128, (*pointers, "width")
-        )  # fmt: skip
+        Build(_sweep_kernel, signature, _sizes(width), _warps(width), 1, 128, (*pointers, "width"))
         for width in widths
     ]

@@ -54,8 +54,9 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
     k += row * k_row + key_head * k_head
     keys = tl.load(
         k + (n[None, :] * k_step + d[:, None]),
-        mask=is_key[None, :] & (d < head)[:, None], other=0.0,
-    )  # fmt: skip
+        mask=is_key[None, :] & (d < head)[:, None],
+        other=0.0,
+    )
     packed_rows = width * group
     # a tile of keys after the row's last query meets no query
     packed_rows = tl.where(tl.program_id(1) * N < first_position + width, packed_rows, 0)
@@ -84,17 +85,27 @@ def _mass_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_column_mass(
-    q: Tensor, k: Tensor, lse: Tensor, start: Tensor, *, scale: float,
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
     weights: Tensor | None = None,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     return refuse_cache(q, k)
 
 
 def column_mass(
-    q: Tensor, k: Tensor, lse: Tensor, start: Tensor, *, scale: float,
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
     weights: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """See `mmaccel.kernels.column_mass`. Cost: one launch, one read of the keys."""
     check_mass(q, k, lse, start, weights)
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
@@ -119,9 +130,14 @@ def builds() -> list[Build]:
 def _build(itemsize: int, block: int, shape: Shape) -> Build:
     number = "*fp32" if itemsize == 4 else "*bf16"
     kinds = {
-        "q": number, "k": number, "lse": "*fp32", "start": "*i64", "weights": "*fp32",
-        "out": "*fp32", "scale": "fp32",
-    }  # fmt: skip
+        "q": number,
+        "k": number,
+        "lse": "*fp32",
+        "start": "*i64",
+        "weights": "*fp32",
+        "out": "*fp32",
+        "scale": "fp32",
+    }
     constants = {"M": shape.rows, "N": shape.keys, "D": block}
     names = _mass_kernel.arg_names
     signature = {
@@ -130,6 +146,11 @@ def _build(itemsize: int, block: int, shape: Shape) -> Build:
     wide = [name for name, kind in signature.items() if kind.startswith("*")]
     wide += [name for name in names if name.endswith(("_row", "_head", "_step"))]
     return Build(
-        _mass_kernel, signature, constants, shape.warps, shape.stages, shape.registers,
+        _mass_kernel,
+        signature,
+        constants,
+        shape.warps,
+        shape.stages,
+        shape.registers,
         (*wide, "head"),
-    )  # fmt: skip
+    )

@@ -24,9 +24,21 @@ WARPS = 4
 
 @triton.jit
 def _compact_kernel(  # type: ignore[no-untyped-def]
-    store, keep, start, row_step, step, head_step, keep_row, keep_head,
-    heads, n_keep, room, width, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
+    store,
+    keep,
+    start,
+    row_step,
+    step,
+    head_step,
+    keep_row,
+    keep_head,
+    heads,
+    n_keep,
+    room,
+    width,
+    N: tl.constexpr,
+    D: tl.constexpr,
+):
     pair = tl.program_id(0)
     row = (pair // heads).to(tl.int64)
     head = (pair % heads).to(tl.int64)
@@ -66,10 +78,20 @@ def compact(store: Tensor, keep: Tensor, start: Tensor | None = None) -> Tensor:
     keep = keep.contiguous()
     block = min(BYTES // store.element_size(), triton.next_power_of_2(width))
     _compact_kernel[(rows * heads, triton.cdiv(width, block))](
-        bits, keep, start if start is None else start.contiguous(), *bits.stride()[:3],
-        keep.stride(0), keep.stride(1) if keep.ndim == 3 else 0, heads, keep.shape[-1], room,
-        width, N=POSITIONS, D=block, num_warps=WARPS,
-    )  # fmt: skip
+        bits,
+        keep,
+        start if start is None else start.contiguous(),
+        *bits.stride()[:3],
+        keep.stride(0),
+        keep.stride(1) if keep.ndim == 3 else 0,
+        heads,
+        keep.shape[-1],
+        room,
+        width,
+        N=POSITIONS,
+        D=block,
+        num_warps=WARPS,
+    )
     return store
 
 

@@ -75,9 +75,20 @@ def _row_norm(highs, sums, entry, n_splits):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _targets_kernel(  # type: ignore[no-untyped-def]
-    scores, drafted, highs, sums, targets, masses, n_values, n_splits, width, row_stride,
-    slot_stride, draft_row_stride, draft_slot_stride,
-):  # fmt: skip
+    scores,
+    drafted,
+    highs,
+    sums,
+    targets,
+    masses,
+    n_values,
+    n_splits,
+    width,
+    row_stride,
+    slot_stride,
+    draft_row_stride,
+    draft_slot_stride,
+):
     """The target distributions `targets`, and every split's `masses` of residual and target.
 
     Masses are `[2, entry, split]`. The residual of a row's last slot, the bonus, is its target.
@@ -109,9 +120,20 @@ def _targets_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _draw_kernel(  # type: ignore[no-untyped-def]
-    targets, drafted, masses, drafts, coins, redraws, kept, verified, n_values, n_splits, width,
-    draft_row_stride, draft_slot_stride,
-):  # fmt: skip
+    targets,
+    drafted,
+    masses,
+    drafts,
+    coins,
+    redraws,
+    kept,
+    verified,
+    n_values,
+    n_splits,
+    width,
+    draft_row_stride,
+    draft_slot_stride,
+):
     """Whether a slot's draft stays, and its token."""
     entry = tl.program_id(0)
     entries = tl.num_programs(0)
@@ -201,23 +223,48 @@ def couple(
     grid = (entries, n_splits)
     _norms_kernel[grid](scores, norms[0], norms[1], *sizes, *strides, num_warps=WARPS)
     _targets_kernel[grid](
-        scores, p_draft, norms[0], norms[1], targets, masses, *sizes, *strides, *others,
+        scores,
+        p_draft,
+        norms[0],
+        norms[1],
+        targets,
+        masses,
+        *sizes,
+        *strides,
+        *others,
         num_warps=WARPS,
-    )  # fmt: skip
+    )
     _draw_kernel[(entries,)](
-        targets, p_draft, masses, drafts.contiguous(), coins.contiguous(), redraws.contiguous(),
-        kept.view(torch.uint8), verified, *sizes, *others, num_warps=WARPS,
-    )  # fmt: skip
+        targets,
+        p_draft,
+        masses,
+        drafts.contiguous(),
+        coins.contiguous(),
+        redraws.contiguous(),
+        kept.view(torch.uint8),
+        verified,
+        *sizes,
+        *others,
+        num_warps=WARPS,
+    )
     return Coupled(targets, kept, verified)
 
 
 def _build(kernel: Any, registers: int) -> Build:
     types = {
-        **dict.fromkeys(kernel.arg_names, "*fp32"), "masses": "*fp64", "drafts": "*i64",
-        "kept": "*u8", "verified": "*i64", "n_values": "i32", "n_splits": "i32", "width": "i32",
-        "row_stride": "i64", "slot_stride": "i32", "draft_row_stride": "i64",
+        **dict.fromkeys(kernel.arg_names, "*fp32"),
+        "masses": "*fp64",
+        "drafts": "*i64",
+        "kept": "*u8",
+        "verified": "*i64",
+        "n_values": "i32",
+        "n_splits": "i32",
+        "width": "i32",
+        "row_stride": "i64",
+        "slot_stride": "i32",
+        "draft_row_stride": "i64",
         "draft_slot_stride": "i32",
-    }  # fmt: skip
+    }
     signature = {name: types[name] for name in kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     return Build(kernel, signature, {}, WARPS, 3, registers, pointers)

@@ -22,8 +22,13 @@ KINDS: dict[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
 @triton.jit
 def _gated_act_kernel(  # type: ignore[no-untyped-def]
-    packed, out, row_step, width, KIND: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
+    packed,
+    out,
+    row_step,
+    width,
+    KIND: tl.constexpr,
+    N: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * N + tl.arange(0, N)
     is_own = c < width

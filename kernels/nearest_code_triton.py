@@ -30,9 +30,17 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @triton.jit
 def _search(  # type: ignore[no-untyped-def]
-    x_rows, codebook, inside, first, last, width,
-    ROWS: tl.constexpr, CODES: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-):  # fmt: skip
+    x_rows,
+    codebook,
+    inside,
+    first,
+    last,
+    width,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr,
+):
     """Least score and its index among codes `first` to `last` for rows at pointers `x_rows`."""
     best = tl.full([ROWS], float("inf"), tl.float32)
     index = tl.full([ROWS], 0, tl.int32) + first
@@ -67,15 +75,33 @@ def _search(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _lookup_kernel(  # type: ignore[no-untyped-def]
-    vectors, codebook, scores, indices, n_vectors, n_codes, width, part,
-    ROWS: tl.constexpr, CODES: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-):  # fmt: skip
+    vectors,
+    codebook,
+    scores,
+    indices,
+    n_vectors,
+    n_codes,
+    width,
+    part,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr,
+):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * part
     best, index = _search(
-        vectors + rows.to(tl.int64) * width, codebook, rows < n_vectors,
-        first, tl.minimum(first + part, n_codes), width, ROWS, CODES, COLUMNS, HALVES,
-    )  # fmt: skip
+        vectors + rows.to(tl.int64) * width,
+        codebook,
+        rows < n_vectors,
+        first,
+        tl.minimum(first + part, n_codes),
+        width,
+        ROWS,
+        CODES,
+        COLUMNS,
+        HALVES,
+    )
     to = tl.program_id(1).to(tl.int64) * n_vectors + rows
     tl.store(scores + to, best, mask=rows < n_vectors)
     tl.store(indices + to, index.to(tl.int64), mask=rows < n_vectors)
@@ -83,9 +109,17 @@ def _lookup_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _chain_kernel(  # type: ignore[no-untyped-def]
-    left, codebooks, out, n_vectors, n_books, n_codes, width,
-    ROWS: tl.constexpr, CODES: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+    left,
+    codebooks,
+    out,
+    n_vectors,
+    n_books,
+    n_codes,
+    width,
+    ROWS: tl.constexpr,
+    CODES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < n_vectors
     x_rows = left + rows.to(tl.int64) * width
@@ -140,9 +174,17 @@ def nearest_code(vectors: Tensor, codebook: Tensor) -> Tensor:
     indices = torch.empty(n_parts, n_vectors, dtype=torch.int64, device=vectors.device)
     if n_vectors:
         _lookup_kernel[(tiles, n_parts)](
-            vectors.contiguous(), codebook.contiguous(), scores, indices, n_vectors, n_codes, width,
-            part, **sizes, num_warps=WARPS,
-        )  # fmt: skip
+            vectors.contiguous(),
+            codebook.contiguous(),
+            scores,
+            indices,
+            n_vectors,
+            n_codes,
+            width,
+            part,
+            **sizes,
+            num_warps=WARPS,
+        )
     if n_parts == 1:
         return indices[0]
     return indices.gather(0, scores.argmin(0, keepdim=True))[0]  # parts ascend: ties to the lowest
@@ -159,9 +201,16 @@ def nearest_codes_residual(vectors: Tensor, codebooks: Tensor) -> tuple[Tensor, 
     if codes.numel():
         sizes = _chain_sizes(width)
         _chain_kernel[(triton.cdiv(n_vectors, sizes["ROWS"]),)](
-            left, codebooks.contiguous(), codes, n_vectors, n_books, n_codes, width, **sizes,
+            left,
+            codebooks.contiguous(),
+            codes,
+            n_vectors,
+            n_books,
+            n_codes,
+            width,
+            **sizes,
             num_warps=WARPS,
-        )  # fmt: skip
+        )
     return codes, left.to(vectors.dtype)
 
 

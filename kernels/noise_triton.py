@@ -80,9 +80,12 @@ def _uniforms_kernel(  # type: ignore[no-untyped-def]
     row = entry // width
     blocks = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     a, b, c, d = words(
-        tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row),
-        tl.load(purpose + row * purpose_step), blocks,
-    )  # fmt: skip
+        tl.load(seeds + row),
+        tl.load(slots + entry),
+        tl.load(items + row),
+        tl.load(purpose + row * purpose_step),
+        blocks,
+    )
     value = interleave(to_uniform(a), to_uniform(b), to_uniform(c), to_uniform(d))
     index = tl.program_id(1) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
     tl.store(out + entry.to(tl.int64) * n_values + index, value, mask=index < n_values)
@@ -102,9 +105,17 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
     grid = (batch * width, triton.cdiv(n_values, 4 * BLOCK))
     if out.numel():
         _uniforms_kernel[grid](
-            seeds.contiguous(), items.contiguous(), slots.contiguous(), purpose, out, width,
-            n_values, purpose.stride(0) if purpose.ndim else 0, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
+            seeds.contiguous(),
+            items.contiguous(),
+            slots.contiguous(),
+            purpose,
+            out,
+            width,
+            n_values,
+            purpose.stride(0) if purpose.ndim else 0,
+            BLOCK=BLOCK,
+            num_warps=WARPS,
+        )
     return out
 
 

@@ -109,10 +109,17 @@ def _prepare(  # type: ignore[no-untyped-def]
 
 
 def refuse_rope_write(
-    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, keys: Tensor, values: Tensor,
-    index: Tensor, *, interleaved: bool = False, grouped: bool = False,
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    *,
+    interleaved: bool = False,
+    grouped: bool = False,
     norms: HeadNorms | None = None,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     if qkv.dtype == torch.float64:
         return "heads in float64, which the kernel turns in float32"
@@ -131,10 +138,17 @@ def refuse_rope_write(
 
 
 def rope_write(
-    qkv: Tensor, cos: Tensor | None, sin: Tensor | None, keys: Tensor, values: Tensor,
-    index: Tensor, *, interleaved: bool = False, grouped: bool = False,
+    qkv: Tensor,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    *,
+    interleaved: bool = False,
+    grouped: bool = False,
     norms: HeadNorms | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """See `mmaccel.kernels.rope_write`. Cost: one launch; one read and one write of all heads."""
     check_rope_write(qkv, cos, sin, keys, values, index, norms)
     n_tokens, (kv_heads, width) = len(qkv), keys.shape[1:]
@@ -182,12 +196,20 @@ def builds() -> list[Build]:
 
 
 def _build(
-    block: int, interleaved: bool, *, grouped: bool = False, norm: NormKind | None = None,
+    block: int,
+    interleaved: bool,
+    *,
+    grouped: bool = False,
+    norm: NormKind | None = None,
     flat: bool = False,
-) -> Build:  # fmt: skip
+) -> Build:
     constants = {
-        "INTERLEAVED": interleaved, "GROUPED": grouped, "NORM": norm, "FLAT": flat, "D": block,
-    }  # fmt: skip
+        "INTERLEAVED": interleaved,
+        "GROUPED": grouped,
+        "NORM": norm,
+        "FLAT": flat,
+        "D": block,
+    }
     names = _rope_write_kernel.arg_names
     tensors = names[: names.index("token_step")]
     kinds = dict.fromkeys(tensors, "*bf16") | {"index": "*i64"}

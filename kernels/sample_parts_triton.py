@@ -49,9 +49,21 @@ def store_part(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def finish_kernel(  # type: ignore[no-untyped-def]
-    lists, counts, tops, bounds, seeds, items, slots, purpose, parts, part_token,
-    n_splits, width, has_min, log_min_p,
-):  # fmt: skip
+    lists,
+    counts,
+    tops,
+    bounds,
+    seeds,
+    items,
+    slots,
+    purpose,
+    parts,
+    part_token,
+    n_splits,
+    width,
+    has_min,
+    log_min_p,
+):
     """The parts of the candidates, after those of the tokens that `sample_triton.py` samples."""
     entry = tl.program_id(0)
     split = tl.program_id(1)
@@ -81,9 +93,12 @@ def finish_kernel(  # type: ignore[no-untyped-def]
         total = total * tl.exp(high - finite) + tl.exp(s - finite)
         high = higher
         a, b, c, d = words(
-            tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row), tl.load(purpose),
+            tl.load(seeds + row),
+            tl.load(slots + entry),
+            tl.load(items + row),
+            tl.load(purpose),
             index // 4,
-        )  # fmt: skip
+        )
         nearer, farther = tl.where(index % 2 == 0, a, b), tl.where(index % 2 == 0, c, d)
         value = s + to_gumbel(to_uniform(tl.where(index % 4 < 2, nearer, farther)))
         first_one = (value == best) & (index < token)
@@ -95,7 +110,7 @@ def finish_kernel(  # type: ignore[no-untyped-def]
 @triton.jit
 def merge_kernel(  # type: ignore[no-untyped-def]
     parts, part_token, forced, tokens, peaks, lses, n_splits, is_greedy, has_forced
-):  # fmt: skip
+):
     """The best of all splits, lowest id first, with the row's peak and logsumexp."""
     entry = tl.program_id(0)
     lane = tl.arange(0, PART)

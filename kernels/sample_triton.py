@@ -131,9 +131,12 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         if STATE != 0 or has_noise != 0:
             blocks = first // 4 + tl.arange(0, BLOCK // 4)
             a, b, c, d = words(
-                tl.load(seeds + row), tl.load(slots + entry), tl.load(items + row),
-                tl.load(purpose), blocks,
-            )  # fmt: skip
+                tl.load(seeds + row),
+                tl.load(slots + entry),
+                tl.load(items + row),
+                tl.load(purpose),
+                blocks,
+            )
             noise = interleave(to_uniform(a), to_uniform(b), to_uniform(c), to_uniform(d))
             value = s + to_gumbel(noise)
         token = tl.where(value > best, index, token)
@@ -208,11 +211,20 @@ def sample_frozen(
     if mask is not None and allowed.stride(-1) != 1:
         allowed = allowed.contiguous()
     common = (
-        n_values, n_splits, width, logits.stride(0), logits.stride(1), batch * logits.stride(0),
-        allowed.stride(0), allowed.stride(1), int(mask is not None), branches,
-        float(settings.scale), float(settings.second_scale),
+        n_values,
+        n_splits,
+        width,
+        logits.stride(0),
+        logits.stride(1),
+        batch * logits.stride(0),
+        allowed.stride(0),
+        allowed.stride(1),
+        int(mask is not None),
+        branches,
+        float(settings.scale),
+        float(settings.second_scale),
         1.0 if greedy else float(settings.temperature),
-    )  # fmt: skip
+    )
     top_k = settings.top_k or 0
     top_p = settings.top_p or 0.0
     top_k = 0 if greedy or top_k >= n_values else top_k
@@ -243,10 +255,19 @@ def sample_frozen(
 
     def sample(state: int) -> None:
         _sample_kernel[grid](
-            *read, made.tops if state else peaks, made.bounds, *lists, *drawn, *to,
-            None if state else last, *common,
-            int(not greedy), *floor, STATE=state, **(WIDE if state == BRACKETED.value else PLAIN),
-        )  # fmt: skip
+            *read,
+            made.tops if state else peaks,
+            made.bounds,
+            *lists,
+            *drawn,
+            *to,
+            None if state else last,
+            *common,
+            int(not greedy),
+            *floor,
+            STATE=state,
+            **(WIDE if state == BRACKETED.value else PLAIN),
+        )
 
     if cuts:
         id_bits = 4 * triton.cdiv((n_values - 1).bit_length(), 4)
@@ -266,11 +287,20 @@ def sample_frozen(
 
 
 _READ = {
-    "n_values": "i32", "n_splits": "i32", "width": "i32", "row_stride": "i64",
-    "slot_stride": "i32", "branch_stride": "i64", "mask_row_stride": "i32",
-    "mask_slot_stride": "i32", "has_mask": "i32", "branches": "i32", "scale": "fp32",
-    "second_scale": "fp32", "temperature": "fp32",
-}  # fmt: skip
+    "n_values": "i32",
+    "n_splits": "i32",
+    "width": "i32",
+    "row_stride": "i64",
+    "slot_stride": "i32",
+    "branch_stride": "i64",
+    "mask_row_stride": "i32",
+    "mask_slot_stride": "i32",
+    "has_mask": "i32",
+    "branches": "i32",
+    "scale": "fp32",
+    "second_scale": "fp32",
+    "temperature": "fp32",
+}
 _TYPES = {
     **dict.fromkeys(("lists", "counts", "edges", "bounds", "part_token"), "*i32"),
     **dict.fromkeys(("seeds", "items", "slots", "purpose", "forced", "tokens"), "*i64"),

@@ -124,9 +124,11 @@ def _unmask_open(
     found = unmask(scores, all_open, temperature, seeds[rows], items[rows], chosen, purpose)
     whole = Unmasked(
         torch.full_like(slots, -1),
-        *(torch.full(masked.shape, value, dtype=torch.float32, device=masked.device)
-          for value in (-_INFINITY, _INFINITY, -_INFINITY, -_INFINITY)),
-    )  # fmt: skip
+        *(
+            torch.full(masked.shape, value, dtype=torch.float32, device=masked.device)
+            for value in (-_INFINITY, _INFINITY, -_INFINITY, -_INFINITY)
+        ),
+    )
     for part, own in zip(whole, found):
         part[masked] = own[:, 0]
     return whole

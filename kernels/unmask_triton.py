@@ -95,9 +95,20 @@ def _part_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _join_kernel(  # type: ignore[no-untyped-def]
-    floats, ids, masked, tokens, confidences, entropies, gaps, peaks, n_rows, n_parts, n_values,
-    ROWS: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    floats,
+    ids,
+    masked,
+    tokens,
+    confidences,
+    entropies,
+    gaps,
+    peaks,
+    n_rows,
+    n_parts,
+    n_values,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     parts = tl.arange(0, PARTS)
     inside = rows < n_rows
@@ -188,9 +199,18 @@ def unmask(
             float(temperature), GREEDY=not temperature > 0, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
         _join_kernel[(triton.cdiv(n_rows, ROWS),)](
-            floats, ids, is_masked, tokens, *measured, n_rows, n_parts, n_values, ROWS=ROWS,
-            PARTS=PARTS, num_warps=WARPS,
-        )  # fmt: skip
+            floats,
+            ids,
+            is_masked,
+            tokens,
+            *measured,
+            n_rows,
+            n_parts,
+            n_values,
+            ROWS=ROWS,
+            PARTS=PARTS,
+            num_warps=WARPS,
+        )
     return Unmasked(tokens, *measured)
 
 

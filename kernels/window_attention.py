@@ -54,16 +54,34 @@ class Grid:
 
 @overload
 def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = ...,
-    window: int | None = ..., tree: Tensor | None = ..., blocks: Blocks | None = ...,
-    grid: Grid | None = ..., lse: Literal[False] = ...,
-) -> Tensor: ...  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = ...,
+    window: int | None = ...,
+    tree: Tensor | None = ...,
+    blocks: Blocks | None = ...,
+    grid: Grid | None = ...,
+    lse: Literal[False] = ...,
+) -> Tensor: ...
 @overload
 def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = ...,
-    window: int | None = ..., tree: Tensor | None = ..., blocks: Blocks | None = ...,
-    grid: Grid | None = ..., lse: Literal[True],
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = ...,
+    window: int | None = ...,
+    tree: Tensor | None = ...,
+    blocks: Blocks | None = ...,
+    grid: Grid | None = ...,
+    lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 def window_attention(
     q: Tensor,
     k: Tensor,

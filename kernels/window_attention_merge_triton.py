@@ -60,9 +60,17 @@ def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:
     lines = lse.numel()
     value_head = out.shape[-1]
     _merge_kernel[(triton.cdiv(lines, ROWS),)](
-        shares, logs, out, lse, lines, len(shares), value_head, ROWS=ROWS,
-        DV=max(16, triton.next_power_of_2(value_head)), num_warps=WARPS,
-    )  # fmt: skip
+        shares,
+        logs,
+        out,
+        lse,
+        lines,
+        len(shares),
+        value_head,
+        ROWS=ROWS,
+        DV=max(16, triton.next_power_of_2(value_head)),
+        num_warps=WARPS,
+    )
 
 
 def build_merge() -> Build:

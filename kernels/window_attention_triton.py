@@ -144,8 +144,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             inside = (entry >= 0) & (entry < width)
             bits = tl.load(
                 tree + (w[:, None] * width + entry[None, :]),
-                mask=inside[None, :] & is_row[:, None], other=1,
-            )  # fmt: skip
+                mask=inside[None, :] & is_row[:, None],
+                other=1,
+            )
             seen = seen & (bits != 0)
         if text is not None:
             place = n - before
@@ -154,8 +155,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             seen = seen & (near | (place < 0)[None, :])
         keys = tl.load(
             k + (n[None, :] * k_step + d[:, None]),
-            mask=is_key[None, :] & (d < head)[:, None], other=0.0,
-        )  # fmt: skip
+            mask=is_key[None, :] & (d < head)[:, None],
+            other=0.0,
+        )
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
         if CAPPED:
             scores = soften(scores, cap)
@@ -166,8 +168,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         decay = tl.exp2(top - base)
         values = tl.load(
             v + (n[:, None] * v_step + dv[None, :]),
-            mask=is_key[:, None] & (dv < value_head)[None, :], other=0.0,
-        )  # fmt: skip
+            mask=is_key[:, None] & (dv < value_head)[None, :],
+            other=0.0,
+        )
         total = total * decay + tl.sum(weights, 1)
         sums = sums * decay[:, None]
         sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
@@ -184,10 +187,19 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_window_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
-    window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
-    grid: Grid | None = None, lse: bool = False,
-) -> str | None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    tree: Tensor | None = None,
+    blocks: Blocks | None = None,
+    grid: Grid | None = None,
+    lse: bool = False,
+) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     reason = refuse_cache(q, k)
     if reason is None and v.shape[2] * v.stride(2) >= 2**31:
@@ -217,10 +229,19 @@ def refuse_cache(q: Tensor, k: Tensor) -> str | None:
 
 
 def window_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
-    window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
-    grid: Grid | None = None, lse: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    start: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    window: int | None = None,
+    tree: Tensor | None = None,
+    blocks: Blocks | None = None,
+    grid: Grid | None = None,
+    lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """See `mmaccel.kernels.window_attention`; results are views of `[R, W, Hq, Dv]` memory.
 
     Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
@@ -288,13 +309,24 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
     """A plain call gives None for the restrictions, which makes it another program."""
     number = "*fp32" if itemsize == 4 else "*bf16"
     kinds = {
-        **dict.fromkeys(("q", "k", "v"), number), "start": "*i64", "tree": "*u8", "index": "*i32",
-        "count": "*i32", "text": "*i64", "out": "*fp32", "lse": "*fp32", "scale": "fp32",
+        **dict.fromkeys(("q", "k", "v"), number),
+        "start": "*i64",
+        "tree": "*u8",
+        "index": "*i32",
+        "count": "*i32",
+        "text": "*i64",
+        "out": "*fp32",
+        "lse": "*fp32",
+        "scale": "fp32",
         "cap": "fp32",
-    }  # fmt: skip
+    }
     constants: dict[str, Any] = {
-        "CAPPED": not is_plain, "M": shape.rows, "N": shape.keys, "D": block, "DV": block
-    }  # fmt: skip
+        "CAPPED": not is_plain,
+        "M": shape.rows,
+        "N": shape.keys,
+        "D": block,
+        "DV": block,
+    }
     if is_plain:
         constants |= dict.fromkeys(("tree", "index", "count", "text"))
         constants |= {"block_size": 1, "columns": 1}
@@ -305,6 +337,11 @@ def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Bu
     wide = [name for name, kind in signature.items() if kind.startswith("*")]
     wide += [name for name in names if name.endswith(("_row", "_head", "_step"))]
     return Build(
-        _attend_kernel, signature, constants, shape.warps, shape.stages, shape.registers,
+        _attend_kernel,
+        signature,
+        constants,
+        shape.warps,
+        shape.stages,
+        shape.registers,
         (*wide, "head"),
-    )  # fmt: skip
+    )

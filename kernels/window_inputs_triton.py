@@ -50,17 +50,33 @@ def _window_inputs_kernel(  # type: ignore[no-untyped-def]
 
 
 def refuse_window_inputs(
-    tokens: Tensor, n_generated: Tensor, filled: Tensor, last_of_prompt: Tensor, lengths: Tensor,
-    proposed: Tensor | None, forced: Tensor | None, *, origin: int, width: int,
-) -> str | None:  # fmt: skip
+    tokens: Tensor,
+    n_generated: Tensor,
+    filled: Tensor,
+    last_of_prompt: Tensor,
+    lengths: Tensor,
+    proposed: Tensor | None,
+    forced: Tensor | None,
+    *,
+    origin: int,
+    width: int,
+) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     return None if tokens.stride(1) == 1 else "a token buffer whose columns are apart"
 
 
 def window_inputs(
-    tokens: Tensor, n_generated: Tensor, filled: Tensor, last_of_prompt: Tensor, lengths: Tensor,
-    proposed: Tensor | None, forced: Tensor | None, *, origin: int, width: int,
-) -> WindowInputs:  # fmt: skip
+    tokens: Tensor,
+    n_generated: Tensor,
+    filled: Tensor,
+    last_of_prompt: Tensor,
+    lengths: Tensor,
+    proposed: Tensor | None,
+    forced: Tensor | None,
+    *,
+    origin: int,
+    width: int,
+) -> WindowInputs:
     """See `mmaccel.kernels.window_inputs`. Cost: one launch."""
     batch, rows = len(tokens), len(lengths)
     drafts = None

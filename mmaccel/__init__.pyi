@@ -45,6 +45,7 @@ from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.sparse_attention.dhsa import DHSA
 from mmaccel.reduction.sparse_attention.quest import Quest
+from mmaccel.reduction.visual_tokens.cdpruner import CDPruner
 from mmaccel.reduction.visual_tokens.dart import DART
 from mmaccel.reduction.visual_tokens.divprune import DivPrune
 from mmaccel.reduction.visual_tokens.downsample import Downsample
@@ -104,6 +105,7 @@ __all__ = [
     "AttentionMethod",
     "Autoregressive",
     "BusyError",
+    "CDPruner",
     "CacheMethod",
     "CachePlan",
     "CachedBlocks",

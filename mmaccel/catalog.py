@@ -188,6 +188,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
             "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
             "divprune": ("divprune:DivPrune", "the most different ones"),
+            "cdpruner": ("cdpruner:CDPruner", "the most different ones that match the text"),
             "visionzip": ("visionzip:VisionZip", "what the encoder attends to, the rest merged"),
             "hired": ("hired:HiRED", "what the class token attends to, a budget for each tile"),
             "vidcom2": ("vidcom2:VidCom2", "what is unlike the rest of a video"),

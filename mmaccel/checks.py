@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-from mmaccel.errors import OptionError
+from mmaccel.errors import MissingBackendError, OptionError
 
 _MAX_SHOWN = 300  # characters of a value in a message
 
@@ -90,6 +91,22 @@ def check_choice(
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         known = ", ".join(map(str, choices))
         raise OptionError(f"{name}: expected one of {known}, received {show(value)}; {hint}")
+
+
+@contextmanager
+def importing(message: str) -> Iterator[None]:
+    """Imports of an optional package, which users install for what needs it.
+
+    Args:
+        message: what was expected, received, and how to install it.
+
+    Raises:
+        MissingBackendError: an import inside failed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingBackendError(message) from error
 
 
 def check_callable(name: str, value: Any) -> None:

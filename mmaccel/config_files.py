@@ -24,9 +24,12 @@ _DEPTH = 64  # nested lists and objects; published configurations have at most t
 _DIGITS = 100  # of an integer; transformers writes 31 for "no limit"
 _SHOWN = 60  # characters of a value in a message
 _KINDS = (
-    (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
-)  # fmt: skip
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def read_json(file: str | Path, limit: int = LIMIT, option: str = "model") -> dict[str, Any]:
@@ -197,9 +200,12 @@ def check_ranges(
 
 
 def check_shapes(
-    wanted: Mapping[str, Sequence[int]], found: Mapping[str, Sequence[int]], config: Path,
-    weights: Path, option: str = "model",
-) -> None:  # fmt: skip
+    wanted: Mapping[str, Sequence[int]],
+    found: Mapping[str, Sequence[int]],
+    config: Path,
+    weights: Path,
+    option: str = "model",
+) -> None:
     """Check that a file of tensors has those of a configuration, before a model is built.
 
     Args:

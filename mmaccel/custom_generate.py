@@ -65,15 +65,28 @@ class Decoder:
             )
         check_vocabulary(self.layout, model)
         service = GenerateService(
-            self.policy, family_of(model), self.seed, self.strict, self.layout, self.engine,
-            self.assume_stateless, self.history, self._warned,
-        )  # fmt: skip
+            self.policy,
+            family_of(model),
+            self.seed,
+            self.strict,
+            self.layout,
+            self.engine,
+            self.assume_stateless,
+            self.history,
+            self._warned,
+        )
         call = GenerateCall(
-            model, input_ids, logits_processor, stopping_criteria, generation_config,
-            others=others, layout=self.layout, assume_stateless=self.assume_stateless,
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            others=others,
+            layout=self.layout,
+            assume_stateless=self.assume_stateless,
             prompt_inputs=service.family.prompt_inputs,
             placeholders=service.family.placeholders(model),
-        )  # fmt: skip
+        )
         return service.serve(call)
 
 

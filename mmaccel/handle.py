@@ -264,9 +264,16 @@ def attach(
     if slots and refusal is None:
         check_model(slots, family.wrap(model), methods)
     service = GenerateService(
-        chosen, family, own_seed, strict, layout, engine, assume_stateless, reduction=reduction,
+        chosen,
+        family,
+        own_seed,
+        strict,
+        layout,
+        engine,
+        assume_stateless,
+        reduction=reduction,
         layer_methods=methods,
-    )  # fmt: skip
+    )
     injection = Injection()
     injection.add(model, service.methods())
     if is_diffusers_pipeline(target):

@@ -28,6 +28,14 @@ def check_limit(limit: Any, lengths: Tensor) -> Tensor:
     )
 
 
+def check_noise(seeds: Tensor, batch: int) -> None:
+    """Raise ShapeError unless noise has seeds `[B]` for the rows of a prompt."""
+    if seeds.shape[0] != batch:
+        raise ShapeError(
+            f"noise: expected {batch} rows, received {seeds.shape[0]}; make it for this batch"
+        )
+
+
 def invalid_logits(rows: tuple[int, ...], loosen: str = "sampling parameters") -> NumericsError:
     """The error of rows whose logits are NaN or infinite, or leave no possible token.
 

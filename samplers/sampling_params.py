@@ -61,9 +61,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check_number("guidance_scale", self.guidance_scale, -math.inf, math.inf, "1 turns it off")
         check_number(
-            "temperature", self.temperature, 0, math.inf,
+            "temperature",
+            self.temperature,
+            0,
+            math.inf,
             "0 is greedy, 1 the model's own distribution",
-        )  # fmt: skip
+        )
         if 0 < self.temperature < _COLDEST:
             raise OptionError(
                 f"temperature: expected 0 or a number >= {_COLDEST:g}, received "

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 
 
 class FiniteScalarQuantizer(nn.Module):
@@ -84,11 +84,6 @@ class FiniteScalarQuantizer(nn.Module):
             [...] int64 in 0..vocab_size-1, first channel fastest; source: appendix A.1,
             `codes_to_indexes`.
         """
-        if latent.shape[-1] != len(self.levels):
-            raise ShapeError(
-                f"latent: expected last dimension {len(self.levels)}, "
-                f"received {list(latent.shape)}. Move the channels last."
-            )
         digits = self.bound(latent).round() + self.middle
         return (digits.long() * self.radix).sum(-1)
 

@@ -81,17 +81,23 @@ def time_attention(
             q, k, v, start = held[0]
             scale, mask = heads.width**-0.5, _tail(room, start, width, q.dtype)
             sdpa = partial(
-                torch.nn.functional.scaled_dot_product_attention, attn_mask=mask, scale=scale,
+                torch.nn.functional.scaled_dot_product_attention,
+                attn_mask=mask,
+                scale=scale,
                 enable_gqa=heads.query != heads.key,
-            )  # fmt: skip
+            )
             calls: dict[str, list[Callable[[], Any]]] = {
                 "ours": [partial(kernel, *own, scale=scale) for own in held],
                 "sdpa": [partial(sdpa, *own[:3]) for own in held],
             }
             row: dict[str, Any] = {
-                "model": name, "heads": list(heads), "width": width, "room": room,
-                "bytes": n_bytes, "copies": len(held),
-            } | {f"{kind}_ms": timer(*each) for kind, each in calls.items()}  # fmt: skip
+                "model": name,
+                "heads": list(heads),
+                "width": width,
+                "room": room,
+                "bytes": n_bytes,
+                "copies": len(held),
+            } | {f"{kind}_ms": timer(*each) for kind, each in calls.items()}
             began = clock()
             if spent < compiling:
                 row |= _time_flex(held, scale, timer)

@@ -75,10 +75,18 @@ def tiny_llama(device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=_VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-        initializer_range=0.25, bos_token_id=1, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=_VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     torch.manual_seed(7)
     model: Any = LlamaForCausalLM(config)
     return model.to(device, dtype).eval()
@@ -128,9 +136,15 @@ def engine_runner(
 
 
 def decode(
-    case: Case, policy: Policy, rows: int, scale: float, cuda_graphs: bool,
-    sync_every: int, make_runner: MakeRunner = engine_runner, length: int = LENGTH,
-) -> Generation:  # fmt: skip
+    case: Case,
+    policy: Policy,
+    rows: int,
+    scale: float,
+    cuda_graphs: bool,
+    sync_every: int,
+    make_runner: MakeRunner = engine_runner,
+    length: int = LENGTH,
+) -> Generation:
     """One run."""
     window, prompt, params = case.window, case.prompt(rows, scale != 1), SamplingParams(scale)
     window.runner = make_runner(cuda_graphs, sync_every, window, prompt, policy, params)
@@ -142,10 +156,13 @@ def decode(
 
 
 def compare(
-    case: Case, make_runner: MakeRunner = engine_runner, policies: Sequence[Policy] = POLICIES,
-    batches: Sequence[tuple[int, int]] = BATCHES, scales: Sequence[float] = SCALES,
+    case: Case,
+    make_runner: MakeRunner = engine_runner,
+    policies: Sequence[Policy] = POLICIES,
+    batches: Sequence[tuple[int, int]] = BATCHES,
+    scales: Sequence[float] = SCALES,
     length: int = LENGTH,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[Row]:
     """Every run, captured and not, as a row of the report."""
     for policy, scale in product(policies, scales):
         plain: dict[int, Tensor] = {}
@@ -164,11 +181,16 @@ def compare(
 
 
 def check_promise(
-    device: torch.device, make_runner: MakeRunner = engine_runner, *,
-    cases: Sequence[Case] | None = None, dtypes: Sequence[torch.dtype] = tuple(GAPS),
-    windows: Sequence[int] = (4, 16, 32), rows: int = 8, scales: Sequence[float] = SCALES,
+    device: torch.device,
+    make_runner: MakeRunner = engine_runner,
+    *,
+    cases: Sequence[Case] | None = None,
+    dtypes: Sequence[torch.dtype] = tuple(GAPS),
+    windows: Sequence[int] = (4, 16, 32),
+    rows: int = 8,
+    scales: Sequence[float] = SCALES,
     length: int = 160,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Jacobi against Autoregressive, as a part of the report keeps it.
 
     Raises:
@@ -192,12 +214,18 @@ def check_promise(
                         wrong = f"claims {claim} in {made.stats.dtype}"
                     name = f"{case.name}, {dtype}, {policy!r}, guidance {scale:g}"
                     row = describe(name, plain.tokens, made.tokens, gap, wrong)
-                    found.append(row | {
-                        "dtype": made.stats.dtype, "exactness": claim, "tokens": made.stats.tokens,
-                        "tokens_per_pass": made.stats.tokens / max(made.stats.row_passes, 1),
-                        "runner": made.stats.runner, "attention": made.stats.attention,
-                        "route": made.stats.route,
-                    })  # fmt: skip
+                    found.append(
+                        row
+                        | {
+                            "dtype": made.stats.dtype,
+                            "exactness": claim,
+                            "tokens": made.stats.tokens,
+                            "tokens_per_pass": made.stats.tokens / max(made.stats.row_passes, 1),
+                            "runner": made.stats.runner,
+                            "attention": made.stats.attention,
+                            "route": made.stats.route,
+                        }
+                    )
     return _report(found, "promise")
 
 
@@ -274,7 +302,7 @@ def compare_attached(
                             max_new_tokens=n_new,
                             top_k=20,
                             **extra,
-                        )  # fmt: skip
+                        )
                     )
         name = f"attached, {policy!r}, sync every {sync_every}{', guided' if extra else ''}"
         runners = [_runner_of(model.device, call.runner) for call in run.history]
@@ -288,9 +316,12 @@ def compare_attached(
 
 
 def find_mistake(
-    plain: Tensor, captured: Tensor, runner: str, gap: float | None = None,
+    plain: Tensor,
+    captured: Tensor,
+    runner: str,
+    gap: float | None = None,
     most: float = GAPS[torch.float32],
-) -> str:  # fmt: skip
+) -> str:
     """What is wrong with a captured run."""
     if runner != "cuda graphs":
         return f"expected captured passes, received {runner}"
@@ -322,9 +353,10 @@ def _report(runs: list[Row], key: str) -> dict[str, Any]:
     failed = {row["name"]: row["wrong"] for row in runs if row["wrong"]}
     rows = runs if key == "promise" else [row for row in runs if row["same"] < 1]
     found = {
-        "passed": len(runs) - len(failed), "least_same": min(row["same"] for row in runs),
+        "passed": len(runs) - len(failed),
+        "least_same": min(row["same"] for row in runs),
         key: rows,
-    }  # fmt: skip
+    }
     if failed:
         named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
         raise CheckError(

@@ -92,9 +92,13 @@ def _row(
     seconds = sum(images.stats.seconds for images in timed) / n
     same = [(a.tokens == b.tokens).all(1).sum() for a, b in zip(made, reference, strict=True)]
     return {
-        "batch": len(first.tokens), "policy": repr(policy), "exactness": first.stats.exactness,
+        "batch": len(first.tokens),
+        "policy": repr(policy),
+        "exactness": first.stats.exactness,
         "passes": sum(images.stats.row_passes for images in timed) / n,
-        "seconds": seconds, "first_seconds": first.stats.seconds / len(first.tokens),
-        "images_per_s": 1 / seconds, "same": int(sum(same)),
+        "seconds": seconds,
+        "first_seconds": first.stats.seconds / len(first.tokens),
+        "images_per_s": 1 / seconds,
+        "same": int(sum(same)),
         "pictures": sum(len(images.tokens) for images in made),
-    }  # fmt: skip
+    }

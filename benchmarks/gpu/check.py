@@ -54,9 +54,12 @@ def main(arguments: list[str], description: str) -> int:
     """
     reader = argparse.ArgumentParser(description=description)
     reader.add_argument(
-        "--call", action="append", default=[], choices=CALLS,
+        "--call",
+        action="append",
+        default=[],
+        choices=CALLS,
         help="run the parts of this call; may be repeated; all of them if left out",
-    )  # fmt: skip
+    )
     reader.add_argument("--part", action="append", default=[], help="run this one; may be repeated")
     reader.add_argument("--again", action="store_true", help="run parts that are there as well")
     reader.add_argument(
@@ -86,9 +89,14 @@ def main(arguments: list[str], description: str) -> int:
     names = [part.name for name in options.call for part in calls[name]]
     try:
         report = run_parts(
-            [part for name in CALLS for part in calls[name]], file, facts, device,
-            only=[*names, *options.part], again=options.again, budget=options.budget,
-        )  # fmt: skip
+            [part for name in CALLS for part in calls[name]],
+            file,
+            facts,
+            device,
+            only=[*names, *options.part],
+            again=options.again,
+            budget=options.budget,
+        )
     except MMAccelError as error:
         print(f"gpu_check: {error}")
         return 2
@@ -126,17 +134,25 @@ def make_calls(
     llama = [size for size in SIZES if size.kind.startswith("Llama")]
     others = [size for size in SIZES if size not in llama]
     found = {
-        "correctness": [Part("engine-bitwise", partial(run_bitwise, tiny=tiny)),
-                        Part("engine-promise", partial(run_promise, tiny=tiny))],
+        "correctness": [
+            Part("engine-bitwise", partial(run_bitwise, tiny=tiny)),
+            Part("engine-promise", partial(run_promise, tiny=tiny)),
+        ],
         "llama": [part for size in llama for part in _step_parts(size, tiny)],
-        "others": [*(part for size in others for part in _step_parts(size, tiny)),
-                   *(Part(f"scenes-{batch}", partial(run_scenes, batch, tiny=tiny))
-                     for batch in ((1,) if tiny else BATCHES)),
-                   Part("canvas", partial(run_canvas, tiny=tiny))],
+        "others": [
+            *(part for size in others for part in _step_parts(size, tiny)),
+            *(
+                Part(f"scenes-{batch}", partial(run_scenes, batch, tiny=tiny))
+                for batch in ((1,) if tiny else BATCHES)
+            ),
+            Part("canvas", partial(run_canvas, tiny=tiny)),
+        ],
         "kernels": [],
-        "profile": [Part(f"profile-{slug(size.name)}", partial(run_profile, size, tiny=tiny))
-                    for size in llama],
-    }  # fmt: skip
+        "profile": [
+            Part(f"profile-{slug(size.name)}", partial(run_profile, size, tiny=tiny))
+            for size in llama
+        ],
+    }
     if alone and device.type == "cuda":
         for parts in found.values():
             parts[:] = [Part(part.name, partial(run_alone, part.name, tiny)) for part in parts]
@@ -279,9 +295,14 @@ def run_profile(size: Size, device: torch.device, tiny: bool = False) -> dict[st
                     window.fused = route == "fused"
                 for policy in (Autoregressive(), Jacobi(4 if tiny else 32)):
                     step = time_step(
-                        window, policy, 24 if tiny else 1024, device_clock(device),
-                        n_passes=8 if tiny else 32, n_warm=2, profile=_LONGEST,
-                    )  # fmt: skip
+                        window,
+                        policy,
+                        24 if tiny else 1024,
+                        device_clock(device),
+                        n_passes=8 if tiny else 32,
+                        n_warm=2,
+                        profile=_LONGEST,
+                    )
                     rows.append({"model": size.name, "route": route, "policy": repr(policy)} | step)
         return {"profiles": rows}
     finally:

@@ -63,9 +63,11 @@ def main() -> int:
     report = {
         "command": f"python -m benchmarks.gpu.estimate --json {file}",
         "versions": {"torch": torch.__version__.split("+")[0]},
-        "node_us": NODE_US, "gb_per_s": GB_PER_S, "context": CONTEXT,
+        "node_us": NODE_US,
+        "gb_per_s": GB_PER_S,
+        "context": CONTEXT,
         "passes": [row for size in SIZES if size.name in MODELS for row in estimate(size)],
-    }  # fmt: skip
+    }
     text = json.dumps(report, indent=1) + "\n"
     write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
     return 0
@@ -85,12 +87,22 @@ def estimate(size: Size) -> list[dict[str, Any]]:
         once = sum(one.values()) - layer
         nodes = once + layer * n_layers
         glue = nodes * NODE_US / 1000
-        rows.append({
-            "model": size.name, "route": route, "policy": repr(policy), "layers": n_layers,
-            "nodes_once": once, "nodes_outside": sum(outside.values()), "nodes_a_layer": layer,
-            "nodes": nodes, "bytes": n_bytes,
-            "floor_ms": floor, "nodes_ms": glue, "ms": floor + glue,
-        })  # fmt: skip
+        rows.append(
+            {
+                "model": size.name,
+                "route": route,
+                "policy": repr(policy),
+                "layers": n_layers,
+                "nodes_once": once,
+                "nodes_outside": sum(outside.values()),
+                "nodes_a_layer": layer,
+                "nodes": nodes,
+                "bytes": n_bytes,
+                "floor_ms": floor,
+                "nodes_ms": glue,
+                "ms": floor + glue,
+            }
+        )
     return rows
 
 

@@ -41,9 +41,14 @@ class Size:
 
 def _janus(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
     return dict(
-        vocab_size=16_384, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=16_384,
-    )  # fmt: skip
+        vocab_size=16_384,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=16_384,
+    )
 
 
 _LONG = {"max_position_embeddings": 16_384}
@@ -58,10 +63,16 @@ SIZES = (
 def shrink(size: Size) -> Size:
     """The same classes with next to nothing in them, for machines without a GPU."""
     small = dict(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, vocab_size=128, bos_token_id=1,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        vocab_size=128,
+        bos_token_id=1,
         pad_token_id=0,
-    )  # fmt: skip
+    )
     codes = None if size.codes is None else range(4, 100)
     return replace(size, config=size.config | small, codes=codes)
 

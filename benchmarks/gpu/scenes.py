@@ -68,13 +68,14 @@ def measure_scenes(
             if compiled["seconds"] is not None:
                 own.insert(1, compiled)
             rows += [
-                row | {
+                row
+                | {
                     "speed_up": plain / row["seconds"],
                     "over_compiled": compiled["seconds"] and compiled["seconds"] / row["seconds"],
                     "compiled_reason": compiled["reason"],
                 }
                 for row in own
-            ]  # fmt: skip
+            ]
     jacobi = [row for row in rows if row["policy"] is not None]
     eager = [row for row in jacobi if row["runner"] != "cuda graphs"]
     if eager and needs_graphs:
@@ -140,9 +141,14 @@ def timed_steps(device: torch.device) -> Iterator[list[float]]:
 
 
 def _measure(
-    routes: Routes, policy: Policy | None, batch: int, scale: float, repeats: int,
-    device: torch.device, library: str = "library",
-) -> dict[str, Any]:  # fmt: skip
+    routes: Routes,
+    policy: Policy | None,
+    batch: int,
+    scale: float,
+    repeats: int,
+    device: torch.device,
+    library: str = "library",
+) -> dict[str, Any]:
     """One way; the first run is reported separately, the other two that capture are left out."""
     examples = routes.pipe.image_model.examples
     captions = [examples[n % len(examples)] for n in range(batch)]
@@ -162,9 +168,13 @@ def _measure(
             piece = routes.run(way, captions, range(batch))
         outside = 1 - sum(steps) / piece.seconds
     return {
-        "batch": batch, "guidance": scale, "route": way.route,
+        "batch": batch,
+        "guidance": scale,
+        "route": way.route,
         "policy": None if policy is None else repr(policy),
-        "seconds": seconds, "images_per_s": 1 / seconds, "first_seconds": first.seconds / batch,
+        "seconds": seconds,
+        "images_per_s": 1 / seconds,
+        "first_seconds": first.seconds / batch,
         "captures": [p.stats.captures for p in (first, *pieces) if p.stats is not None],
         "tokens_per_pass": tokens / passes if passes else 1.0,
         "outside": outside,
@@ -172,4 +182,4 @@ def _measure(
         "forward": stats[-1].route if stats else "",
         "runner": stats[-1].runner if stats else "eager",
         "reason": stats[-1].runner_reason if stats else "",
-    }  # fmt: skip
+    }

@@ -211,8 +211,9 @@ def time_step(
     length = tokens_wanted(width, n_passes, n_warm) if room is None else room - context
     prompt = Prompt(
         torch.ones((2, context), dtype=torch.int64, device=window.device),
-        torch.full((2,), context, device=window.device), 2,
-    )  # fmt: skip
+        torch.full((2,), context, device=window.device),
+        2,
+    )
     if isinstance(window, ImageTokenWindow):
         window.begin(prompt)
     noise = Noise.from_seed(0, 1, window.device)
@@ -226,12 +227,16 @@ def time_step(
         if watch.timed < _FEWEST:
             raise CheckError(
                 f"{policy!r} at {context} positions: expected {_FEWEST} passes to time or more, "
-                f"received {watch.timed} before the end; take more room", {},
-            )  # fmt: skip
+                f"received {watch.timed} before the end; take more room",
+                {},
+            )
         found = {
-            "ms": 1000 * watch.seconds, "passes": watch.timed, "runner": inner.name,
-            "reason": inner.reason, "attention": window.attention_reason,
-        }  # fmt: skip
+            "ms": 1000 * watch.seconds,
+            "passes": watch.timed,
+            "runner": inner.name,
+            "reason": inner.reason,
+            "attention": window.attention_reason,
+        }
         first, last = watch.generated or (0.0, 0.0)
         found["positions"] = context + (first + last) / 2 + width - 1
         found["tokens_per_pass"] = (last - first) / watch.timed
@@ -266,9 +271,14 @@ def _count_nodes(window: CausalLMWindow, watch: Stopwatch, n_rows: int) -> dict[
 
 
 def time_generate(
-    model: Any, context: int, clock: Clock, n_tokens: int = N_PASSES, n_warm: int = N_WARM,
-    *, static: bool = False,
-) -> float:  # fmt: skip
+    model: Any,
+    context: int,
+    clock: Clock,
+    n_tokens: int = N_PASSES,
+    n_warm: int = N_WARM,
+    *,
+    static: bool = False,
+) -> float:
     """Milliseconds of a step of transformers' own `generate`, two rows, sampled.
 
     Two plain rows, as Janus' own loop has them with guidance; the processor that other models use
@@ -293,9 +303,15 @@ def time_generate(
     for _ in range(2):  # the first sets libraries up and compiles
         times.clear()
         model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0,
-            max_new_tokens=n_new, min_new_tokens=n_new, stopping_criteria=[tick], **options,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=n_new,
+            min_new_tokens=n_new,
+            stopping_criteria=[tick],
+            **options,
+        )
     steps = [after - before for before, after in zip(times, times[1:])]
     return 1000 * median(steps[n_warm:])
 
@@ -383,9 +399,16 @@ def routes_of(window: Any) -> tuple[str, ...]:
 
 
 def _measure_route(
-    route: str, window: Any, context: int, room: int, gb_per_s: float, clock: Clock,
-    windows: tuple[int, ...], make_runner: MakeRunner, count: dict[str, int],
-) -> dict[str, Any]:  # fmt: skip
+    route: str,
+    window: Any,
+    context: int,
+    room: int,
+    gb_per_s: float,
+    clock: Clock,
+    windows: tuple[int, ...],
+    make_runner: MakeRunner,
+    count: dict[str, int],
+) -> dict[str, Any]:
     """Steps of one forward at one context."""
     before = getattr(window, "fused", None)
     if before is not None:
@@ -411,13 +434,25 @@ def _measure_route(
     steps = [one, *wide.values(), *beside.values()]
     why = {step[key] for step in steps for key in ("reason", "attention") if step[key]}
     return {
-        "route": route, "context": context, "room": room, "sync_every": _SYNC_EVERY,
-        "bytes": n_bytes, "floor_ms": floor, "step_ms": one["ms"],
-        "share_of_floor": floor / one["ms"], "step": one, "windows": wide, "beside": beside,
-        "windows_ms": {w: step["ms"] for w, step in wide.items()}, "window_ratios": ratios,
-        "nodes": one["nodes"], "runner": one["runner"], "reason": one["reason"],
-        "attention": one["attention"] or "window_attention", "fallbacks": sorted(why),
-    }  # fmt: skip
+        "route": route,
+        "context": context,
+        "room": room,
+        "sync_every": _SYNC_EVERY,
+        "bytes": n_bytes,
+        "floor_ms": floor,
+        "step_ms": one["ms"],
+        "share_of_floor": floor / one["ms"],
+        "step": one,
+        "windows": wide,
+        "beside": beside,
+        "windows_ms": {w: step["ms"] for w, step in wide.items()},
+        "window_ratios": ratios,
+        "nodes": one["nodes"],
+        "runner": one["runner"],
+        "reason": one["reason"],
+        "attention": one["attention"] or "window_attention",
+        "fallbacks": sorted(why),
+    }
 
 
 def _time_compiled(

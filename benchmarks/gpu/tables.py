@@ -178,36 +178,70 @@ Reports = dict[str, dict[str, Any]]
 def steps_table(reports: Reports) -> str:
     """Steps of models at true size by device; see `steps.measure_steps`."""
     heads = (
-        "model", "forward", "attention", "nodes", "context", "floor ms", "one token ms",
-        "of the floor", "window 32 ms", "window 64 ms", "ratios", "`generate` ms", "its ratio",
-        "compiled ms", "its ratio",
-    )  # fmt: skip
+        "model",
+        "forward",
+        "attention",
+        "nodes",
+        "context",
+        "floor ms",
+        "one token ms",
+        "of the floor",
+        "window 32 ms",
+        "window 64 ms",
+        "ratios",
+        "`generate` ms",
+        "its ratio",
+        "compiled ms",
+        "its ratio",
+    )
     return _by_device(reports, "steps", heads, _step)
 
 
 def attention_table(reports: Reports) -> str:
     """`window_attention` and torch's own attention by device."""
     heads = (
-        "model", "window", "keys", "ours ms", "of a copy", "SDPA ms", "FlexAttention ms", "slower"
-    )  # fmt: skip
+        "model",
+        "window",
+        "keys",
+        "ours ms",
+        "of a copy",
+        "SDPA ms",
+        "FlexAttention ms",
+        "slower",
+    )
     return _by_device(reports, "attention", heads, _attention)
 
 
 def scenes_table(reports: Reports) -> str:
     """The trained model end to end by device."""
     heads = (
-        "batch", "guidance", "policy", "forward", "tokens a pass", "first call, s an image",
-        "s an image", "images/s", "speed-up", "outside the steps",
-    )  # fmt: skip
+        "batch",
+        "guidance",
+        "policy",
+        "forward",
+        "tokens a pass",
+        "first call, s an image",
+        "s an image",
+        "images/s",
+        "speed-up",
+        "outside the steps",
+    )
     return _by_device(reports, "scenes", heads, _scene)
 
 
 def canvas_table(reports: Reports) -> str:
     """The masked model end to end by device."""
     heads = (
-        "batch", "policy", "exactness", "passes", "same tokens", "first call, s an image",
-        "s an image", "images/s", "speed-up",
-    )  # fmt: skip
+        "batch",
+        "policy",
+        "exactness",
+        "passes",
+        "same tokens",
+        "first call, s an image",
+        "s an image",
+        "images/s",
+        "speed-up",
+    )
     return _by_device(reports, "canvas", heads, _canvas)
 
 
@@ -300,20 +334,36 @@ def estimate_table(reports: Reports) -> str:
     if report is None:
         return f"\n{MISSING.capitalize()}.\n\n"
     heads = (
-        "model", "forward", "policy", "layers", "nodes a layer", "other nodes",
-        "of them outside the model", "nodes", "read, GB", "reading, ms", "nodes, ms",
+        "model",
+        "forward",
+        "policy",
+        "layers",
+        "nodes a layer",
+        "other nodes",
+        "of them outside the model",
+        "nodes",
+        "read, GB",
+        "reading, ms",
+        "nodes, ms",
         "estimate, ms",
-    )  # fmt: skip
+    )
     rows: list[tuple[str, ...]] = [
         (
-            row["model"], row["route"], f"`{row['policy']}`", str(row["layers"]),
-            str(row["nodes_a_layer"]), str(row["nodes_once"]), str(row["nodes_outside"]),
+            row["model"],
+            row["route"],
+            f"`{row['policy']}`",
+            str(row["layers"]),
+            str(row["nodes_a_layer"]),
+            str(row["nodes_once"]),
+            str(row["nodes_outside"]),
             str(row["nodes"]),
-            f"{row['bytes'] / 1e9:.2f}", f"{row['floor_ms']:.2f}", f"{row['nodes_ms']:.2f}",
+            f"{row['bytes'] / 1e9:.2f}",
+            f"{row['floor_ms']:.2f}",
+            f"{row['nodes_ms']:.2f}",
             f"{row['ms']:.1f}",
         )
         for row in report["passes"]
-    ]  # fmt: skip
+    ]
     said = (
         f"Counted by `{report['command']}` with torch {report['versions']['torch']}. Assumed: "
         f"{report['node_us']:g} µs a node, {report['gb_per_s']:g} GB/s, {report['context']} "

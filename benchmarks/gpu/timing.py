@@ -138,19 +138,30 @@ def _sweep(n_values: int, seen: int, width: int = 256) -> Callable[[torch.device
             return torch.randn(shape, device=device) * width**-0.5
 
         weights = SweepWeights(
-            numbers(13 * (n_values + 1), width), numbers(width, width), numbers(width),
-            numbers(n_values, width), numbers(n_values),
-        )  # fmt: skip
+            numbers(13 * (n_values + 1), width),
+            numbers(width, width),
+            numbers(width),
+            numbers(n_values, width),
+            numbers(n_values),
+        )
         columns = torch.arange(64, 95, device=device).expand(2, -1)
         neighbours = columns[..., None] - 1 - torch.arange(13, device=device)
         is_seen = (columns < 64 + seen).contiguous()
         values, last, gates = numbers(2, 31, 16), numbers(2, n_values), numbers(2, 31)
         slots = SweepSlots(
-            columns, neighbours, is_seen, torch.zeros_like(is_seen),
-            torch.full_like(neighbours, n_values), numbers(2, 31, width), numbers(2, 31, width),
-            torch.randint(n_values, (2, 31, 16), device=device), values, last,
-            gates, numbers(2, 31, n_values),
-        )  # fmt: skip
+            columns,
+            neighbours,
+            is_seen,
+            torch.zeros_like(is_seen),
+            torch.full_like(neighbours, n_values),
+            numbers(2, 31, width),
+            numbers(2, 31, width),
+            torch.randint(n_values, (2, 31, 16), device=device),
+            values,
+            last,
+            gates,
+            numbers(2, 31, n_values),
+        )
         work = torch.randint(n_values, (2, 96), device=device)
         return weights, slots, work, 1.0, 16
 
@@ -198,10 +209,17 @@ def _ending(device: torch.device) -> tuple[Any, ...]:
     rows, new = torch.zeros(2, device=device).long(), torch.ones(2, 32, device=device).long()
     flags = (torch.zeros(2, dtype=torch.bool, device=device) for _ in range(2))
     state = RowState(
-        torch.ones(2, 1024, device=device).long(), rows, rows.clone(), next(flags), rows.clone(),
-        next(flags), rows.clone(), torch.zeros(512, 2, device=device).long(), rows.double(),
+        torch.ones(2, 1024, device=device).long(),
+        rows,
+        rows.clone(),
+        next(flags),
+        rows.clone(),
+        next(flags),
+        rows.clone(),
+        torch.zeros(512, 2, device=device).long(),
+        rows.double(),
         torch.zeros(4, device=device).long(),
-    )  # fmt: skip
+    )
     return new, new[:, 1:] == 0, new.float(), None, state, torch.tensor(900, device=device), None
 
 

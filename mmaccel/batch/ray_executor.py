@@ -21,7 +21,8 @@ from mmaccel.batch.job import ItemsFailed, is_out_of_memory
 from mmaccel.batch.manifest import Key, Record
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.worker import Setup, Worker
-from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.checks import importing
+from mmaccel.errors import OptionError
 
 _CHUNK = 4  # batches that an actor receives at once
 _MAX_DEATHS = 2  # of actors with the same item in progress; the item then counts as failed
@@ -235,10 +236,8 @@ def _first_line(error: Exception) -> str:
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with importing(
+        "--executor ray: expected the package ray, found none; pip install 'mmaccel[ray]'"
+    ):
         import ray
-    except ImportError as error:
-        raise MissingBackendError(
-            "--executor ray: expected the package ray, found none; pip install 'mmaccel[ray]'"
-        ) from error
     return ray

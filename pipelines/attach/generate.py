@@ -146,9 +146,17 @@ class GenerateService:
                 reasons = [f"{describe_untested(VERSION)}, and {type(error).__name__}: {error}"]
         others = self.visuals.encode_whole(call.model, call.ids, call.others)
         return self._fallback.run(
-            call.model, "_sample", reasons, call.ids, call.processors, call.criteria,
-            call.config, synced_gpus=call.synced_gpus, streamer=call.streamer, **others,
-        )  # fmt: skip
+            call.model,
+            "_sample",
+            reasons,
+            call.ids,
+            call.processors,
+            call.criteria,
+            call.config,
+            synced_gpus=call.synced_gpus,
+            streamer=call.streamer,
+            **others,
+        )
 
     def _sample(
         self,
@@ -162,10 +170,19 @@ class GenerateService:
         **others: Any,
     ) -> Any:
         call = GenerateCall(
-            model, input_ids, logits_processor, stopping_criteria, generation_config,
-            synced_gpus, streamer, others, self.layout, self.assume_stateless,
-            self.family.prompt_inputs, self.family.placeholders(model),
-        )  # fmt: skip
+            model,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            synced_gpus,
+            streamer,
+            others,
+            self.layout,
+            self.assume_stateless,
+            self.family.prompt_inputs,
+            self.family.placeholders(model),
+        )
         return self.serve(call)
 
     def _run_other(self, name: str, reason: str) -> Callable[..., Any]:

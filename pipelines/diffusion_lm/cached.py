@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.options import check_options
@@ -136,12 +136,11 @@ class CachedDenoiser(Denoiser):
         self.block = block
         self.vocab_size, self.max_positions = vocab_size, max_positions
         self.cached = passes
-        self._reserved: tuple[int, int] | None = None
         self._predecessors: Predecessors | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache: `reserve` comes first, as always."""
-        own = {"cached": copy(self.cached), "_reserved": None, "_predecessors": None}
+        own = {"cached": copy(self.cached), "_predecessors": None}
         return vars(self) | own
 
     @property
@@ -178,7 +177,7 @@ class CachedDenoiser(Denoiser):
 
     def moved(self) -> None:
         """Drop the cache: the weights are on another device or in another dtype."""
-        self._reserved = self._predecessors = self.cached.stores = None
+        self._predecessors = self.cached.stores = None
 
     def reserve(self, rows: int, cache_size: int) -> None:
         """Start an empty cache; see `Denoiser.reserve`.
@@ -189,7 +188,6 @@ class CachedDenoiser(Denoiser):
         """
         check_capacity(rows, cache_size, None)
         check_mode(self.model)
-        self._reserved = rows, cache_size
         self.n_evicted = (0, 0)
         if self.supports_kv_cache:
             self.cached.reserve(rows, cache_size)
@@ -204,7 +202,6 @@ class CachedDenoiser(Denoiser):
         the canvas.
 
         Raises:
-            ShapeError: before `reserve`, or for more rows or another cache size than reserved.
             OptionError: a position beyond `max_positions`.
         """
         self._check(entries)
@@ -242,17 +239,9 @@ class CachedDenoiser(Denoiser):
         return logits.roll(self.shift, 1)[..., : self.vocab_size]
 
     def _check(self, entries: CanvasPass) -> None:
-        (rows, width), cache_size = entries.tokens.shape, entries.reads.shape[-1]
-        is_whole = self.supports_kv_cache or width == cache_size
-        reserved = self._reserved
-        if reserved is None or rows > reserved[0] or cache_size != reserved[1] or not is_whole:
-            size = "nothing" if reserved is None else f"{reserved[0]} x {reserved[1]}"
-            raise ShapeError(
-                f"entries: expected at most rows x indices as reserved ({size}), received "
-                f"{rows} x {cache_size}, {width} computed; call reserve first"
-            )
-        if self.max_positions is not None and cache_size > self.max_positions:
-            check_capacity(1, int(entries.positions.max()) + 1, self.max_positions)
+        most = self.max_positions
+        if most is not None and entries.reads.shape[-1] > most:
+            check_capacity(1, int(entries.positions.max()) + 1, most)
 
 
 def count_ids(

@@ -281,9 +281,12 @@ class DenoiserCall:
         if hasattr(denoiser, "to_canvas"):
             tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
         return Prompt(
-            tokens, lengths, branches=1 if self.negative is None else 2,
-            stop_tokens=stops if self.ends else None, layout=layout,
-        )  # fmt: skip
+            tokens,
+            lengths,
+            branches=1 if self.negative is None else 2,
+            stop_tokens=stops if self.ends else None,
+            layout=layout,
+        )
 
     @property
     def _temperature(self) -> Any:

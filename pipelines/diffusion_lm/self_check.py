@@ -68,9 +68,13 @@ def check_denoiser(model: CheckedDenoiser) -> None:
     inner = model.model
     config = getattr(inner, "config", None)
     key = (
-        type(model), model.supports_kv_cache, model.block, model.shift, model.dtype,
+        type(model),
+        model.supports_kv_cache,
+        model.block,
+        model.shift,
+        model.dtype,
         getattr(config, "_attn_implementation", None),
-    )  # fmt: skip
+    )
     if key in _passed.get(inner, ()):
         return
     if model.device.type == "meta":

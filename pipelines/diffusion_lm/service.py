@@ -124,11 +124,19 @@ class DenoiserService(PolicyService):
             received = "neither" if inputs is None else "both"
             raise TypeError(f"generate() expected one of inputs and input_ids, received {received}")
         given = {
-            "max_new_tokens": max_new_tokens, "gen_length": gen_length, "max_length": max_length,
-            "do_sample": do_sample, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-            "min_p": min_p, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id,
-            "return_dict_in_generate": return_dict_in_generate, "guidance_scale": guidance_scale,
-        }  # fmt: skip
+            "max_new_tokens": max_new_tokens,
+            "gen_length": gen_length,
+            "max_length": max_length,
+            "do_sample": do_sample,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "eos_token_id": eos_token_id,
+            "pad_token_id": pad_token_id,
+            "return_dict_in_generate": return_dict_in_generate,
+            "guidance_scale": guidance_scale,
+        }
         ids: Any = input_ids if inputs is None else inputs
         negative = negative_rows(negative_prompt_ids, negative_prompt_attention_mask)
         call = DenoiserCall(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
 from mmaccel.pipelines.diffusion_lm.options import (
     check_options,
@@ -73,7 +73,6 @@ class UncachedDenoiser(Denoiser):
         self.mask_token = size if images else mask_token
         self.n_ids = n_ids
         self.max_positions = find_max_positions(model.config)
-        self._reserved: tuple[int, int] | None = None
         check_mode(model)
         check_denoiser(self)
 
@@ -107,22 +106,10 @@ class UncachedDenoiser(Denoiser):
         """
         check_capacity(rows, cache_size, self.max_positions)
         check_mode(self.model)
-        self._reserved = (rows, cache_size)
 
     @torch.no_grad()
     def forward(self, entries: CanvasPass) -> Tensor:
-        """One pass; see `Denoiser.forward`.
-
-        Raises:
-            ShapeError: before `reserve`, or for more rows or other columns than reserved.
-        """
-        rows, n = entries.tokens.shape
-        reserved = self._reserved
-        if reserved is None or rows > reserved[0] or n != reserved[1] or entries.reads.shape[1] > 1:
-            raise ShapeError(
-                f"entries: expected all columns of at most the rows reserved ({reserved}), "
-                f"received {rows} x {n}, reads {list(entries.reads.shape)}; call reserve first"
-            )
+        """One pass; see `Denoiser.forward`."""
         queries = (entries.queries - self.shift).clamp(min=0)
         ids, visible = self.to_model(entries.tokens), entries.reads[:, 0]  # [R, N]
         logits = self.run(ids, entries.positions, visible, queries)

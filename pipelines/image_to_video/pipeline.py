@@ -226,6 +226,13 @@ def finish_clip(
     new = row.tokens.to(given.device).view(-1, *given[0].shape)
     whole = torch.cat((given, new))
     return Clip(
-        row.row, seed, video.render(whole), n_given, len(given), video.fps, whole.cpu(),
-        row.passes, row.total_variation,
-    )  # fmt: skip
+        row.row,
+        seed,
+        video.render(whole),
+        n_given,
+        len(given),
+        video.fps,
+        whole.cpu(),
+        row.passes,
+        row.total_variation,
+    )

@@ -127,10 +127,16 @@ def load_model(
     if is_mapped:
         options["device_map"] = load_config.device_map
         options["offload_folder"] = load_config.offload_folder
-    with refusing(
-        f"the {kind.__name__} in {folder}", "one that transformers refuses",
-        "give the folder that save_pretrained wrote", option=option, folder=folder,
-    ), _without_report():  # fmt: skip
+    with (
+        refusing(
+            f"the {kind.__name__} in {folder}",
+            "one that transformers refuses",
+            "give the folder that save_pretrained wrote",
+            option=option,
+            folder=folder,
+        ),
+        _without_report(),
+    ):
         model, loaded = kind.from_pretrained(folder, **options)
     missing, surplus = loaded["missing_keys"], loaded["unexpected_keys"]
     reshaped = [key if isinstance(key, str) else key[0] for key in loaded["mismatched_keys"]]
@@ -187,9 +193,11 @@ def load_config_file(folder: Path, load_config: LoadConfig) -> Any:
 
     check_folder(folder)
     with refusing(
-        f"a configuration of transformers in {folder}", "one that it refuses",
-        "copy the folder again", folder=folder,
-    ):  # fmt: skip
+        f"a configuration of transformers in {folder}",
+        "one that it refuses",
+        "copy the folder again",
+        folder=folder,
+    ):
         return AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code
         )
@@ -208,9 +216,11 @@ def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
     """
     check_folder(folder)
     with refusing(
-        f"the {kind.__name__} in {folder}", "none that transformers can read",
-        "copy the folder again, with its tokenizer and processor files", folder=folder,
-    ):  # fmt: skip
+        f"the {kind.__name__} in {folder}",
+        "none that transformers can read",
+        "copy the folder again, with its tokenizer and processor files",
+        folder=folder,
+    ):
         return kind.from_pretrained(
             folder, local_files_only=True, trust_remote_code=load_config.trust_remote_code
         )

@@ -23,10 +23,12 @@ from mmaccel.pipelines.loading.lookalikes import CONFIGS, refuse_lookalike
 _HUB = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _SITE = "https://huggingface.co"
 _TENSORS = (".bin", ".pt", ".pth", ".ckpt", ".safetensors")
-_UNREAD = (  # other frameworks' weights, and what is there for people
-    ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".tflite", ".mlmodel", ".gguf", ".npz",
-    ".md", ".png", ".jpg", ".jpeg", ".webp", ".gif", ".pdf", ".mp4", ".wav", ".gitattributes",
-)  # fmt: skip
+_UNREAD = tuple(  # other frameworks' weights, and what is there for people
+    (
+        ".h5 .msgpack .onnx .onnx_data .ot .tflite .mlmodel .gguf .npz"
+        " .md .png .jpg .jpeg .webp .gif .pdf .mp4 .wav .gitattributes"
+    ).split()
+)
 _VARIANT = re.compile(r"(?<=.)\.(fp16|bf16|fp32|fp8|ema|non_ema)(?=[.-])")
 
 

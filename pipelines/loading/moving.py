@@ -9,6 +9,7 @@ captured passes, are dropped and made anew by the next call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,14 +63,15 @@ def find_parts(owner: Any) -> dict[str, Part]:
     others = {
         name: Part(value, name in keeps)
         for name, value in vars(owner).items()
-        if name not in ("window", "model") and hasattr(value, "to")
+        if name not in ("window", "model")
+        and hasattr(value, "to")
         and (isinstance(value, nn.Module) or hasattr(value, "decode"))
-    }  # fmt: skip
+    }
     before = {name: part for name, part in others.items() if not hasattr(part.module, "decode")}
     return {**before, "model": Part(model), **others}  # a part keeps its first place
 
 
-class MovablePipeline:
+class MovablePipeline(ABC):
     """A pipeline whose parts can be moved. A child class says what they are."""
 
     _offloaded: dict[str, Any] | None = None  # hooks by name of the part
@@ -82,23 +84,23 @@ class MovablePipeline:
 
     save_pretrained: Any = property(_refuse_saving)  # so that hasattr says no
 
+    @abstractmethod
     def _parts(self) -> Mapping[str, Part]:
         """All parts; "model" predicts the tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _moved(self) -> None:
         """Drop what was computed from the weights as they were, and captured passes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _cuda_graphs(self) -> UseGraphs:
         """What the caller asked for."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _lock(self) -> Any:
         """What a run locks."""
-        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

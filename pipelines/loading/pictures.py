@@ -22,9 +22,18 @@ from mmaccel.limits import MAX_PIXELS
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _EXPECTED = "PNG, JPEG, WebP, GIF, BMP or TIFF"
 _BROKEN = (  # what Pillow raises for broken files
-    ArithmeticError, AttributeError, EOFError, LookupError, OSError, RuntimeError, SyntaxError,
-    TypeError, ValueError, zlib_error, struct_error,
-)  # fmt: skip
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zlib_error,
+    struct_error,
+)
 
 
 @contextmanager

@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout
-from mmaccel.errors import OptionError, ShapeError
 from mmaccel.pipelines.logits.processor_support import find_window_form, is_own
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -109,11 +108,7 @@ class LogitsChain:
         ends = columns - self._origin + self._prompt.shape[1]
         for processor in processors:
             form = find_window_form(processor)
-            if form is None:
-                raise OptionError(
-                    f"processors: expected a form for windows, received {processor!r}; "
-                    'pass it as "prefix"'
-                )
+            assert form is not None  # as its reading of prefixes was found
             scores = form(scores, prefix, ends)
         return scores
 
@@ -186,11 +181,6 @@ class LogGuidance(SamplingParams):
         self, logits: Tensor, branches: int, slots: Tensor, layout: Layout | None
     ) -> Tensor:
         """Raw logits `[R, W, V]` under guidance and the structural mask, `[B, W, V]` float32."""
-        if branches != 2:
-            raise ShapeError(
-                f"guidance: expected 2 branches, received {branches}; "
-                "put the unconditional prompts after the others"
-            )
         conditional, unconditional = logits.float().log_softmax(-1).chunk(2)
         scores = (conditional - unconditional).mul_(self.guidance_scale).add_(unconditional)
         allowed = layout.allowed(slots) if layout is not None else None

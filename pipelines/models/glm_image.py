@@ -305,9 +305,11 @@ def load_glm_image(folder: Path, load_config: LoadConfig) -> GlmImageImages:
         }
     trust = load_config.trust_remote_code
     with refusing(
-        f"a GlmImagePipeline in {folder}", "one that diffusers refuses", "copy the folder again",
+        f"a GlmImagePipeline in {folder}",
+        "one that diffusers refuses",
+        "copy the folder again",
         folder=folder,
-    ):  # fmt: skip
+    ):
         pipe = GlmImagePipeline.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust, **parts
         )

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import importing, show
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, read_weights
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.loading.refusal import refusing
@@ -138,21 +138,21 @@ def load_orpheus(
         UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
             together.
     """
-    try:
+    with importing(
+        "codec: expected the package snac, which Orpheus' codec is in, received none; "
+        "pip install snac"
+    ):
         from snac import SNAC
-    except ImportError as error:
-        raise MissingBackendError(
-            "codec: expected the package snac, which Orpheus' codec is in, received none; "
-            "pip install snac"
-        ) from error
     file, weights_file = codec / "config.json", codec / "pytorch_model.bin"
     config = read_json(file, option="codec")
     check_ranges(config, _SNAC_RANGES, file, "codec")
     weights = read_weights(weights_file, "codec")
     with refusing(
-        f"config.json and pytorch_model.bin of a SNAC in {codec}", "what snac refuses",
-        "copy the folder again", option="codec",
-    ):  # fmt: skip
+        f"config.json and pytorch_model.bin of a SNAC in {codec}",
+        "what snac refuses",
+        "copy the folder again",
+        option="codec",
+    ):
         with torch.device("meta"):
             outline = SNAC(**config).state_dict()
         wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))

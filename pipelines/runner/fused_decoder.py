@@ -147,10 +147,15 @@ class FusedDecoder:
             assert store.keys is not None and store.values is not None
             index = store.write_index(store.keys.device)
             queries = write(
-                qkv, *_find_turns(angles, layer), store.keys, store.values, index,
-                interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
+                qkv,
+                *_find_turns(angles, layer),
+                store.keys,
+                store.values,
+                index,
+                interleaved=self._structure.spec.interleaved,
+                grouped=attention.is_grouped,
                 norms=attention.norms,
-            ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
+            ).view(*hidden.shape[:2], -1, attention.head_dim)
             if kernel_pass is not None:
                 return _attend_by_kernel(attention, queries, store, kernel_pass, number)
             return self._attend(attention, queries, *store.visible(), _pick(masks, layer.kind))
@@ -200,10 +205,14 @@ class FusedDecoder:
             own = stores[number]
             attention = layer.attention
             queries = rope_write(
-                qkv, *_find_turns(angles, layer), *own, index,
-                interleaved=self._structure.spec.interleaved, grouped=attention.is_grouped,
+                qkv,
+                *_find_turns(angles, layer),
+                *own,
+                index,
+                interleaved=self._structure.spec.interleaved,
+                grouped=attention.is_grouped,
                 norms=attention.norms,
-            ).view(*hidden.shape[:2], -1, attention.head_dim)  # fmt: skip
+            ).view(*hidden.shape[:2], -1, attention.head_dim)
             keys, values = (
                 states.view(rows, -1, *states.shape[1:])[:, : mask.shape[-1]].transpose(1, 2)
                 for states in own
@@ -302,9 +311,13 @@ class FusedDecoder:
         if groups > 1 and not on_cpu:  # a mask keeps grouped heads off the fast kernels of GPUs
             keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
         out = F.scaled_dot_product_attention(
-            queries.transpose(1, 2), keys, values, mask, scale=attention.scale,
+            queries.transpose(1, 2),
+            keys,
+            values,
+            mask,
+            scale=attention.scale,
             enable_gqa=groups > 1 and on_cpu,
-        )  # fmt: skip
+        )
         return out.transpose(1, 2).flatten(2)
 
     def logits(self, hidden: Tensor, n_ids: int) -> Tensor:

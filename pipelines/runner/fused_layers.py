@@ -142,9 +142,14 @@ _GPT2 = LayerSpec(
     Residuals("ln_1", pre_mlp="ln_2"), _C_ATTN, _C_FC, _LAYER, last_norm="ln_f", positions="wpe"
 )
 _BIOGPT = LayerSpec(
-    _OPT_NORMS, AttentionSpec(out="out_proj"), replace(_FC, name=""), _LAYER,
-    last_norm="layer_norm", positions="embed_positions", first_position=2,
-)  # fmt: skip
+    _OPT_NORMS,
+    AttentionSpec(out="out_proj"),
+    replace(_FC, name=""),
+    _LAYER,
+    last_norm="layer_norm",
+    positions="embed_positions",
+    first_position=2,
+)
 
 LAYERS: dict[str, LayerSpec] = {  # "FAMILY.CLASS" of transformers.models
     "apertus.ApertusDecoderLayer": _APERTUS,
@@ -191,12 +196,17 @@ LAYERS: dict[str, LayerSpec] = {  # "FAMILY.CLASS" of transformers.models
     "olmo2.Olmo2DecoderLayer": _OLMO2,
     "olmo3.Olmo3DecoderLayer": replace(_OLMO2, has_kinds=True),
     "opt.OPTDecoderLayer": replace(
-        _BIOGPT, residuals=replace(_OPT_NORMS, stream_unless="do_layer_norm_before"),
-        last_norm="final_layer_norm", has_projections=True,
+        _BIOGPT,
+        residuals=replace(_OPT_NORMS, stream_unless="do_layer_norm_before"),
+        last_norm="final_layer_norm",
+        has_projections=True,
     ),
     "paddleocr_vl.PaddleOCRDecoderLayer": _QWEN2_VL,
     "phi.PhiDecoderLayer": LayerSpec(
-        _PARALLEL, AttentionSpec(out="dense", unless="qk_layernorm"), _FC, _LAYER,
+        _PARALLEL,
+        AttentionSpec(out="dense", unless="qk_layernorm"),
+        _FC,
+        _LAYER,
         last_norm="final_layernorm",
     ),
     "phi3.Phi3DecoderLayer": LayerSpec(attention=AttentionSpec(("qkv_proj",)), mlp=_PACKED),
@@ -212,7 +222,7 @@ LAYERS: dict[str, LayerSpec] = {  # "FAMILY.CLASS" of transformers.models
     ),
     "starcoder2.Starcoder2DecoderLayer": LayerSpec(mlp=_C_FC, norm=_LAYER),
     "vaultgemma.VaultGemmaDecoderLayer": replace(_GEMMA2, residuals=_VAULT_NORMS),
-}  # fmt: skip
+}
 
 _CAPPED_HEAD = HeadSpec(softcap="final_logit_softcapping")
 HEADS: dict[str, HeadSpec] = {  # a head that is not here is its linear layer
@@ -226,6 +236,11 @@ HEADS: dict[str, HeadSpec] = {  # a head that is not here is its linear layer
 }
 
 ACTIVATIONS: dict[str, Activation] = {  # classes of torch.nn and transformers.activations
-    "SiLU": "silu", "SiLUActivation": "silu", "GELU": "gelu", "GELUActivation": "gelu",
-    "GELUTanh": "gelu_tanh", "NewGELUActivation": "gelu_tanh", "FastGELUActivation": "gelu_tanh",
-}  # fmt: skip
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELU": "gelu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+}

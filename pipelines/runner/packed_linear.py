@@ -88,8 +88,9 @@ class PackedLinear:
             hook.remove()
         for linear in self._linears:
             for parameter, address in (
-                (linear.weight, self._address), (linear.bias, self._bias_address),
-            ):  # fmt: skip
+                (linear.weight, self._address),
+                (linear.bias, self._bias_address),
+            ):
                 if address is not None and _is_at(parameter, address):
                     with torch.inference_mode(False), torch.no_grad():
                         parameter.data = parameter.data.clone()

@@ -231,16 +231,26 @@ def _torch_settings(device: torch.device) -> tuple[Hashable, ...]:
     """Settings that decide which kernels a captured pass consists of."""
     cuda = torch.backends.cuda
     kernels = (
-        cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(), cuda.matmul.allow_fp16_reduced_precision_reduction,
-        cuda.matmul.allow_bf16_reduced_precision_reduction, torch.backends.cudnn.allow_tf32,
-        find_product_format(device.type), torch.are_deterministic_algorithms_enabled(),
-    )  # fmt: skip
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        cuda.matmul.allow_fp16_reduced_precision_reduction,
+        cuda.matmul.allow_bf16_reduced_precision_reduction,
+        torch.backends.cudnn.allow_tf32,
+        find_product_format(device.type),
+        torch.are_deterministic_algorithms_enabled(),
+    )
     kind = device.type
     is_cast = torch.is_autocast_enabled(kind)
     stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
     return (
-        device, stream, torch.get_default_dtype(), torch.is_inference_mode_enabled(),
-        torch.get_autocast_dtype(kind) if is_cast else None, dispatch.mode(),
-        dispatch.is_interpreted(), kernels,
-    )  # fmt: skip
+        device,
+        stream,
+        torch.get_default_dtype(),
+        torch.is_inference_mode_enabled(),
+        torch.get_autocast_dtype(kind) if is_cast else None,
+        dispatch.mode(),
+        dispatch.is_interpreted(),
+        kernels,
+    )

@@ -257,6 +257,14 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
             (row.row,),
         )
     return Utterance(
-        row.row, plan.texts[row.row], plan.voice, seed, sound, speech.sample_rate, tokens.cpu(),
-        row.passes, is_finished, row.total_variation,
-    )  # fmt: skip
+        row.row,
+        plan.texts[row.row],
+        plan.voice,
+        seed,
+        sound,
+        speech.sample_rate,
+        tokens.cpu(),
+        row.passes,
+        is_finished,
+        row.total_variation,
+    )

@@ -41,10 +41,15 @@ class SpeechPlan(RowPlan):
 
 
 def make_plan(
-    speech: SpeechModel, texts: Sequence[str], seed: int | Sequence[int], *,
-    voice: str | None = None, max_seconds: float | None = None, batch_size: int | None = None,
+    speech: SpeechModel,
+    texts: Sequence[str],
+    seed: int | Sequence[int],
+    *,
+    voice: str | None = None,
+    max_seconds: float | None = None,
+    batch_size: int | None = None,
     **params: Any,
-) -> SpeechPlan:  # fmt: skip
+) -> SpeechPlan:
     """Check the arguments of a call and plan it. Nothing is decoded.
 
     Args:
@@ -99,9 +104,13 @@ def join_plans(plans: Sequence[SpeechPlan], width: int = 0) -> tuple[Prompt, Noi
 
 
 def check_call(
-    texts: Sequence[str], seed: int | Sequence[int], *, max_seconds: float | None = None,
-    repetition_penalty: float | None = None, **params: Any,
-) -> None:  # fmt: skip
+    texts: Sequence[str],
+    seed: int | Sequence[int],
+    *,
+    max_seconds: float | None = None,
+    repetition_penalty: float | None = None,
+    **params: Any,
+) -> None:
     """Check arguments that do not depend on the model, before it is loaded; see `make_plan`.
 
     Raises:

@@ -54,8 +54,9 @@ def open_speech(
     load_family = load(SPEECH_MODELS[family])
     with refusing(
         f"a checkpoint of {family} in {source} and its codec in {codec_source}",
-        "files that do not fit", "copy both folders again",
-    ):  # fmt: skip
+        "files that do not fit",
+        "copy both folders again",
+    ):
         loaded: SpeechModel = load_family(source, tokenizer, codec_source, load_config)
         loaded.encode("a", None)
     use_folder(loaded.window, source)

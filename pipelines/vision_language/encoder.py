@@ -48,9 +48,13 @@ from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 
 _PLAIN = {  # patches of an image are plain rows of one sequence
-    "clip_vision_model", "siglip_vision_model", "idefics3_vision", "smolvlm_vision",
-    "internvl_vision", "janus_vision_model",
-}  # fmt: skip
+    "clip_vision_model",
+    "siglip_vision_model",
+    "idefics3_vision",
+    "smolvlm_vision",
+    "internvl_vision",
+    "janus_vision_model",
+}
 _REASONS = {
     "qwen2_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
     "qwen2_5_vl": "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it",
@@ -401,8 +405,9 @@ class EncoderReduction:
             run.levels.append(level)
             hidden = patches.put(hidden, x, plan)
             return (
-                hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1])), *args[1:],
-            )  # fmt: skip
+                hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1])),
+                *args[1:],
+            )
 
         return hook
 

@@ -191,9 +191,13 @@ class DecoderLayers:
         )
 
     def _enter(
-        self, answer: LayerAnswer, index: int, _layer: Any, args: tuple[Any, ...],
+        self,
+        answer: LayerAnswer,
+        index: int,
+        _layer: Any,
+        args: tuple[Any, ...],
         given: dict[str, Any],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The hook in front of a layer."""
         hidden = args[0]
         if index in self.before:

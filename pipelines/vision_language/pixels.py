@@ -36,8 +36,10 @@ OFFERED = frozenset({"pixels"})
 _PACKED = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
 _INTERPOLATES = {"clip_vision_model", "siglip_vision_model", "janus_vision_model"}
 _JOINED = {  # model -> the projector that joins patches, after the tower
-    "internvl": "multi_modal_projector", "idefics3": "connector", "smolvlm": "connector",
-}  # fmt: skip
+    "internvl": "multi_modal_projector",
+    "idefics3": "connector",
+    "smolvlm": "connector",
+}
 _REASONS = {
     "gemma3": "whose projector pools a grid of one size",
     "chameleon": "whose encoder is a VQGAN for images of one size",

@@ -10,7 +10,7 @@ Source: `get_image_features` and `pack_image_features` of these models in transf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isqrt
@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholders
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
-from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
+from mmaccel.reduction.visual_tokens.context import Queries, Text, VisualContext, make_context
 
 _TILED = {"llava_next", "llava_onevision"}
 _RECORDED = {"llava", *_TILED}
@@ -96,7 +97,7 @@ def has_tower_tokens(model: Any) -> bool:
 def offered(model: Any) -> frozenset[str]:
     """What of `mmaccel.reduction.visual_tokens.context.NEEDS` images of a model have."""
     kind = model.config.model_type
-    found = set[str]()
+    found = {"text"}
     if kind in _RECORDED:
         found |= {"grid", "keys", "all_attention"} | ({"tiles"} if kind in _TILED else set())
         found |= {"cls_attention"} if has_class_token(model) else set()
@@ -297,6 +298,7 @@ def open_context(
     seeds: Sequence[int],
     record: EncoderRecord | None,
     left: Sequence[tuple[Tensor, Tensor]] | None = None,
+    text: Callable[[], Text] | None = None,
 ) -> VisualContext:
     """What a reducer may look at between the encoder and the first layer; a row for each image.
 
@@ -309,6 +311,7 @@ def open_context(
         record: of the tower, where it was recorded.
         left: of each image, after merges in the encoder: `[n]` bool, which features count, and
             `[n]` float32, how many tokens each stands for.
+        text: of each image's row.
     """
     places = find_places(model, visuals, inputs)
     stack = {
@@ -344,8 +347,25 @@ def open_context(
         column=stack["column"] if has_grid else None,
         size=size,
         seed=torch.tensor(seeds, dtype=torch.int64),
+        text=text,
         **options,
     )
+
+
+def read_text(call: GenerateCall, visuals: Sequence[Visual]) -> Text:
+    """The embeddings of the text of each image's row.
+
+    Args:
+        call: whose prompt has the images.
+        visuals: images, or videos, of it.
+    """
+    ids = call.ids
+    rows = torch.tensor([visual.row for visual in visuals], device=ids.device)
+    is_text = call.mask[:, -ids.shape[1] :]
+    for placeholder in find_placeholders(call.model):
+        is_text = is_text & (ids != placeholder)
+    embed = call.model.get_input_embeddings()
+    return Text(embed(ids.where(is_text, 0))[rows], is_text[rows])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -38,6 +39,7 @@ from mmaccel.pipelines.vision_language.tokens import (
     find_missing,
     find_places,
     open_context,
+    read_text,
     recorded_encoder,
 )
 from mmaccel.pipelines.vision_language.visuals import find_seeds, find_visuals
@@ -236,7 +238,15 @@ class VisualCall:
             if left is None and method is None:
                 continue
             seeded = find_seeds([visual.row for visual in own], seeds)
-            context = open_context(call.model, own, given.inputs, seeded, given.record, left)
+            context = open_context(
+                call.model,
+                own,
+                given.inputs,
+                seeded,
+                given.record,
+                left,
+                text=partial(read_text, call, own),
+            )
             if method is None:
                 plan = keep_tokens(context.valid, context.valid)
             else:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mmaccel.checks import check_int, show
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
-from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.checks import check_noise
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits, is_possible
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -49,11 +50,7 @@ def check_run(
     """
     check_model(model)
     check_int("length", length, 1, hint="ask for at least 1 slot")
-    if noise.seeds.shape[0] != prompt.batch:
-        raise ShapeError(
-            f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
-            "make it for this batch"
-        )
+    check_noise(noise.seeds, prompt.batch)
     if prompt.batching is not None and not model.any_rows:
         raise OptionError(
             f"batching: expected None for a {type(model).__name__}, which keeps something for each "

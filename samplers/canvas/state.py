@@ -14,9 +14,17 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import OptionError
 
 PER_ROW = (
-    "tokens", "is_committed", "is_given", "limit", "start", "base", "end", "block_commits",
-    "stays_in_block", "_offset",
-)  # fmt: skip
+    "tokens",
+    "is_committed",
+    "is_given",
+    "limit",
+    "start",
+    "base",
+    "end",
+    "block_commits",
+    "stays_in_block",
+    "_offset",
+)
 
 
 class Canvas:

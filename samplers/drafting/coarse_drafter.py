@@ -150,9 +150,13 @@ class HostRows(Protocol):
     """What a `CoarseDrafter` does between two passes, row by row on the host."""
 
     def redraft(
-        self, coarse: CoarseDrafter, run: OpenRun, drafts: Tensor, noise: Tensor,
+        self,
+        coarse: CoarseDrafter,
+        run: OpenRun,
+        drafts: Tensor,
+        noise: Tensor,
         p_draft: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None]:
         """`CoarseDrafter.redraft`; with `p_draft` `CoarseDrafter.redraft_with_distribution`."""
 
     def record(self, coarse: CoarseDrafter, run: OpenRun, scores: PassScores) -> None:
@@ -407,9 +411,19 @@ class CoarseDrafter(Drafter):
         gates = model.gate(distances)[..., 0] * _scale(run)
         noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
         return SweepSlots(
-            buffer.columns[:, :-1], self._neighbours(run, slots), is_seen, is_fixed, seen, base,
-            self.find_hidden(seen, base), ids, values, last_scores, gates, noise,
-        )  # fmt: skip
+            buffer.columns[:, :-1],
+            self._neighbours(run, slots),
+            is_seen,
+            is_fixed,
+            seen,
+            base,
+            self.find_hidden(seen, base),
+            ids,
+            values,
+            last_scores,
+            gates,
+            noise,
+        )
 
     def _stale_scores(self, run: OpenRun) -> Tensor:
         """`[B, W-1, V]`, the last pass's scores of the window's slots; meaningless for new ones."""

@@ -140,16 +140,21 @@ class CoarseModel(nn.Module):
         table = torch.einsum("ve,hke->kvh", self.project(self.embedded), mix)
         head = self.output @ self.out.weight  # [V, H]
         return SweepWeights(
-            table.reshape(-1, config.width).contiguous(), self.inner.weight.T.contiguous(),
-            self.inner.bias.detach(), head.contiguous(), self.output @ self.out.bias,
-        )  # fmt: skip
+            table.reshape(-1, config.width).contiguous(),
+            self.inner.weight.T.contiguous(),
+            self.inner.bias.detach(),
+            head.contiguous(),
+            self.output @ self.out.bias,
+        )
 
     def slot_weights(self) -> SlotWeights:
         """The weights of `base` as the sweep of a row reads them, and those of `gate`."""
         return SlotWeights(
-            self.state.weight.T.contiguous(), self.slots.weight, self.distances.weight,
+            self.state.weight.T.contiguous(),
+            self.slots.weight,
+            self.distances.weight,
             1 + self.gates.weight[:, 0],
-        )  # fmt: skip
+        )
 
     def of_prompt(self, prompts: Tensor) -> Tensor:
         """What is known of all slots, `[..., H]`, from states `[..., D]` of slot 0."""
@@ -288,10 +293,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
         )
     known = content.get("fingerprint")
     own = make_fingerprint(output)
-    is_own = isinstance(known, list) and len(known) == len(own) and all(
-        isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in zip(known, own)
-    )  # fmt: skip
-    if not is_own:
+    if not _is_same(known, own):
         raise OptionError(
             f"drafts: expected a coarse model made for this model, received one of another model "
             f"in {folder} (fingerprint {show(known)}, this model's is {own}); make one for this "
@@ -318,6 +320,14 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
     model = CoarseModel(config, output)
     model.load_state_dict(weights)
     return model.to(output.device).eval().requires_grad_(False)
+
+
+def _is_same(known: Any, own: list[float]) -> bool:
+    """Whether what a file has for a fingerprint is this one, but for rounding."""
+    if not isinstance(known, list) or len(known) != len(own):
+        return False
+    pairs = zip(known, own)
+    return all(isinstance(a, float) and math.isclose(a, b, rel_tol=_RELATIVE) for a, b in pairs)
 
 
 def _read_config(content: dict[str, Any], folder: Path) -> CoarseConfig:

@@ -69,9 +69,14 @@ class RowByRow:
 
 
 def _sweep(
-    coarse: CoarseDrafter, run: OpenRun, rows: list[Any], table: Any, drafts: Tensor,
-    noise: Tensor, p_draft: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    coarse: CoarseDrafter,
+    run: OpenRun,
+    rows: list[Any],
+    table: Any,
+    drafts: Tensor,
+    noise: Tensor,
+    p_draft: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
     buffer = run.buffer
     layout = run.prompt.layout
     forced = run.rows.forced()
@@ -107,12 +112,19 @@ def _sweep(
             n_slots = min(n_slots, width - moved)
         column = origin + n_made
         drafted = opened.row_sweep.redraft(
-            rows[b], column, table[n_made : n_made + n_slots], n_made,
-            RowPass(seen[b], states[b], scores[b], last[b], prompts[b]), moved, width,
-            noise[b].numpy(), None if forced is None else forced[b].numpy() >= 0,
-            1.0 / (temperature or 1.0), opened.candidates,
+            rows[b],
+            column,
+            table[n_made : n_made + n_slots],
+            n_made,
+            RowPass(seen[b], states[b], scores[b], last[b], prompts[b]),
+            moved,
+            width,
+            noise[b].numpy(),
+            None if forced is None else forced[b].numpy() >= 0,
+            1.0 / (temperature or 1.0),
+            opened.candidates,
             None if recorded is None else recorded.numpy(),
-        )  # fmt: skip
+        )
         if not drafted:
             continue
         window = slice(column, column + n_slots)

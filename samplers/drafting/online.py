@@ -88,9 +88,11 @@ class OnlineDrafter(CoarseDrafter):
             row, now = is_both.nonzero(as_tuple=True)
             before = (slots - first)[row, now]
             model.learn(
-                held.neighbours.get()[row, before], seen[row, now],
-                held.states.get()[row, before], states[row, now],
-            )  # fmt: skip
+                held.neighbours.get()[row, before],
+                seen[row, now],
+                held.states.get()[row, before],
+                states[row, now],
+            )
         super().hold_pass(run, seen, states, last)
 
 
@@ -134,18 +136,24 @@ class OnlineModel:
         embedded = embedded / embedded.std()
         self.embedded = torch.cat([embedded, embedded.new_zeros(1, embedded.shape[1])])
         self.config = CoarseConfig(
-            size, output.shape[1], neighbours,
-            0 if layout is None else layout.columns, 0 if layout is None else layout.frame,
-            embedding=embedded.shape[1], width=width,
-        )  # fmt: skip
+            size,
+            output.shape[1],
+            neighbours,
+            0 if layout is None else layout.columns,
+            0 if layout is None else layout.frame,
+            embedding=embedded.shape[1],
+            width=width,
+        )
         n_in = len(neighbours) * embedded.shape[1]
         self._squares, self._products = output.new_zeros(n_in, n_in), output.new_zeros(n_in, width)
         self._passes = 0
         self._weights = SweepWeights(
-            output.new_zeros(len(neighbours) * (size + 1), width), output.new_zeros(width, width),
-            output.new_zeros(width), (output @ self.directions).contiguous(),
+            output.new_zeros(len(neighbours) * (size + 1), width),
+            output.new_zeros(width, width),
+            output.new_zeros(width),
+            (output @ self.directions).contiguous(),
             output.new_zeros(size),
-        )  # fmt: skip
+        )
 
     def sweep_weights(self) -> SweepWeights:
         """The weights, which every fit changes in place: zeros before the first."""

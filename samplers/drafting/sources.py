@@ -40,13 +40,28 @@ def draft_by(model: TokenModel) -> DraftSource:
     return DraftModel(model)
 
 
-def check_drafts(drafts: object, exactness: Exactness) -> None:
-    """Raise OptionError unless `drafts` is or names a source of window policies so exact."""
+def check_drafts(drafts: object, exactness: Exactness, takes_corrections: bool = True) -> None:
+    """Raise OptionError unless a policy takes what `drafts` is or names.
+
+    Args:
+        drafts: a draft source, or its name.
+        exactness: of the policy.
+        takes_corrections: whether it lets a source correct its drafts.
+    """
     source = find_source(drafts)
     is_bitwise = exactness == "bitwise"
     if source is None:
-        names = [name for name in NAMES if is_bitwise or not SOURCES[name].only_bitwise]
-        check_choice("drafts", drafts, names, hint="auto suits most models")
+        known = {
+            name: each for name, each in SOURCES.items() if is_bitwise or not each.only_bitwise
+        }
+        names = [name for name, each in known.items() if takes_corrections or not each.corrects]
+        suited = "auto" if "auto" in names else "ngram"
+        check_choice("drafts", drafts, names, hint=f"{suited} suits most models")
+    elif source.corrects and not takes_corrections:
+        raise OptionError(
+            f"drafts={source.name or repr(source)!r}: expected a source whose drafts are final, "
+            "received one that corrects them; use it with Jacobi or SpeculativeJacobi"
+        )
     elif source.only_bitwise and not is_bitwise:
         raise OptionError(
             f"drafts={source.name or repr(source)!r}: expected a bitwise policy (its drafts "

@@ -49,10 +49,16 @@ def make_frontier(run: DraftedRun) -> Frontier:
     """What is known where the window's drafts begin."""
     buffer = run.buffer
     return Frontier(
-        buffer.tokens, buffer.origin, buffer.filled, buffer.slots[:, :-1],
-        run.scores.last_scores.value, run.prompt.layout, run.vocab_size, run.impossible,
+        buffer.tokens,
+        buffer.origin,
+        buffer.filled,
+        buffer.slots[:, :-1],
+        run.scores.last_scores.value,
+        run.prompt.layout,
+        run.vocab_size,
+        run.impossible,
         None if run.scheduler is None else buffer.n_generated == 0,
-    )  # fmt: skip
+    )
 
 
 def check_retry(run: DraftedRun) -> None:

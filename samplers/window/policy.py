@@ -26,17 +26,19 @@ class WindowPolicy:
         tree: what a pass verifies beside the window's chain of drafts; None: nothing.
         exactness: what the policy guarantees.
         is_capturable: whether its steps may be captured as CUDA graphs.
+        takes_corrections: whether a source may correct its drafts.
     """
 
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
+    takes_corrections: ClassVar[bool] = True
     window: int | str = 1
     tree: TreeShape | None = None
     drafts: str | DraftSource = "left"
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
-        check_drafts(self.drafts, self.exactness)
+        check_drafts(self.drafts, self.exactness, self.takes_corrections)
         if self.tree is not None:
             check_tree(self.tree, self.window, self.draft_source())
 

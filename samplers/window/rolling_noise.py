@@ -169,10 +169,11 @@ class FreshAhead:
         if len(at) == 1:
             ((p, s),) = at
             return Fresh(*(made[:, p, s : s + width] for made in self._made))
-        return Fresh(*(
+        parts = (
             torch.stack([made[row, p, s : s + width] for row, (p, s) in enumerate(at)])
             for made in self._made
-        ))  # fmt: skip
+        )
+        return Fresh(*parts)
 
     def _make(self, first: Tensor, passes: Tensor, n_slots: int) -> None:
         batch = len(passes)

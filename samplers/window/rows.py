@@ -302,17 +302,28 @@ class RunRows(StaticPart):
     def _read_inputs(self, new: Tensor | None, forced: Tensor | None) -> WindowInputs:
         buffer = self.buffer
         return self._backend.run(
-            window_inputs, buffer.tokens, buffer.n_generated, buffer.filled, buffer.last_of_prompt,
-            self.lengths, new, forced, origin=buffer.origin, width=buffer.slots.shape[1],
-        )  # fmt: skip
+            window_inputs,
+            buffer.tokens,
+            buffer.n_generated,
+            buffer.filled,
+            buffer.last_of_prompt,
+            self.lengths,
+            new,
+            forced,
+            origin=buffer.origin,
+            width=buffer.slots.shape[1],
+        )
 
     def n_new_drafts(self) -> int:
         """How many draft slots at the window's end some row may have no prediction for."""
         buffer = self.buffer
         return self._backend.run(
-            count_new_drafts, buffer.n_generated, buffer.filled, origin=buffer.origin,
+            count_new_drafts,
+            buffer.n_generated,
+            buffer.filled,
+            origin=buffer.origin,
             n_drafts=buffer.slots.shape[1] - 1,
-        )  # fmt: skip
+        )
 
     def next_positions(self) -> Tensor:
         """`[R]` int64, the position at which the next pass of every row starts."""
@@ -336,9 +347,17 @@ class RunRows(StaticPart):
             counts: count the pass too; see `count`.
         """
         self._backend.run(
-            accept_prefix, tokens, kept, peak, variation, self._state(), self.limit, self.stops,
-            origin=self.buffer.origin, counts=counts,
-        )  # fmt: skip
+            accept_prefix,
+            tokens,
+            kept,
+            peak,
+            variation,
+            self._state(),
+            self.limit,
+            self.stops,
+            origin=self.buffer.origin,
+            counts=counts,
+        )
 
     def count(self, variation: Tensor | None) -> None:
         """Count a pass in which rows gained `n_new` tokens, and sum up what the host reads."""
@@ -353,9 +372,17 @@ class RunRows(StaticPart):
         buffer = self.buffer
         counters = self.counters
         return RowState(
-            buffer.tokens, buffer.n_generated, buffer.filled, self.ended, self.n_new,
-            counters.is_bad, counters.passes, counters.gains, counters.spent, self.summary,
-        )  # fmt: skip
+            buffer.tokens,
+            buffer.n_generated,
+            buffer.filled,
+            self.ended,
+            self.n_new,
+            counters.is_bad,
+            counters.passes,
+            counters.gains,
+            counters.spent,
+            self.summary,
+        )
 
     def call_on_step(self, on_step: OnStep, passes: int, rows: tuple[int, ...]) -> None:
         """Report the last pass to `on_step`, and end rows where it says so.

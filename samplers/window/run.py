@@ -23,9 +23,10 @@ from torch import Tensor
 
 from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import Prompt, TokenModel
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
+from mmaccel.samplers.checks import check_noise
 from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -128,25 +129,41 @@ class RunParts(StaticPart):
         self.pace = StepPace(self.chooser, is_static=is_static, n_open=n_open)
         is_refilled = self.scheduler is not None
         key = make_graph_key(
-            self.runner, policy, model, prompt, length, params, widest=self.chooser.widest,
-            drafter=self.drafter, has_callback=on_step is not None, is_refilled=is_refilled,
-        )  # fmt: skip
+            self.runner,
+            policy,
+            model,
+            prompt,
+            length,
+            params,
+            widest=self.chooser.widest,
+            drafter=self.drafter,
+            has_callback=on_step is not None,
+            is_refilled=is_refilled,
+        )
         self.graphs = RunGraphs(self.runner, key, prompt, length, is_refilled=is_refilled)
         n_each = self.runner.sync_every
         n_slots = self.graphs.capacity.slots
         self.rows = RunRows(
-            prompt, length, self.graphs.capacity, widest=self.chooser.widest,
+            prompt,
+            length,
+            self.graphs.capacity,
+            widest=self.chooser.widest,
             n_passes=(n_each + 1) * n_slots + n_each,  # a retry for each, see `_retry`
-            n_open=n_open, backend=self.backend,
-        )  # fmt: skip
+            n_open=n_open,
+            backend=self.backend,
+        )
         self.buffer = self.rows.buffer
         self.counters = self.rows.counters
         spare = 0 if policy.tree is None else count_spare(policy.tree, model, self.chooser.widest)
         self.calls = ModelCalls(model, self.runner, self.stats, spare)
         self.scores = ScorePasses(
-            self.calls, self.rows, params, drafter=self.drafter, last_scores=last_scores,
+            self.calls,
+            self.rows,
+            params,
+            drafter=self.drafter,
+            last_scores=last_scores,
             graphs=self.graphs,
-        )  # fmt: skip
+        )
         self.pass_noise = noise_kind(
             self.vocab_size, params.temperature, self.chooser.widest, length
         )
@@ -156,9 +173,12 @@ class RunParts(StaticPart):
     def parts(self) -> dict[str, StaticPart]:
         """The parts whose tensors outlive a step, by name."""
         return {
-            "run": self, "rows": self.rows, "buffer": self.buffer, "counters": self.counters,
+            "run": self,
+            "rows": self.rows,
+            "buffer": self.buffer,
+            "counters": self.counters,
             "graphs": self.graphs,
-        }  # fmt: skip
+        }
 
     def frontier(self) -> Frontier:
         """What is known where the window's drafts begin."""
@@ -403,8 +423,4 @@ def _check_arguments(
             f"{policy!r}, which decodes token after token; choose one such as Stepwise()"
         )
     check_int("length", length, 1, 2**31 - 1, hint="ask for 1 or more tokens")
-    if noise.seeds.shape[0] != prompt.batch:
-        raise ShapeError(
-            f"noise: expected {prompt.batch} rows, received {noise.seeds.shape[0]}; "
-            "make it for this batch"
-        )
+    check_noise(noise.seeds, prompt.batch)

@@ -143,9 +143,18 @@ def _find_short_prompt(key: GraphKey | None, prompt: Prompt) -> Tensor | None:
 
 
 def make_graph_key(
-    runner: StepRunner, policy: DraftingPolicy, model: TokenModel, prompt: Prompt, length: int,
-    params: SamplingParams, *, widest: int, drafter: Drafter, has_callback: bool, is_refilled: bool,
-) -> GraphKey | None:  # fmt: skip
+    runner: StepRunner,
+    policy: DraftingPolicy,
+    model: TokenModel,
+    prompt: Prompt,
+    length: int,
+    params: SamplingParams,
+    *,
+    widest: int,
+    drafter: Drafter,
+    has_callback: bool,
+    is_refilled: bool,
+) -> GraphKey | None:
     """The key of a run; None where its graphs cannot serve another one.
 
     That is so without a cache, with a logits processor, for a model that is no `GraphModel`, and
@@ -161,10 +170,24 @@ def make_graph_key(
     capacity = measure(prompt, length, rounded=True, most=model.max_positions)
     weights = None if drafter.weights is None else ref(drafter.weights)
     key = GraphKey(
-        ref(module), state, options, policy, params, layout, prompt.batch, prompt.branches,
-        n_stops, capacity, widest, drafter.source, weights, has_callback, is_refilled,
-        runner.sync_every, prompt.tokens.device,
-    )  # fmt: skip
+        ref(module),
+        state,
+        options,
+        policy,
+        params,
+        layout,
+        prompt.batch,
+        prompt.branches,
+        n_stops,
+        capacity,
+        widest,
+        drafter.source,
+        weights,
+        has_callback,
+        is_refilled,
+        runner.sync_every,
+        prompt.tokens.device,
+    )
     try:
         hash(key)
     except TypeError:

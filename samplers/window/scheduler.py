@@ -124,9 +124,9 @@ class WindowScheduler(Scheduler):
             Tokens `[B, length]`, lengths `[B]` and passes `[B]` of all rows of the prompt, int64.
         """
         totals = self.totals
-        stats.accepted, stats.tokens, stats.row_passes = (
-            totals.accepted, totals.tokens, totals.row_passes,
-        )  # fmt: skip
+        stats.accepted = totals.accepted
+        stats.tokens = totals.tokens
+        stats.row_passes = totals.row_passes
         stats.total_variation = totals.total_variation
         ended = [self.ended[row] for row in range(len(self.ended))]
         tokens = self.whole.tokens.new_zeros(len(ended), length)

@@ -46,14 +46,10 @@ class Speculative(WindowPolicy):
     drafts: str | DraftSource = "ngram"
 
     exactness: ClassVar[Exactness] = "distribution"
+    takes_corrections: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if super().draft_source().corrects:
-            raise OptionError(
-                f"drafts={self.drafts!r}: expected a source whose drafts are final, received one "
-                "that corrects them; use it with Jacobi or SpeculativeJacobi"
-            )
         model = self.draft_model
         if model is None or isinstance(model, TokenModel):
             return

@@ -325,9 +325,13 @@ def make_chooser(
 
 
 def open_chooser(
-    policy: Sized, model: TokenModel, prompt: Prompt, length: int, params: SamplingParams,
+    policy: Sized,
+    model: TokenModel,
+    prompt: Prompt,
+    length: int,
+    params: SamplingParams,
     source: Hashable,
-) -> FixedWidth | AdaptiveWidth:  # fmt: skip
+) -> FixedWidth | AdaptiveWidth:
     """What chooses the widths of a run.
 
     Args:
@@ -337,9 +341,15 @@ def open_chooser(
     calibration = None
     if policy.window == "adaptive":
         conditions = (
-            prompt.batch, prompt.branches, source, params.guidance_scale, params.temperature,
-            params.top_k, params.top_p, params.min_p,
-        )  # fmt: skip
+            prompt.batch,
+            prompt.branches,
+            source,
+            params.guidance_scale,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+        )
         calibration = find_calibration(model, conditions)
     return make_chooser(policy.window, policy.exactness, prompt.batch, length, calibration)
 

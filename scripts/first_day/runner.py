@@ -68,9 +68,13 @@ class Runner:
         )
         asked = [str(self.python), "-c", source, *packages]
         printed = subprocess.run(
-            asked, capture_output=True, text=True, check=True, cwd=self.folder,
+            asked,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=self.folder,
             env=os.environ | dict(self.extra),
-        ).stdout.split()  # fmt: skip
+        ).stdout.split()
         there = dict(zip(packages, (text == "True" for text in printed)))
         paths = [Path(name).exists() for name in step.needs if "/" in name]
         is_lacking = not any(there[name] for name in step.lacks)
@@ -142,9 +146,15 @@ class Runner:
         endpoint = self.hub if net == "hub" else _NOBODY
         own = clean_environment(self.python, home) | {"HF_ENDPOINT": endpoint, **self.extra}
         return subprocess.Popen(
-            command, cwd=work, env=own, stdin=subprocess.DEVNULL, stdout=log,
-            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_take_interrupts,
-        )  # fmt: skip
+            command,
+            cwd=work,
+            env=own,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_take_interrupts,
+        )
 
     def _serve(self, command: str, work: Path, home: Path) -> subprocess.Popen:
         """Start a server, and wait until it has said its address."""

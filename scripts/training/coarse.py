@@ -48,9 +48,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.training coarse", description=__doc__,
+        prog="python -m scripts.training coarse",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("model", help="name, folder, file or hub id")
     parser.add_argument("out", type=Path, help="folder for the coarse model")
     parser.add_argument("--kind", choices=KINDS, default="image")
@@ -105,14 +106,18 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
         "made_for": args.model,
         "command": command,
         "data": {
-            "rows": data.n_rows, "slots": data.n_pairs, "window": args.window,
-            "guidance": guidance, "temperature": params.temperature, "drafts": args.drafts,
+            "rows": data.n_rows,
+            "slots": data.n_pairs,
+            "window": args.window,
+            "guidance": guidance,
+            "temperature": params.temperature,
+            "drafts": args.drafts,
             "minutes": round(data.seconds / 60, 2),
         },
         "parameters": sum(weight.numel() for weight in training.model.parameters()),
         "bytes": count_bytes(config),
         "measured_with": this_machine(args.device),
-    }  # fmt: skip
+    }
     points = [(k + 1) * args.minutes / args.curve for k in range(args.curve - 1)]
     for point in points:
         if 60 * point > training.seconds:
@@ -154,11 +159,15 @@ def measure(
     for scale in guidance:
         plain = target.sample(Jacobi(args.window, "neighbour"), rows, scale)
         coarse = target.sample(Jacobi(args.window, Coarse(str(args.out))), rows, scale)
-        found.append({
-            "window": args.window, "guidance": scale, "rows": args.measured,
-            "neighbour": round(plain.stats.tokens_per_pass, 3),
-            "coarse": round(coarse.stats.tokens_per_pass, 3),
-            "is_equal": bool(torch.equal(plain.tokens, coarse.tokens)),
-        })  # fmt: skip
+        found.append(
+            {
+                "window": args.window,
+                "guidance": scale,
+                "rows": args.measured,
+                "neighbour": round(plain.stats.tokens_per_pass, 3),
+                "coarse": round(coarse.stats.tokens_per_pass, 3),
+                "is_equal": bool(torch.equal(plain.tokens, coarse.tokens)),
+            }
+        )
         print(found[-1], flush=True)
     return found

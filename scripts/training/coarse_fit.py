@@ -73,9 +73,14 @@ class CoarseTraining:
     """
 
     def __init__(
-        self, config: CoarseConfig, output: Tensor, data: PassData, work: Path, minutes: float,
+        self,
+        config: CoarseConfig,
+        output: Tensor,
+        data: PassData,
+        work: Path,
+        minutes: float,
         options: FitOptions = FitOptions(),  # noqa: B008 (frozen)
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.data, self.options, self.minutes = data, options, minutes
         self.device, self.file = output.device, work / "training.pt"
         torch.manual_seed(0)
@@ -107,11 +112,15 @@ class CoarseTraining:
     def save(self) -> None:
         """Write the state, complete or not at all."""
         state = {
-            "config": asdict(self.model.config), "model": self.model.state_dict(),
-            "optimiser": self._optimiser.state_dict(), "step": self.step,
-            "seconds": self.seconds, "curve": self.curve, "best": self.best,
+            "config": asdict(self.model.config),
+            "model": self.model.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "step": self.step,
+            "seconds": self.seconds,
+            "curve": self.curve,
+            "best": self.best,
             "lowest": self.lowest,
-        }  # fmt: skip
+        }
         partial = self.file.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self.file)
@@ -221,11 +230,12 @@ class CoarseTraining:
         if not is_whole:
             output = self._head(torch.cat([seen.tokens, unseen.tokens]), rng)
         pairs = {
-            "seen": (self.predict(seen), seen.finals), "stale": (seen.states, seen.finals),
+            "seen": (self.predict(seen), seen.finals),
+            "stale": (seen.states, seen.finals),
             "model_seen": (seen.finals, seen.finals),
             "unseen": (self.predict(unseen), unseen.finals),
             "model_unseen": (unseen.finals, unseen.finals),
-        }  # fmt: skip
+        }
         found = {}
         for name, (states, finals) in pairs.items():
             parts = zip(states.to(self.device).split(_CHUNK), finals.to(self.device).split(_CHUNK))

@@ -106,10 +106,15 @@ class _Recorder:
         first = max(0, origin - MOST_PROMPT)
         tokens = self.tokens()[:, first : origin + run.length].cpu()
         return {
-            "tokens": tokens.int(), "origin": torch.tensor([origin - first]), "lengths": lengths,
-            "finals": self.finals, "rows": rows[is_inside], "slots": slots[is_inside],
-            "states": states[is_inside], "seen": seen[is_inside],
-        }  # fmt: skip
+            "tokens": tokens.int(),
+            "origin": torch.tensor([origin - first]),
+            "lengths": lengths,
+            "finals": self.finals,
+            "rows": rows[is_inside],
+            "slots": slots[is_inside],
+            "states": states[is_inside],
+            "seen": seen[is_inside],
+        }
 
 
 def _neighbours(tokens: Tensor, slots: Tensor, origin: int, config: CoarseConfig) -> Tensor:
@@ -147,9 +152,12 @@ def collect_passes(
     work.mkdir(parents=True, exist_ok=True)
     assert policy.config is not None
     made_with = {
-        "model": target.name, "policy": repr(policy), "config": asdict(policy.config),
-        "batch": batch, "guidance": list(guidance),
-    }  # fmt: skip
+        "model": target.name,
+        "policy": repr(policy),
+        "config": asdict(policy.config),
+        "batch": batch,
+        "guidance": list(guidance),
+    }
     note, text = work / "passes.json", json.dumps(made_with, indent=1)
     if note.exists() and note.read_text(encoding="utf-8") != text:
         raise OptionError(
@@ -216,14 +224,16 @@ class PassData:
         n_ids = config.vocab_size
         self.config, self._origin = config, max(int(part["origin"]) for part in parts)
         n_slots = max(part["finals"].shape[1] for part in parts)
-        self._tokens = torch.cat([
-            F.pad(
-                part["tokens"],
-                (self._origin - int(part["origin"]), 1 + n_slots - part["finals"].shape[1]),
-                value=n_ids,
-            )
-            for part in parts
-        ])  # fmt: skip
+        self._tokens = torch.cat(
+            [
+                F.pad(
+                    part["tokens"],
+                    (self._origin - int(part["origin"]), 1 + n_slots - part["finals"].shape[1]),
+                    value=n_ids,
+                )
+                for part in parts
+            ]
+        )
         self._finals = torch.cat(
             [F.pad(part["finals"], (0, 0, 0, n_slots - part["finals"].shape[1])) for part in parts]
         )

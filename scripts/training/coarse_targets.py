@@ -97,9 +97,15 @@ class Target:
         vocab_size, hidden_size = self.window.output_matrix().shape
         for tried in _WIDTHS if width is None else (width,):
             config = CoarseConfig(
-                vocab_size, hidden_size, self.neighbours, self.columns, self.frame, self.n_slots,
-                embedding or min(_EMBEDDING, tried), tried,
-            )  # fmt: skip
+                vocab_size,
+                hidden_size,
+                self.neighbours,
+                self.columns,
+                self.frame,
+                self.n_slots,
+                embedding or min(_EMBEDDING, tried),
+                tried,
+            )
             table = 4 * len(self.neighbours) * (vocab_size + 1) * tried
             n_bytes = count_bytes(config)
             if n_bytes <= LARGEST_FILE and (width is not None or table <= LARGEST_TABLE):
@@ -202,9 +208,14 @@ def _open_speech(args: argparse.Namespace) -> Target:
     from mmaccel.pipelines.text_to_speech.plan import make_plan
 
     pipe = TextToSpeech.from_pretrained(
-        args.model, codec=args.codec, device=args.device, dtype=args.dtype,
-        family=args.family, cuda_graphs=False, trust_remote_code=args.trust_remote_code,
-    )  # fmt: skip
+        args.model,
+        codec=args.codec,
+        device=args.device,
+        dtype=args.dtype,
+        family=args.family,
+        cuda_graphs=False,
+        trust_remote_code=args.trust_remote_code,
+    )
     speech = pipe.speech
 
     def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
@@ -229,9 +240,13 @@ def _open_video(args: argparse.Namespace) -> Target:
     from mmaccel.pipelines.text_to_image.model import choose_params
 
     pipe = ImageToVideo.from_pretrained(
-        args.model, codec=args.codec, device=args.device, dtype=args.dtype,
-        cuda_graphs=False, trust_remote_code=args.trust_remote_code,
-    )  # fmt: skip
+        args.model,
+        codec=args.codec,
+        device=args.device,
+        dtype=args.dtype,
+        cuda_graphs=False,
+        trust_remote_code=args.trust_remote_code,
+    )
     video, files = pipe.video, _read_prompts(args)
     if not files:
         raise OptionError(

@@ -28,8 +28,10 @@ def test_a_decoder_serves_calls_and_attaches_nothing() -> None:
     assert loop.stats is not None and loop.stats.fallbacks == []
     assert loop.stats.passes < plain.shape[1] - 4
     assert type(model).__name__ == "LlamaForCausalLM" and "_sample" not in vars(model)
-    assert torch.equal(build_lm("gpt2").generate(**PROMPTS, **options, custom_generate=loop)[:, :4],
-                       PROMPTS["input_ids"])  # fmt: skip
+    assert torch.equal(
+        build_lm("gpt2").generate(**PROMPTS, **options, custom_generate=loop)[:, :4],
+        PROMPTS["input_ids"],
+    )
     assert len(loop.history) == 2
 
 
@@ -42,35 +44,30 @@ def test_a_seed_makes_it_the_attached_policys_draw() -> None:
     assert torch.equal(model.generate(**PROMPTS, **options, custom_generate=loop), wanted)
 
 
+UNSERVED: dict[str, Any] = {
+    "max_new_tokens": 6,
+    "do_sample": False,
+    "output_hidden_states": True,
+    "use_cache": False,
+    "return_dict_in_generate": True,
+}
+
+
 def test_what_it_cannot_serve_runs_the_original() -> None:
-    model = build_lm("llama")
-    options: dict[str, Any] = dict(
-        max_new_tokens=6,
-        do_sample=False,
-        output_hidden_states=True,
-        use_cache=False,
-        return_dict_in_generate=True,
-    )
-    plain, loop = model.generate(**PROMPTS, **options), mmaccel.decoder("jacobi")
+    model, loop = build_lm("llama"), mmaccel.decoder("jacobi")
+    plain = model.generate(**PROMPTS, **UNSERVED)
     with pytest.warns(UserWarning, match="without a cache"):
-        ours = model.generate(**PROMPTS, **options, custom_generate=loop)
+        ours = model.generate(**PROMPTS, **UNSERVED, custom_generate=loop)
     assert torch.equal(ours.sequences, plain.sequences) and len(ours.hidden_states) == 6
     assert loop.stats is not None and "without a cache" in loop.stats.fallbacks[0]
 
 
 def test_a_decoder_warns_once() -> None:
     model, loop = build_lm("llama"), mmaccel.decoder("jacobi")
-    options: dict[str, Any] = dict(
-        max_new_tokens=4,
-        do_sample=False,
-        output_hidden_states=True,
-        use_cache=False,
-        return_dict_in_generate=True,
-    )
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
-            model.generate(**PROMPTS, **options, custom_generate=loop)
+            model.generate(**PROMPTS, **UNSERVED, custom_generate=loop)
     assert sum("without a cache" in str(w.message) for w in seen) == 1 and len(loop.history) == 3
 
 

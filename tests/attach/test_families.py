@@ -147,8 +147,9 @@ def test_glm_image_without_grids_or_with_guidance_runs_the_original() -> None:
     inputs = prompts("glm_image", ROWS[:1])
     ids = {k: v for k, v in inputs.items() if k in ("input_ids", "attention_mask")}
     none = inputs | {
-        "image_grid_thw": torch.zeros(0, 3).long(), "images_per_sample": torch.tensor([0])
-    }  # fmt: skip
+        "image_grid_thw": torch.zeros(0, 3).long(),
+        "images_per_sample": torch.tensor([0]),
+    }
     for given, options, reason in (
         (ids, {}, "a call without image_grid_thw"),
         (none, {}, "a call without image_grid_thw"),

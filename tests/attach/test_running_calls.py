@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import BusyError
-from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_lms import act_at, build_lm
 
 IDS = torch.tensor([[5, 6, 7]])
 OPTIONS: dict[str, Any] = dict(
@@ -27,19 +27,6 @@ CHANGES: dict[str, Callable[[Any, mmaccel.Handle], object]] = {
 }
 
 
-def _at_the_third_token(act: Callable[[], object]) -> Callable[..., Tensor]:
-    n_calls = 0
-
-    def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == 3:
-            act()
-        return torch.zeros(len(ids), dtype=torch.bool)
-
-    return criterion
-
-
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
 def test_inside_a_call_a_change_is_refused(name: str, fused: bool) -> None:
@@ -51,7 +38,7 @@ def test_inside_a_call_a_change_is_refused(name: str, fused: bool) -> None:
             CHANGES[name](model, handle)
 
     with mmaccel.attach(model, mmaccel.Jacobi(4), fused=fused) as handle:
-        out = model.generate(IDS, stopping_criteria=[_at_the_third_token(act)], **OPTIONS)
+        out = model.generate(IDS, stopping_criteria=[act_at(3, act)], **OPTIONS)
         assert out.equal(plain) and handle.stats is not None and not handle.stats.fallbacks
         CHANGES[name](model, handle)  # the remedy: after the call
 
@@ -73,7 +60,7 @@ def test_another_thread_waits(name: str) -> None:
         other.join(0.05)
         assert other.is_alive()  # it waits
 
-    out = model.generate(IDS, stopping_criteria=[_at_the_third_token(act)], **OPTIONS)
+    out = model.generate(IDS, stopping_criteria=[act_at(3, act)], **OPTIONS)
     events.append("generated")
     other.join(30)
     assert out.equal(plain) and sorted(events) == ["changed", "generated"]
@@ -107,6 +94,6 @@ def test_a_call_inside_a_call_does_not_wait_for_a_change() -> None:
         other.join(0.05)
         model.generate(IDS, max_new_tokens=2, pad_token_id=0)
 
-    model.generate(IDS, stopping_criteria=[_at_the_third_token(act)], **OPTIONS)
+    model.generate(IDS, stopping_criteria=[act_at(3, act)], **OPTIONS)
     other.join(30)
     assert not other.is_alive() and len(handle.history) == 2

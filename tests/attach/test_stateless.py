@@ -140,11 +140,13 @@ class _Decorated(_Grammar):
 
 MARKS: dict[str, tuple[Make, Make, dict[str, Any]]] = {
     "function": (
-        lambda: mmaccel.stateless(_Bonus()), lambda: mmaccel.stateless(_Grammar()), {},
+        lambda: mmaccel.stateless(_Bonus()),
+        lambda: mmaccel.stateless(_Grammar()),
+        {},
     ),
     "class": (_ByClass, _Decorated, {}),
     "attach": (_Bonus, _Grammar, {"assume_stateless": True}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -127,8 +127,9 @@ def test_a_captured_step_gives_the_same_tokens(name: str, options: dict[str, Any
     assert runner.replayed > 3 and len(runner.recorded) == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "chameleon", "emu3", "glm_image",
-                                  "imagegpt", "janus"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "gpt2", "chameleon", "emu3", "glm_image", "imagegpt", "janus"]
+)
 def test_generate_through_attach(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are left-padded; ImageGPT runs its own attention."""
     model, rows = build_any(name), [[9, 11, 12], [5, 7], [8, 8, 8, 9]]

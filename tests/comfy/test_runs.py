@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 
 from mmaccel.cli import main
 from mmaccel.comfy.loading import LOADERS, LoadedModel
@@ -24,7 +23,7 @@ from mmaccel.comfy.values import refusal
 from mmaccel.errors import OptionError
 from tests.comfy.fake_comfy import Host, Interrupted, call, install, policy, run
 from tests.comfy.kinds import N_NEW, START, Kind
-from tests.fixtures.media import image
+from tests.fixtures.media import image, read_webp
 from tests.fixtures.speech import TEXTS
 from tests.fixtures.tiny_model import CAPTIONS
 from tests.fixtures.tiny_vqa import QUESTION, save_scenes
@@ -83,16 +82,6 @@ def check_answer(values: tuple[Any, ...], folder: Path) -> None:
 
 
 CHECKS = {"": check_images, "Speech": check_sounds, "Video": check_clip, "Vision": check_answer}
-
-
-def read_webp(file: Path) -> Tensor:
-    frames = []
-    with Image.open(file) as opened:
-        for page in range(getattr(opened, "n_frames", 1)):
-            opened.seek(page)
-            frame = torch.from_numpy(np.asarray(opened.convert("RGB")).copy())
-            frames += [frame] * (opened.info["duration"] // 40)
-    return torch.stack(frames)
 
 
 def test_payloads_are_the_command_lines(kind: Kind, loaded: Load, tmp_path: Path) -> None:

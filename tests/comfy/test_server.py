@@ -144,8 +144,9 @@ def test_one_node_shows_previews_and_can_be_interrupted(talk: Any, base: Path) -
     graph["1"]["inputs"] |= {"policy": "autoregressive", "seed": time.time_ns() % 2**32}
     slow = copy.deepcopy(graph)
     slow["1"]["inputs"] |= {"num_images": 64, "seed": 1 + time.time_ns() % 2**32}
-    shown, stopped, after = talk({"graph": graph}, {"graph": slow, "interrupt": True},
-                                 {"graph": graph})["jobs"]  # fmt: skip
+    shown, stopped, after = talk(
+        {"graph": graph}, {"graph": slow, "interrupt": True}, {"graph": graph}
+    )["jobs"]
     assert shown["events"][-1][0] == "execution_success" and shown["previews"] > 0
     assert stopped["events"][-1][0] == "execution_interrupted"
     assert stopped["history"]["outputs"] == {} and stopped["interrupted_after"] < 60

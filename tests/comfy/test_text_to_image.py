@@ -12,11 +12,10 @@ import torch
 from mmaccel.comfy.loading import LoadedModel
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.schemas import v1_class, v3_class
-from mmaccel.errors import OptionError
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from tests.comfy.comfy_server import WORKFLOWS
-from tests.comfy.fake_comfy import Host, Interrupted, install, policy, run, run_graph
-from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, build_tiny
+from tests.comfy.fake_comfy import Host, install, policy, run, run_graph
+from tests.fixtures.tiny_model import CAPTIONS, build_tiny
 
 NODE = "MMAccelTextToImage"
 
@@ -72,23 +71,6 @@ def test_the_model_is_loaded_once_and_again_when_its_files_change(
     weights.write_bytes(weights.read_bytes())
     assert cls.IS_CHANGED(model=str(folder), width=0, seed=3) != state != ""
     assert cls.IS_CHANGED(model="owner/name") == ""
-
-
-def test_progress_and_interrupts_are_those_of_the_other_nodes(tiny_folder: Path) -> None:
-    host = Host()
-    ask(str(tiny_folder), host, policy="autoregressive")
-    assert host.reports[-1][:2] == (N_TOKENS, N_TOKENS)
-    stopped = Host(stop_at=5)
-    with pytest.raises(Interrupted):
-        ask(str(tiny_folder), stopped, policy="autoregressive")
-    assert stopped.checks == 5
-
-
-def test_a_policy_for_another_kind_of_model_is_refused_before_any_pass(tiny_folder: Path) -> None:
-    host = Host()
-    with pytest.raises(OptionError, match="'stepwise', which decodes a canvas, not a window"):
-        ask(str(tiny_folder), host, policy="stepwise")
-    assert host.reports == []
 
 
 @pytest.mark.parametrize("with_v3", [False, True])

@@ -44,9 +44,10 @@ def read(file: Path) -> Any:
 
 def test_files_are_written_from_the_table() -> None:
     stale = [
-        name for name, text in generated_files(ROOT).items()
+        name
+        for name, text in generated_files(ROOT).items()
         if not (ROOT / name).is_file() or (ROOT / name).read_text(encoding="utf-8") != text
-    ]  # fmt: skip
+    ]
     assert stale == [], "run scripts/update_comfy.py"
     assert [f.name for f in API] == [f.name for f in PAGE] and len(API) >= 5
 
@@ -56,8 +57,9 @@ def test_api_format(file: Path) -> None:
     graph = read(file)
     for node in graph.values():
         inputs, _ = shape_of(node["class_type"])
-        optional = {s.name for s in getattr(NODES.get(node["class_type"]), "sockets", ())
-                    if s.is_optional}  # fmt: skip
+        optional = {
+            s.name for s in getattr(NODES.get(node["class_type"]), "sockets", ()) if s.is_optional
+        }
         assert set(inputs) - optional <= set(node["inputs"]) <= set(inputs)
         for name, value in node["inputs"].items():
             if isinstance(value, list):

@@ -16,7 +16,7 @@ import torch
 from mmaccel import TextToImage, loading
 from mmaccel.cli import main
 from mmaccel.commands.bench import window as bench_window
-from mmaccel.commands.bench.canvas import SETUPS, _pick_setups
+from mmaccel.commands.bench.canvas import SETUPS
 from mmaccel.demo import canvas_benchmark
 from mmaccel.demo.grammar.evaluate import AnswerWords, GrammarText, is_right
 from mmaccel.demo.grammar.tasks import (
@@ -345,11 +345,3 @@ def test_every_setup_is_a_policy() -> None:
 
     for name, options in SETUPS.values():
         assert find_policy(name).slot == getattr(make_policy(name, **options), "kind", "window")
-
-
-def test_a_short_name_is_a_setup() -> None:
-    assert "adaptive-block" not in SETUPS
-    assert _pick_setups("adaptive-block,threshold 0.9") == {
-        "adaptive-block": ("adaptive-block", {}),
-        "threshold 0.9": SETUPS["threshold 0.9"],
-    }

@@ -201,32 +201,6 @@ def test_warming_up_takes_no_more_rows_than_there_are_images(
     assert rows == [2, 2]
 
 
-@pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """The dtype of the model in every run of a policy."""
-    dtypes: list[torch.dtype] = []
-    build = mmaccel.TextToImage.sample
-
-    def spy(pipe: mmaccel.TextToImage, *args: Any, **options: Any) -> Any:
-        dtypes.append(pipe.model.model.dtype)  # type: ignore[attr-defined]
-        return build(pipe, *args, **options)
-
-    monkeypatch.setattr(mmaccel.TextToImage, "sample", spy)
-    return dtypes
-
-
-def test_the_dtype_is_used_and_recorded(
-    tiny_folder: Path, tmp_path: Path, used: list[torch.dtype]
-) -> None:
-    options = ["--seed", "0", "--out", str(tmp_path), "--dtype", "bfloat16", "--compare"]
-    assert main(["generate", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
-    assert set(used) == {torch.bfloat16}
-    (file,) = tmp_path.glob("0000-*.png")
-    with Image.open(file) as image:
-        assert json.loads(image.text["mmaccel"])["dtype"] == "bfloat16"
-        assert "dtype: bfloat16" in image.text["parameters"]
-
-
 def test_other_tools_names_of_options(generate, tiny_folder: Path) -> None:
     ours = ("--out", "--guidance", "2.5", "--count", "2", "--device", "cpu", "--dtype", "float32")
     theirs = ("-o", "--guidance-scale", "2.5", "-n", "2", "--device", "auto", "--dtype", "fp32")

@@ -22,7 +22,7 @@ from mmaccel.commands.jobs import codec as codec_job
 from mmaccel.commands.jobs import media as media_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
-from tests.fixtures.media import build_media, image
+from tests.fixtures.media import build_media, image, read_webp
 from tests.fixtures.speech import TEXTS, build_speech
 
 SECONDS = 0.05
@@ -91,17 +91,6 @@ def read_wav(file: Path) -> tuple[int, np.ndarray[Any, Any]]:
     with wave.open(str(file)) as sound:
         assert (sound.getnchannels(), sound.getsampwidth()) == (1, 2)
         return sound.getframerate(), np.frombuffer(sound.readframes(sound.getnframes()), "<i2")
-
-
-def read_webp(file: Path) -> torch.Tensor:
-    """The frames of a file, which has equal frames once with a longer duration."""
-    frames = []
-    with Image.open(file) as opened:
-        for page in range(getattr(opened, "n_frames", 1)):
-            opened.seek(page)
-            frame = torch.from_numpy(np.asarray(opened.convert("RGB")).copy())
-            frames += [frame] * (opened.info["duration"] // 40)
-    return torch.stack(frames)
 
 
 def test_sound_files_hold_the_pipelines_sound(speak: Command, capsys: Any) -> None:
@@ -265,16 +254,6 @@ def test_what_the_model_refuses_makes_no_folder(
     assert not speak.out.exists()
 
 
-def test_a_missing_model_or_codec_is_named(command: Command, capsys: Any) -> None:
-    whole = "fox" if command.name == "speak" else str(command.start)
-    assert main([command.name, whole]) == 2
-    assert "--model" in capsys.readouterr().err
-    assert command.raw(whole, parts=(Path("no-such"), command.parts[1])) == 2
-    assert "model: expected a folder" in capsys.readouterr().err
-    assert command.raw(whole, parts=(command.parts[0], Path("no-such"))) == 2
-    assert "codec: expected a folder" in capsys.readouterr().err
-
-
 def test_another_sound_has_another_name(speak: Command, tmp_path: Path) -> None:
     """Capitals, full stops and the chat template change the sound."""
     for text in ("blue cat", "blue cat.", "Blue cat", " blue cat "):
@@ -294,9 +273,10 @@ def test_a_length_that_others_shortened_is_in_the_name(speak: Command) -> None:
     # 160 positions; 14 ids beside a text's own; 20 samples of 16000 a second for a code
     seconds = sorted((each["text"], each["max_seconds"]) for each in facts_of(speak.files()))
     assert seconds == [
-        ("fox", (160 - 14 - 5) / 800), ("fox", (160 - 14 - 1) / 800),
+        ("fox", (160 - 14 - 5) / 800),
+        ("fox", (160 - 14 - 1) / 800),
         ("the grass in the snow", (160 - 14 - 5) / 800),
-    ]  # fmt: skip
+    ]
 
 
 def test_voice_and_dtype_are_recorded_and_in_the_name(speak: Command, tmp_path: Path) -> None:
@@ -307,9 +287,11 @@ def test_voice_and_dtype_are_recorded_and_in_the_name(speak: Command, tmp_path: 
     facts = facts_of(speak.files())
     found = sorted((str(f["voice"]), f["dtype"], f["exactness"] == "bitwise") for f in facts)
     assert found == [
-        ("None", "bfloat16", False), ("None", "bfloat16", False), ("None", "float32", True),
+        ("None", "bfloat16", False),
+        ("None", "bfloat16", False),
+        ("None", "float32", True),
         ("leo", "float32", True),
-    ]  # fmt: skip
+    ]
 
 
 def test_an_mp4_can_be_continued(animate: Command, tmp_path: Path) -> None:

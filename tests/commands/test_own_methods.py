@@ -96,10 +96,6 @@ def run(*arguments: object) -> int:
     return main([str(each) for each in arguments])
 
 
-def own_policy() -> Any:
-    return make_policy(TypedName("mine:ZeroDrafts"), window=5)
-
-
 def test_generate_and_its_files(folder: Path, tiny_folder: Path, capsys: Any) -> None:
     options = ("--model", tiny_folder, "--out", "out", "--compare")
     own = ("--policy", "mine:ZeroDrafts", "--set", "window=5")
@@ -117,8 +113,10 @@ def test_bench_measures_both(folder: Path, tiny_folder: Path) -> None:
     assert run("bench", *own, *options, "--json", "a.json") == 0
     rows = json.loads(Path("a.json").read_text(encoding="utf-8"))["rows"]
     assert [(row["policy"], row["drafts"]) for row in rows[1:]] == [
-        ("jacobi", "left"), ("jacobi", "LookBack(back=16)"), ("mine:ZeroDrafts", None),
-    ]  # fmt: skip
+        ("jacobi", "left"),
+        ("jacobi", "LookBack(back=16)"),
+        ("mine:ZeroDrafts", None),
+    ]
     assert [row["identical"] for row in rows] == [1] * 4
 
 

@@ -137,9 +137,11 @@ def test_ray_takes_no_signal_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     fake = SimpleNamespace(
-        is_initialized=lambda: False, init=init, cluster_resources=lambda: {"CPU": 1},
+        is_initialized=lambda: False,
+        init=init,
+        cluster_resources=lambda: {"CPU": 1},
         shutdown=lambda: None,
-    )  # fmt: skip
+    )
     monkeypatch.setattr("mmaccel.batch.ray_executor._import_ray", lambda: fake)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(OptionError, match="--actors"):

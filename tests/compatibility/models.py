@@ -221,10 +221,12 @@ _VLM_TITLES = {
     "qwen3_vl": "Qwen3-VL",
 }  # fmt: skip
 _IMAGE_TITLES = {
-    "chameleon": "Chameleon, text", "emu3": "Emu3, images made",
-    "glm_image": "GLM-Image, images made", "imagegpt": "ImageGPT, images made",
+    "chameleon": "Chameleon, text",
+    "emu3": "Emu3, images made",
+    "glm_image": "GLM-Image, images made",
+    "imagegpt": "ImageGPT, images made",
     "janus": "Janus, images made",
-}  # fmt: skip
+}
 _FAMILY_TITLES = {
     "words": "`scenes`", "masked-words": "`scenes-masked`", "janus": "Janus-Pro",
     "emu3": "Emu3-Gen", "chameleon": "Anole", "lumina-mgpt": "Lumina-mGPT",

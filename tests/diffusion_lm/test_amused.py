@@ -23,8 +23,10 @@ def conditions(pipe: Any, texts: list[str]) -> dict[str, Tensor]:
     sizes = torch.tensor([[SIDE, SIDE, 0, 0, 6]], dtype=torch.float64).expand(len(texts), -1)
     states = out.hidden_states[-2]
     return {
-        "encoder_hidden_states": states, "pooled_text_emb": out.text_embeds, "micro_conds": sizes
-    }  # fmt: skip
+        "encoder_hidden_states": states,
+        "pooled_text_emb": out.text_embeds,
+        "micro_conds": sizes,
+    }
 
 
 def plain_loop(pipe: Any, text: str, negative: str, scale: float, seed: int) -> Tensor:
@@ -59,28 +61,6 @@ def test_stepwise_and_lossless_generate_the_tokens_of_a_plain_loop() -> None:
         assert stats.passes == len(pipe.seen) and "pipeline's scheduler" in stats.reference
         passes.append(stats.passes)
     assert passes[0] == N > passes[1]
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        mmaccel.EntropyBounded(gamma=1.0),
-        mmaccel.MaskedParallel(steps=5, order="halton"),
-        mmaccel.MaskedParallel(steps=5, choose="first"),
-    ],
-)
-def test_a_row_does_not_depend_on_its_batch(policy: Any) -> None:
-    pipe = build_pipe()
-    with mmaccel.attach(pipe, policy, seed=[8, 9], strict=True) as handle:
-        whole = pipe(["abc", "x"], **LATENT).images
-    assert bool(((whole >= 0) & (whole < CODES)).all())
-    if isinstance(policy, mmaccel.EntropyBounded):
-        assert 0 < handle.stats.nats <= handle.stats.row_passes and handle.stats.passes < N
-    else:
-        assert handle.stats.passes == 5 == len(pipe.seen)
-    for row, text in enumerate(("abc", "x")):
-        with mmaccel.attach(pipe, policy, seed=[8 + row], strict=True):
-            assert pipe(text, **LATENT).images[0].equal(whole[row])
 
 
 def test_halton_order_is_that_of_the_grid() -> None:

@@ -121,8 +121,10 @@ def test_guided_tokens_are_those_of_two_branches(name: str, policy: Any) -> None
 def test_images_are_made_in_the_models_ids(family: str) -> None:
     """Guidance as MMaDA and Lumina-DiMOO use it; scale 1 + w is their w."""
     denoiser = images(family)
-    rows = [[[int(denoiser.to_canvas(torch.tensor(i))) for i in row] for row in side]
-            for side in (PROMPTS, ALIKE)]  # fmt: skip
+    rows = [
+        [[int(denoiser.to_canvas(torch.tensor(i))) for i in row] for row in side]
+        for side in (PROMPTS, ALIKE)
+    ]
     for guidance in ({}, negative(left_padded(ALIKE))):
         made = run(
             mmaccel.Stepwise(), denoiser, 4, 1.0, bool(guidance), prompts=rows[0], others=rows[1]
@@ -224,8 +226,9 @@ def test_rows_end_at_end_tokens() -> None:
         filled = torch.where(wanted == 2, end, wanted)
         assert model.generate(**PADDED, **asked, eos_token_id=end)[:, WIDE:].equal(filled)
         config = SimpleNamespace(eos_token_id=end, pad_token_id=2)
-        assert model.generate(PADDED["input_ids"], config, attention_mask=PADDED["attention_mask"],
-                              **asked).equal(out)  # fmt: skip
+        assert model.generate(
+            PADDED["input_ids"], config, attention_mask=PADDED["attention_mask"], **asked
+        ).equal(out)
         model.generation_config = config
         assert model.generate(**PADDED, **asked).equal(out)
         assert model.generate(**PADDED, **asked, eos_token_id=-1)[:, WIDE:].equal(free)

@@ -284,8 +284,10 @@ def test_an_interrupt_has_the_canvas(policy: Any) -> None:
     shown = seen[-1][:, 5:21]
     tokens, is_committed = stopped.value.generation.tokens, stopped.value.is_committed
     assert tokens.shape == is_committed.shape == (1, 16) and 0 < is_committed.sum() < 16
-    assert torch.equal(tokens[:, : shown.shape[1]][is_committed[:, : shown.shape[1]]],
-                       shown[is_committed[:, : shown.shape[1]]])  # fmt: skip
+    assert torch.equal(
+        tokens[:, : shown.shape[1]][is_committed[:, : shown.shape[1]]],
+        shown[is_committed[:, : shown.shape[1]]],
+    )
     assert int(is_committed.sum()) == int((shown != MASK).sum())
 
 

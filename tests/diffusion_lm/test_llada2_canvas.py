@@ -54,9 +54,10 @@ def plain_loop(model: Any, prompt: list[int], length: int, block: int) -> list[i
         last = min(first + block, tokens.shape[1])
         while bool((tokens[:, first:last] == MASK).any()):
             logits = model(
-                tokens[:, :last], attention_mask=block_mask(last, block),
+                tokens[:, :last],
+                attention_mask=block_mask(last, block),
                 position_ids=torch.arange(last)[None],
-            ).logits[0]  # fmt: skip
+            ).logits[0]
             logits[:, MASK] = float("-inf")
             peak = logits.softmax(-1).amax(-1)
             peak = torch.where(
@@ -152,9 +153,10 @@ def test_callbacks_see_the_canvas_and_cannot_write_to_it() -> None:
         assert left == list(range(19, -1, -1)) and torch.equal(seen[-1][:, 5:], out.sequences)
         with pytest.raises(OptionError, match="as it was given"):
             pipe(
-                **OPTIONS, prompt="hello",
+                **OPTIONS,
+                prompt="hello",
                 callback_on_step_end=lambda *given: {"block_x": given[3]["block_x"] + 1},
-            )  # fmt: skip
+            )
 
         def write(pipe: Any, step: int, inner: int, tensors: dict[str, Any]) -> dict[str, Any]:
             tensors["block_x"][:, -1] = 7

@@ -134,7 +134,7 @@ def test_declarations_go_by_the_class() -> None:
     assert find_masks(build_model("blocks")) == BlockMasks("blocks", "zero-one")
     config = LlamaConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9
-    )  # fmt: skip
+    )
     assert find_masks(LlamaForCausalLM(config)) == BlockMasks("causal", "additive")
     assert find_masks(torch.nn.Linear(1, 1)) is None
     for wrong in ({"reading": "full"}, {"reading": "causal", "form": "float"}):

@@ -12,30 +12,6 @@ from mmaccel.evaluation.quality.frechet import frechet_floor, frechet_of
 ITEMS = [0.0, 1.0, 1.5, 4.0, 4.5, 7.0, 11.0, 12.0]
 
 
-def corners(mean: list[float], root: list[list[float]]) -> np.ndarray:
-    """Four items `[4, 2]` of this mean whose covariance is 4/3 of `root` times its transpose."""
-    signs = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
-    return np.array(mean) + signs @ np.array(root).T
-
-
-def test_normal_distributions_along_the_axes_by_hand() -> None:
-    # deviations 1, 2 and 3, 1: (1 - 3)^2 + (2 - 1)^2, times 4/3; means 3 and 4 apart
-    first = corners([0, 0], [[1, 0], [0, 2]])
-    second = corners([3, 4], [[3, 0], [0, 1]])
-    assert frechet_of(first, second).distance == pytest.approx(25 + 5 * 4 / 3, rel=1e-12)
-
-
-def test_a_rotated_distribution_by_hand() -> None:
-    """Variances 1 and 9, and the same rotated by 45 degrees: det of the product is 81, its trace is
-    1 + 9 + ... = 50, so that the trace of its root is sqrt(50 + 2 * 9)."""
-    straight = corners([0, 0], [[1, 0], [0, 3]])
-    half = 0.5**0.5
-    turned = corners([0, 0], [[half, -3 * half], [half, 3 * half]])
-    found = frechet_of(straight, turned).distance
-    assert found == pytest.approx((10 + 10 - 2 * np.sqrt(50 + 2 * 9)) * 4 / 3, rel=1e-12)
-    assert found == pytest.approx(frechet_of(turned, straight).distance, rel=1e-12)
-
-
 def test_five_items_by_hand() -> None:
     first = [[0.0], [2.0]]  # mean 1, variance 2
     second = [[0.0], [0.0], [6.0]]  # mean 2, variance 12

@@ -10,12 +10,6 @@ import pytest
 from mmaccel.evaluation.quality.kid import measure_kid, squared_mmd
 
 
-def test_two_points_by_hand() -> None:
-    # kernel (x y + 1)^3 at width 1: own pairs (0, 2): 1 and (1, 3): 64; across 1, 1, 27, 343
-    found = squared_mmd([[0.0], [2.0]], [[1.0], [3.0]])
-    assert found == pytest.approx(1 + 64 - 2 * (1 + 1 + 27 + 343) / 4, rel=1e-12)
-
-
 def test_unequal_numbers_and_width_by_hand() -> None:
     # (x y / 2 + 1)^3; own pairs: 1; 1, 1, 8 of three; across: 1 x 3, then 8, 27, 8
     first, second = [[0.0, 0.0], [2.0, 0.0]], [[1.0, 0.0], [2.0, 0.0], [1.0, 0.0]]

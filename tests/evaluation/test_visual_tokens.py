@@ -142,9 +142,11 @@ def test_columns_of_each_layer(vlm: VisionModel, asked: list[ImageQuestion]) -> 
         (None, [N_VISUAL] * 4),
         (mmaccel.RandomTokens(keep=0.2), [kept] * 4),
         (mmaccel.FastV(keep=0.2, layer=2), [N_VISUAL] * 2 + [N_VISUAL // 5] * 2),
-        ([mmaccel.RandomTokens(keep=0.2), mmaccel.FastV(keep=0.5, layer=3)],
-         [kept] * 3 + [kept // 2]),
-    ):  # fmt: skip
+        (
+            [mmaccel.RandomTokens(keep=0.2), mmaccel.FastV(keep=0.5, layer=3)],
+            [kept] * 3 + [kept // 2],
+        ),
+    ):
         cost = cost_of(vlm, method, inputs)
         wanted = (lengths - N_VISUAL)[:, None] + torch.tensor(per_layer)
         assert torch.equal(cost.columns, wanted)

@@ -197,5 +197,7 @@ OF_LAWS = (
     choose_candidates_with_noise, forget_the_others,
 )  # fmt: skip
 OF_ROWS = (
-    take_contexts_of_another_row, take_scores_of_another_row, correct_the_first_drafts,
-)  # fmt: skip
+    take_contexts_of_another_row,
+    take_scores_of_another_row,
+    correct_the_first_drafts,
+)

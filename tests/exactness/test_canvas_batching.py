@@ -23,7 +23,7 @@ from mmaccel import (
     OptionError,
     SamplingParams,
     Stepwise,
-)  # fmt: skip
+)
 from mmaccel.contracts import CanvasInterrupt, CanvasProgress, FinishedRow, Prompt
 from mmaccel.evaluation.exactness.reference_models import WrappedDenoiser
 from mmaccel.results import Generation

@@ -85,9 +85,11 @@ def test_a_logits_processor(sources: dict[str, Coarse]) -> None:
 
 PROMPTS, STEPS = [[0], [1], [2], [3], [4], [1]], 30
 PERFECT: dict[str, dict[str, Any]] = {
-    "plain": {}, "cold": {"temperature": 0.5}, "greedy": {"temperature": 0.0},
+    "plain": {},
+    "cold": {"temperature": 0.5},
+    "greedy": {"temperature": 0.0},
     "guided": {"guidance_scale": 2.0},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from mmaccel import (
     SamplingParams,
     Speculative,
     SpeculativeJacobi,
-)  # fmt: skip
+)
 from mmaccel.contracts import FinishedRow, Pass, Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation, Progress

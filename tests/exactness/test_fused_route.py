@@ -105,20 +105,22 @@ class Decoder(Setting):
 DECODERS = {
     "free": Decoder(length=3),
     "guided": Decoder(
-        cases=(((1, 2), (0,)), ((2,), (1, 0, 1))), length=3,
+        cases=(((1, 2), (0,)), ((2,), (1, 0, 1))),
+        length=3,
         options={"guidance_scale": 1.5, "temperature": 1.2},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     ("policy", "name"),
     [
-        (mmaccel.Jacobi(3, "random"), "free"), (mmaccel.SpeculativeJacobi(3, "maximal"), "guided"),
+        (mmaccel.Jacobi(3, "random"), "free"),
+        (mmaccel.SpeculativeJacobi(3, "maximal"), "guided"),
         (mmaccel.Speculative(3), "free"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_samples_have_the_distribution_of_the_models_own_logits(
     name: str, policy: Any, fused: bool
 ) -> None:

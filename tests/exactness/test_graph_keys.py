@@ -21,7 +21,7 @@ from mmaccel import (
     SamplingParams,
     SpeculativeJacobi,
     UnsupportedModelError,
-)  # fmt: skip
+)
 from mmaccel.contracts import Policy
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
@@ -395,9 +395,11 @@ def test_every_tensor_that_outlives_a_pass_is_declared(model: Any) -> None:
     )  # fmt: skip
     parts = {**run.parts(), "noise": run.noise}
     found = {
-        f"{owner}.{name}" for owner, part in parts.items()
-        for name, value in vars(part).items() if isinstance(value, torch.Tensor)
-    }  # fmt: skip
+        f"{owner}.{name}"
+        for owner, part in parts.items()
+        for name, value in vars(part).items()
+        if isinstance(value, torch.Tensor)
+    }
     every_pass = {"buffer.slots", "buffer.columns"}  # set by `move_window` in every step
     declared = static_tensors(run.parts(), run.noise).keys()
     assert found - every_pass == declared - {"noise.schedule"}

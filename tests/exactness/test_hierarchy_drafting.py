@@ -19,24 +19,9 @@ from mmaccel import (
 )
 from mmaccel.contracts import Policy
 from mmaccel.results import Generation
-from tests.exactness.bitwise_runs import OPTIONS, assert_same, run
+from tests.exactness.bitwise_runs import assert_same
 from tests.exactness.test_continuous_batching import ALL, decode
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
-
-
-@pytest.mark.parametrize("window", [1, 2, 5, 16, "adaptive"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_tokens_are_those_of_the_plain_loop(window: int | str, options: dict[str, Any]) -> None:
-    plain = run(Autoregressive(), options, grid=None)
-    assert_same(run(Jacobi(window, HierarchyDrafting(ngram=1)), options, grid=None), plain)
-
-
-@pytest.mark.parametrize("rows", [[5, 3, 1, 0, 2, 4], [2], [3, 3, 1]], ids=str)
-def test_the_tokens_of_a_row_are_its_own_in_any_batch(rows: list[int]) -> None:
-    policy = Jacobi(7, HierarchyDrafting(ngram=1))
-    whole = run(policy, OPTIONS["guided"], grid=None)
-    made = run(policy, OPTIONS["guided"], rows, grid=None)
-    assert made.tokens.equal(whole.tokens[rows])
 
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
@@ -50,10 +35,12 @@ def test_rows_come_and_go(scale: float) -> None:
 def generate(policy: Policy, prompts: list[list[int]], length: int, **options: Any) -> Generation:
     """A text whose next token depends on the last one alone; greedily it runs into a circle."""
     return policy.sample(
-        ToyLanguage(40, seed=3, depth=1), make_prompt(prompts), length,
+        ToyLanguage(40, seed=3, depth=1),
+        make_prompt(prompts),
+        length,
         params=SamplingParams(**{"temperature": 0.0, **options}),
         noise=Noise.from_seed(5, len(prompts)),
-    )  # fmt: skip
+    )
 
 
 def test_a_text_that_repeats_itself_takes_few_passes() -> None:

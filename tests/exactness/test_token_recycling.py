@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-import mmaccel
 from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams, Speculative
 from mmaccel.contracts import Pass, Policy
 from mmaccel.results import Generation
@@ -19,7 +18,6 @@ from mmaccel.samplers.drafting.token_recycling import RecyclingDrafter
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.graph_recorder import Recorder
-from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
 LENGTH = 120
@@ -89,17 +87,6 @@ def test_tokens_outside_of_the_vocabulary() -> None:
         for policy in (Autoregressive(), Jacobi(6, "token-recycling"))
     ]  # fmt: skip
     assert_same(made[1], made[0])
-
-
-def test_an_attached_model_with_guidance() -> None:
-    model, prompt = build_lm("llama"), torch.tensor([[5, 6, 7], [9, 8, 3]])
-    options: dict[str, Any] = {"max_new_tokens": 24, "guidance_scale": 1.5, "do_sample": True}
-    made = []
-    for policy in (Autoregressive(), Jacobi(6, "token-recycling")):
-        with mmaccel.attach(model, policy, seed=3) as handle:
-            made.append(model.generate(prompt, attention_mask=torch.ones_like(prompt), **options))
-        assert handle.stats is not None and handle.stats.fallbacks == []
-    assert torch.equal(*made)
 
 
 def test_speculative_keeps_its_two_sources() -> None:

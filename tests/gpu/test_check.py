@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.machine import describe, slug
 from benchmarks.gpu.parts import CheckError, Part, Report, failed_parts, run_parts
 from benchmarks.gpu.tables import FIGURES
 from benchmarks.gpu.timing import TIMINGS, timing_parts
@@ -97,16 +96,6 @@ def test_a_failure_is_saved_and_the_others_run(bench: Bench) -> None:
     assert report["parts"]["b"]["message"] == "AssertionError: 3 is not 4"
     bench.error = None
     assert failed_parts(bench.run()) == [] and bench.runs == "abcb"
-
-
-def test_an_error_of_the_device_is_saved_and_raised(bench: Bench) -> None:
-    for said in ("CUDA error: an illegal memory access", "Triton Error [CUDA]: misaligned"):
-        bench.file.unlink(missing_ok=True)
-        bench.runs, bench.error = "", RuntimeError(said)
-        with pytest.raises(RuntimeError, match="CUDA"):
-            bench.run(again=True)
-        report = json.loads(bench.file.read_text(encoding="utf-8"))
-        assert bench.runs == "ab" and report["left"] == ["c"] and failed_parts(report) == ["b"]
 
 
 def test_an_error_that_ends_a_call_does_not_skip_parts(bench: Bench) -> None:
@@ -207,12 +196,6 @@ def test_timings_stand_for_kernels_that_exist() -> None:
     assert names == ["copy", *(f"time-{kernel}" for kernel in KERNELS if kernel in TIMINGS)]
     keys = [timing.figure for rows in TIMINGS.values() for timing in rows if timing.figure]
     assert set(keys) <= set(FIGURES)
-
-
-def test_facts_of_a_machine() -> None:
-    facts = describe(ROOT, CPU, "python x")
-    assert facts["device"] == "cpu" and facts["versions"]["torch"] == torch.__version__
-    assert len(facts["sources"]) == 16 and slug("NVIDIA H200 (x)") == "nvidia-h200-x"
 
 
 def test_tables_take_the_newest_figure_of_a_device() -> None:

@@ -17,7 +17,7 @@ import torch
 from benchmarks.gpu import bitwise, check, scenes
 from benchmarks.gpu.bitwise import Case, check_bitwise, compare, decode, find_mistake, tiny_llama
 from benchmarks.gpu.canvas import POLICIES, measure_canvas
-from benchmarks.gpu.check import CALLS, main, make_calls, run_alone, run_process
+from benchmarks.gpu.check import main, run_process
 from benchmarks.gpu.models import SIZES, Size, build, key_bytes, open_window, shrink, sketch
 from benchmarks.gpu.models import weight_bytes as bytes_of
 from benchmarks.gpu.parts import CheckError
@@ -295,8 +295,10 @@ def test_jacobi_makes_the_plain_loop_s_tokens(monkeypatch: pytest.MonkeyPatch) -
     assert made["passed"] == 2 and made["least_same"] == 1.0
     for row in made["promise"]:
         assert (row["exactness"], row["dtype"], row["runner"]) == (
-            "bitwise", "float32", "cuda graphs",
-        )  # fmt: skip
+            "bitwise",
+            "float32",
+            "cuda graphs",
+        )
         assert row["tokens_per_pass"] > 1 and "model's own" in row["attention"]
     half = Case("half", CausalLMWindow(tiny_llama(CPU, torch.bfloat16)), few["cases"][0].prompt)
     made = bitwise.check_promise(CPU, choose, dtypes=(torch.bfloat16,), **few | {"cases": [half]})
@@ -461,27 +463,6 @@ def test_other_tokens_than_the_reference_s_are_reported(
     with pytest.raises(CheckError, match=r"reference's: LosslessUnmask\(drafts=16") as caught:
         measure_canvas(CPU, pipe, batches=(1,), repeats=1)
     assert [row["same"] for row in caught.value.found["canvas"][:3]] == [2, 2, 1]
-
-
-def test_calls_have_parts_of_their_own_names() -> None:
-    for device in (CPU, torch.device("cuda")):
-        calls = make_calls(device)
-        assert tuple(calls) == CALLS
-        names = [part.name for parts in calls.values() for part in parts]
-        assert len(set(names)) == len(names)
-        assert {"engine-bitwise", "engine-promise"} <= {part.name for part in calls["correctness"]}
-        steps = [part.name for call in ("llama", "others") for part in calls[call]]
-        assert sum(name.startswith("engine-step-") for name in steps) == 2 * len(SIZES)
-        assert steps[-4:] == ["scenes-1", "scenes-8", "scenes-64", "canvas"]
-        alone = [part.name for parts in calls.values() for part in parts if is_alone(part)]
-        assert bool(alone) == (device.type == "cuda")
-    assert "cases-noise" in names and set(alone) == set(names) - {
-        name for name in names if name.startswith(("cases-", "time-", "copy"))
-    }
-
-
-def is_alone(part: Any) -> bool:
-    return getattr(part.run, "func", None) is run_alone
 
 
 CHILD = "import sys, json; file = open(sys.argv[sys.argv.index('--child') + 1], 'w'); "

@@ -103,8 +103,9 @@ def test_all_attentions_compute_the_same() -> None:
     assert row["bytes"] == 2 * (2 * 2 * 64 * 16) * 2
     assert row["share_of_copy"] == pytest.approx(row["bytes"] / 1e-3 / 0.01e9)
     assert made["figures"] == {
-        "window_attention_over_sdpa": 2.0, "window_attention_over_flex": 0.8,
-    }  # fmt: skip
+        "window_attention_over_sdpa": 2.0,
+        "window_attention_over_flex": 0.8,
+    }
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -147,8 +148,9 @@ def test_figures_of_attention_are_the_worst() -> None:
     ]
     assert find_figures(rows) == {
         "window_attention_share_of_copy": 0.7,  # of large caches alone
-        "window_attention_over_sdpa": 1.5, "window_attention_over_flex": 2.0,
-    }  # fmt: skip
+        "window_attention_over_sdpa": 1.5,
+        "window_attention_over_flex": 2.0,
+    }
     parts = attention_parts(CPU, tiny=True)
     assert len(parts) == len({part.name for part in parts}) == 4
     assert MODELS["Emu3-8B"] == (32, 8, 128)

@@ -169,8 +169,10 @@ def test_a_reducer_keeps_what_it_says(model: Any, processor: Any) -> None:
     with mmaccel.attach(model, "jacobi", seed=[0], visual_tokens=method) as run:
         made = model.generate(**inputs, max_new_tokens=N_NEW, do_sample=False)
     answer = out[0]
-    assert answer.tokens.tolist() == made[0, inputs["input_ids"].shape[1] :].tolist()[: len(
-        answer.tokens)]  # fmt: skip
+    assert (
+        answer.tokens.tolist()
+        == made[0, inputs["input_ids"].shape[1] :].tolist()[: len(answer.tokens)]
+    )
     assert len(answer.images) == 2 and answer.n_visual == 1040 and answer.n_kept == 250
     assert [tokens.n_kept for tokens in answer.images] == [125, 125]
     for tokens, kept in zip(answer.images, run.kept_tokens, strict=True):

@@ -67,8 +67,9 @@ def test_which_frames_are_read_and_how_they_are_cut() -> None:
     assert torch.equal(back, as_numbers[3:])  # the last nine
     for same in (as_numbers, as_numbers / 255, as_numbers.double() / 255, tuple(frames)):
         assert torch.equal(read_start(same, (30, 20), (1, 9)), read)
-    assert torch.equal(read_start(frames[:5], (30, 20), (1, 9))[0], read_start(
-        frames[4], (30, 20), (1, 9))[0])  # fmt: skip
+    assert torch.equal(
+        read_start(frames[:5], (30, 20), (1, 9))[0], read_start(frames[4], (30, 20), (1, 9))[0]
+    )
     wide = Image.new("RGB", (90, 20), "red")
     wide.paste((0, 0, 255), (30, 0, 60, 20))
     middle = read_start(wide, (30, 20), (1,))[0]

@@ -165,7 +165,7 @@ SIZES = {
     "width 256": Sizes(1, 4, 13, 256, 16, 1000, seen=0.5, fixed=0.0),
     "1025 tokens": Sizes(2, 4, 2, 17, 2, 1025, seen=-1.0),
     "real numbers": replace(PLAIN, reals=True, width=64, n_values=300),
-}  # fmt: skip
+}
 
 CASES = [Case(name, partial(_sweep, sizes), ONCE) for name, sizes in SIZES.items()]
 CASES += [

@@ -59,8 +59,9 @@ def pretend(
 
     fake = SimpleNamespace(uniforms=kernel, refuse_uniforms=lambda *args: refusal)
     modules = {
-        "triton": SimpleNamespace(__version__=version), "mmaccel.kernels.noise_triton": fake,
-    }  # fmt: skip
+        "triton": SimpleNamespace(__version__=version),
+        "mmaccel.kernels.noise_triton": fake,
+    }
     monkeypatch.setattr(dispatch, "import_module", lambda name: modules[name])
     return called
 

@@ -92,7 +92,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "tokens of a pass apart": (accept(), "apart"),
     "a store apart": (partial(compact, torch.zeros(1, 4, 2, 8)[..., ::2], IDS[:1, :1]), "side by"),
     "a store of complex numbers": (
-        partial(compact, torch.zeros(1, 4, 2, 8, dtype=torch.complex64), IDS[:1, :1]), "complex",
+        partial(compact, torch.zeros(1, 4, 2, 8, dtype=torch.complex64), IDS[:1, :1]),
+        "complex",
     ),
     "vectors in float64": (partial(nearest_code, WIDE, ROWS[:, :4]), "float64"),
     "codebooks in float64": (partial(nearest_codes_residual, ROWS[:, :4], WIDE[None]), "float64"),
@@ -111,7 +112,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "stride",
     ),
     "tokens of a sweep apart": (
-        partial(coarse_sweep, WEIGHTS, SLOTS, WORK.t().contiguous().t(), *REST), "stride of",
+        partial(coarse_sweep, WEIGHTS, SLOTS, WORK.t().contiguous().t(), *REST),
+        "stride of",
     ),
     "a sweep too wide": (
         partial(coarse_sweep, WEIGHTS._replace(inner=torch.zeros(513, 513)), SLOTS, WORK, *REST),
@@ -124,7 +126,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "values apart": (attend(v=across(1, 1, 8, 64)), "values must"),
     "an empty cache": (attend(k=torch.zeros(1, 1, 0, 64), v=torch.zeros(1, 1, 0, 64)), "empty"),
     "masses of keys apart": (attend(column_mass, k=across(1, 1, 8, 64)), "keys whose"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

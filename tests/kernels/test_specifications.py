@@ -20,11 +20,9 @@ from mmaccel.kernels.couple import couple
 from mmaccel.kernels.nearest_code import nearest_code
 from mmaccel.kernels.noise import uniforms
 from mmaccel.kernels.norm import HeadNorms, Norm
-from mmaccel.kernels.rope_write import rope_write, sign_sine
+from mmaccel.kernels.rope_write import rope_write
 from mmaccel.kernels.sample import Sampled, Settings, sample_frozen, score
-from mmaccel.kernels.truncation import guide
 from mmaccel.kernels.unmask import Unmasked, unmask
-from mmaccel.kernels.window_attention import window_attention
 from tests.kernels.coarse_sweep_cases import find_hidden
 
 GENERATOR = torch.Generator().manual_seed(2)
@@ -61,51 +59,6 @@ def test_norms_of_heads_are_rounded_before_the_rotation() -> None:
     for received, part in zip((queries, stores[0]), normed):
         wanted = (part * angles[:, None]).addcmul_(part.roll(2, -1), -angles[:, None])
         assert received.equal(wanted)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotation_of_a_part_of_each_head_and_the_write(interleaved: bool) -> None:
-    """Two numbers turn as a complex one; the fifth of a head stays as it is."""
-    n_tokens, heads, kv_heads, width = 3, 4, 2, 5
-    qkv, angles = draw(n_tokens, (heads + 2 * kv_heads) * width), draw(n_tokens, 2)
-    pairs = [(0, 1), (2, 3)] if interleaved else [(0, 2), (1, 3)]
-    whole = torch.empty(n_tokens, 4, dtype=torch.float64)
-    for k, pair in enumerate(pairs):
-        whole[:, list(pair)] = angles[:, k : k + 1]
-    keys, values = (torch.zeros(6, kv_heads, width, dtype=torch.float64) for _ in range(2))
-    index = torch.tensor([4, 0, 3])
-    queries = rope_write(
-        qkv, whole.cos(), sign_sine(whole.sin(), interleaved), keys, values, index,
-        interleaved=interleaved,
-    )  # fmt: skip
-    expected = qkv.view(n_tokens, -1, width).clone()
-    for token in range(n_tokens):
-        for head in range(heads + kv_heads):
-            for k, (a, b) in enumerate(pairs):
-                angle, x = float(angles[token, k]), expected[token, head]
-                turned = complex(x[a], x[b]) * complex(math.cos(angle), math.sin(angle))
-                x[a], x[b] = turned.real, turned.imag
-    torch.testing.assert_close(queries, expected[:, :heads])
-    torch.testing.assert_close(keys[index], expected[:, heads : heads + kv_heads])
-    assert values[index].equal(expected[:, heads + kv_heads :])
-    assert not keys[[1, 2, 5]].any() and not values[[1, 2, 5]].any()
-
-
-def test_a_trees_branches_are_causal_runs() -> None:
-    """Two branches 0-1-3 and 0-2-4 in one window are what each gives in a run of its own."""
-    width, first = 5, 11
-    q, k, v = (draw(1, 2, n, 8, dtype=torch.float32) for n in (width, 32, 32))
-    start = torch.tensor([first])
-    branches = [[0, 1, 3], [0, 2, 4]]
-    tree = torch.zeros(width, width, dtype=torch.bool)
-    for branch in branches:
-        for depth, w in enumerate(branch):
-            tree[w, branch[: depth + 1]] = True
-    out = window_attention(q, k, v, start, scale=0.4, tree=tree)
-    for branch in branches:
-        order = torch.tensor([*range(first), *(first + w for w in branch)])
-        alone = window_attention(q[:, :, branch], k[:, :, order], v[:, :, order], start, scale=0.4)
-        torch.testing.assert_close(out[:, :, branch], alone, atol=2e-6, rtol=2e-6)
 
 
 def test_half_precision_is_summed_in_float32() -> None:
@@ -171,15 +124,6 @@ def test_the_samplers_own_path(options: dict[str, Any], dtype: torch.dtype) -> N
     assert torch.equal(made.peak, scores.amax(-1))
     assert torch.equal(made.lse, scores.logsumexp(-1))
     assert torch.equal(logits, before)
-
-
-def test_guidance_by_hand() -> None:
-    c, i, u = ([[[1.0, 2.0]]], [[[0.5, 4.0]]], [[[0.0, 3.0]]])
-    assert guide(torch.tensor(c), 1, 9.0).tolist() == c
-    assert guide(torch.tensor(c + u), 2, 3.0).tolist() == [[[3.0, 0.0]]]
-    # 0 + 2 * 0.5 + 3 * 0.5 and 3 + 2 * 1 - 3 * 2
-    assert guide(torch.tensor(c + i + u), 3, 3.0, 2.0).tolist() == [[[2.5, -1.0]]]
-    assert guide(torch.tensor(c + i + u), 3, 1.0, 1.0).tolist() == c
 
 
 def test_mask_and_forced_tokens() -> None:
@@ -252,20 +196,6 @@ def test_closed_positions_cost_no_noise_on_a_cpu(monkeypatch: pytest.MonkeyPatch
     for part, other in zip(some, whole):
         assert part[masked].equal(other[masked])
     assert fill(logits, torch.zeros_like(masked), 0.8).tokens.unique().tolist() == [-1]
-
-
-def test_a_batch_does_not_matter() -> None:
-    logits = torch.randn(3, 2, 20)
-    slots, seeds = torch.tensor([[4, 9]]), torch.tensor([8])
-    whole = unmask(
-        logits, torch.ones(3, 2, dtype=torch.bool), 1.0, seeds.expand(3), torch.arange(3),
-        slots.expand(3, 2), torch.tensor(0),
-    )  # fmt: skip
-    one = unmask(
-        logits[2:], torch.ones(1, 2, dtype=torch.bool), 1.0, seeds, torch.tensor([2]), slots,
-        torch.tensor(0),
-    )  # fmt: skip
-    assert all(torch.equal(a[2:], b) for a, b in zip(whole, one))
 
 
 def test_coupling_by_hand() -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.layers import sparse as sparse_module
-from mmaccel.pipelines.layers import stores as stores_module
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -21,6 +20,7 @@ from tests.fixtures import llada2
 from tests.fixtures.denoiser_targets import ENDLESS
 from tests.fixtures.tiny_lms import VOCAB, build_lm, left_padded
 from tests.layers.masked_model import masked
+from tests.layers.planted import EVICTION
 from tests.layers.test_eviction import draw_rows
 
 MASK, BLOCK, N_NEW = VOCAB - 1, 4, 10
@@ -176,21 +176,7 @@ def test_budgets_that_cover_everything_change_nothing(policy: str) -> None:
     "bug", ["one index too many", "reads are not moved", "branches plan alone"]
 )
 def test_planted_bugs_of_eviction_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug == "one index too many":
-        own = KVCacheLayout.to_index
-        monkeypatch.setattr(
-            KVCacheLayout, "to_index",
-            lambda self, at: own(self, at) + (self.dropped is not None),
-        )  # fmt: skip
-    elif bug == "reads are not moved":
-        monkeypatch.setattr(
-            KVCacheLayout, "shift", lambda self, reads: reads[..., : self.visible_length]
-        )
-    else:
-        own_evict = stores_module.evict
-        monkeypatch.setattr(
-            stores_module, "evict", lambda *args, **given: own_evict(*args[:4], 1, **given)
-        )
+    EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
         check_eviction(POLICIES["stepwise"], 0, 1.7)
 
@@ -277,9 +263,10 @@ def test_planted_bugs_of_blocks_are_seen(bug: str, monkeypatch: pytest.MonkeyPat
     if bug == "stale summaries":
         own = sparse_module.SparseBlocks._follow
         monkeypatch.setattr(
-            sparse_module.SparseBlocks, "_follow",
+            sparse_module.SparseBlocks,
+            "_follow",
             lambda self, layer, key, written, real: own(self, layer, key, written[:, :0], real),
-        )  # fmt: skip
+        )
     else:
         own_score = mmaccel.Quest.score
         monkeypatch.setattr(

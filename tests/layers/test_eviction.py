@@ -19,6 +19,7 @@ from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.layers.masked_model import greedy, masked
+from tests.layers.planted import EVICTION
 
 N_NEW = 14
 ROUTES = (True, False)  # the fused decoder, and the model's own forward
@@ -185,20 +186,7 @@ def test_storage_shrinks() -> None:
 
 @pytest.mark.parametrize("bug", ["one index too many", "recent entries go", "heads are mixed up"])
 def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug == "one index too many":
-        own = KVCacheLayout.to_index
-        monkeypatch.setattr(
-            KVCacheLayout, "to_index",
-            lambda self, at: own(self, at) + (self.dropped is not None),
-        )  # fmt: skip
-    elif bug == "recent entries go":
-        monkeypatch.setattr(CacheMethod, "n_recent", property(lambda self: 0))
-    else:
-        select = CacheMethod.select
-        monkeypatch.setattr(
-            CacheMethod, "select",
-            lambda self, scores, lengths: select(self, scores, lengths).flip(1),
-        )  # fmt: skip
+    EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
         test_eviction_is_a_mask_over_the_full_cache("qwen2", True, "snapkv")
 
@@ -210,7 +198,7 @@ BAD: dict[str, tuple[Any, list[str]]] = {
     "no name": ({"kv_cache": {"budget": 3}}, ["kv_cache", "a name", "budget"]),
     "a field it lacks": ({"kv_cache": {"name": "snapkv", "keep": 3}}, ["budget", "'keep'"]),
     "a method for caches": ({"attention": mmaccel.SnapKV()}, ["attention", "Quest", "SnapKV"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -12,10 +12,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel.pipelines.layers import attention as attention_module
 from mmaccel.pipelines.layers import sparse as sparse_module
-from mmaccel.pipelines.layers import stores as stores_module
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
-from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+from tests.layers.planted import EVICTION
 from tests.models.test_llamagen import OPENERS, conditions, full_logits, open_text, sample
 
 POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(5))
@@ -104,23 +103,7 @@ def test_eviction_is_a_mask_over_the_full_cache(policy: Any, scale: float) -> No
 
 @pytest.mark.parametrize("bug", ["one index too many", "branches plan alone", "heads are mixed up"])
 def test_planted_bugs_of_eviction_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug == "one index too many":
-        own = KVCacheLayout.to_index
-        monkeypatch.setattr(
-            KVCacheLayout, "to_index",
-            lambda self, at: own(self, at) + (self.dropped is not None),
-        )  # fmt: skip
-    elif bug == "branches plan alone":
-        own_evict = stores_module.evict
-        monkeypatch.setattr(
-            stores_module, "evict", lambda *args, **given: own_evict(*args[:4], 1, **given)
-        )
-    else:
-        select = CacheMethod.select
-        monkeypatch.setattr(
-            CacheMethod, "select",
-            lambda self, scores, lengths: select(self, scores, lengths).flip(1),
-        )  # fmt: skip
+    EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
         check_eviction(3.0, mmaccel.Jacobi(5))
 
@@ -198,11 +181,12 @@ def states_of(
 def test_planted_bugs_of_blocks_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     own = sparse_module.SparseBlocks.choose
     monkeypatch.setattr(
-        sparse_module.SparseBlocks, "choose",
+        sparse_module.SparseBlocks,
+        "choose",
         lambda self, layer, query, key, start, **given: own(
             self, layer, -query, key, start, **given
         ),
-    )  # fmt: skip
+    )
     with pytest.raises(AssertionError):
         check_blocks("text", 1.0)
 

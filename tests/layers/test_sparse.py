@@ -109,15 +109,17 @@ def test_planted_bugs_of_blocks_are_seen(
     if bug == "a block is left as it was":
         own = SparseBlocks._follow
         monkeypatch.setattr(
-            SparseBlocks, "_follow",
+            SparseBlocks,
+            "_follow",
             lambda self, layer, key, start, width: own(self, layer, key, start + 1, width),
-        )  # fmt: skip
+        )
     else:
         score = type(method).score
         monkeypatch.setattr(
-            type(method), "score",
+            type(method),
+            "score",
             lambda self, queries, summaries: score(self, queries[:, :, :1], summaries),
-        )  # fmt: skip
+        )
     with pytest.raises(AssertionError):
         run_passes(method)
 

@@ -96,17 +96,19 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if bug == "the mask is off by one":
         own = attention._hide_branches
         monkeypatch.setattr(
-            attention, "_hide_branches",
+            attention,
+            "_hide_branches",
             lambda mask, indices, tree: own(mask, indices + 1, tree),
-        )  # fmt: skip
+        )
     elif bug == "no mask":
         monkeypatch.setattr(attention, "_hide_branches", lambda mask, indices, tree: mask)
     elif bug == "depth is the number":
         position_ids = CausalLMWindow.position_ids
         monkeypatch.setattr(
-            CausalLMWindow, "position_ids",
+            CausalLMWindow,
+            "position_ids",
             lambda self, at: position_ids(self, at[:, :1] + torch.arange(at.shape[1])),
-        )  # fmt: skip
+        )
     else:
         move = compact_module.compact
 

@@ -27,7 +27,7 @@ from tests.fixtures.hostile import (
     merge,
     try_doors,
     write,
-)  # fmt: skip
+)
 from tests.fixtures.speech import build_speech
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import build_tiny, masked_beside_plain

@@ -101,9 +101,11 @@ def test_a_cache_of_the_callers_own(repositories: dict[str, Path], tmp_path: Pat
     assert made == ("", ["config.json", "model.safetensors"])
     assert (tmp_path / "own cache" / "models--own--tiny").is_dir()
     there, elsewhere = ask(
-        "http://127.0.0.1:9", home,
-        ("own/tiny", own | {"local_files_only": True}), ("own/tiny", {"local_files_only": True}),
-    )  # fmt: skip
+        "http://127.0.0.1:9",
+        home,
+        ("own/tiny", own | {"local_files_only": True}),
+        ("own/tiny", {"local_files_only": True}),
+    )
     assert there == made and "no copy there" in elsewhere[1]
 
 

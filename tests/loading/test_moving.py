@@ -221,9 +221,11 @@ def test_parts_are_on_the_accelerator_while_they_compute(families: Families, fam
         made = [families.draw(family, pipe)[0]]
         prompt = CAPTIONS[0] if family == "words" else captions(family)[0]
         pipe.serve(
-            [Request(prompt, 3)], pipe.image_model.params, policy=Jacobi(4),
+            [Request(prompt, 3)],
+            pipe.image_model.params,
+            policy=Jacobi(4),
             deliver=lambda output: made.append(output.tokens),
-        )  # fmt: skip
+        )
         assert made[0].equal(first) and made[1].shape == first[0].shape
         parts = [part.module for part in find_parts(pipe.image_model).values()]
         assert where and all(where) and not any(map(is_fake, parts))

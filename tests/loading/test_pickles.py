@@ -48,9 +48,11 @@ def _lm(folder: Path) -> Callable[[], Any]:
 
 @pytest.fixture
 def door(
-    request: pytest.FixtureRequest, built: Callable[[str], Path], speech_folders: Parts,
+    request: pytest.FixtureRequest,
+    built: Callable[[str], Path],
+    speech_folders: Parts,
     tmp_path: Path,
-) -> tuple[Path, Callable[[], Any]]:  # fmt: skip
+) -> tuple[Path, Callable[[], Any]]:
     """A copy of a file of pickles, and what loads it."""
     name, folder = request.param, tmp_path / "copy"
     if name == "pytorch_model.bin of transformers":

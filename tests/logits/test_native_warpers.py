@@ -13,7 +13,7 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
-)  # fmt: skip
+)
 
 import mmaccel
 from mmaccel import Jacobi, SamplingParams

@@ -78,6 +78,7 @@ def test_a_seed_gives_the_same_again(slot: str, name: str, target: Target) -> No
     rows, method = draw_rows(*LENGTHS), make(slot, name, target)
     for policy in names("policies", "window"):
         own = policy_of(policy, target)
-        made = [generate(target.model, own, rows, do_sample=True, **{slot: method})[0]
-                for _ in range(2)]  # fmt: skip
+        made = [
+            generate(target.model, own, rows, do_sample=True, **{slot: method})[0] for _ in range(2)
+        ]
         assert torch.equal(*made)

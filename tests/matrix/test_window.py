@@ -110,7 +110,7 @@ def variants() -> Iterator[Variant]:
             source = SOURCES.get(drafts, DraftModel)
             if source.only_bitwise and Variant(policy).exactness != "bitwise":
                 continue
-            if source.corrects and policy == "speculative":
+            if source.corrects and not load(POLICIES[policy].target).takes_corrections:
                 continue
             yield Variant(policy, drafts)
             if has_field(policy, "tree") and source.has_branches:

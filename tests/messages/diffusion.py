@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.contracts import CanvasPass
 from mmaccel.errors import BusyError, NumericsError, OptionError, ShapeError, UnsupportedModelError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.diffusion_lm.models import LLaDADenoiser, SDARDenoiser
@@ -276,16 +275,6 @@ _FITS = tuple(
 )  # fmt: skip
 
 
-def _pass_before_reserve() -> Any:
-    model = LLaDADenoiser(TinyLLaDA(VOCAB, max_sequence_length=64), MASK)
-    model.reserve(2, 5)
-    ids = torch.ones(2, 4, dtype=torch.int64)
-    reads = torch.ones(2, 1, 4, dtype=torch.bool)
-    return model.forward(
-        CanvasPass(tokens=ids, positions=ids, cache_indices=ids, reads=reads, queries=ids)
-    )
-
-
 _DENOISERS = (
     Refused("a denoiser without its mask", lambda: LLaDADenoiser(TinyLLaDA(VOCAB)),
             ("mask_token: expected an id in 0..39, received 126336",)),
@@ -298,8 +287,6 @@ _DENOISERS = (
     Refused("60 slots of 64 positions", lambda: run(
         Stepwise(), LLaDADenoiser(TinyLLaDA(VOCAB, max_sequence_length=64), MASK), 60),
         ("length: expected at most 64 positions",)),
-    Refused("a pass that was not reserved", _pass_before_reserve, ("call reserve first",),
-            ShapeError),
 )  # fmt: skip
 
 

@@ -64,9 +64,10 @@ _OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a fraction of passes": ({"sync_every": 2.0}, ("sync_every", "an integer")),
     "compiling by number": ({"compile": 1}, ("compile", "'auto', True or False", "1")),
     "compiling without the fused decoder": (
-        {"fused": False, "compile": True}, ("compile=True", "the fused decoder"),
+        {"fused": False, "compile": True},
+        ("compile=True", "the fused decoder"),
     ),
-}  # fmt: skip
+}
 _KERNELS = {
     "fast": (("MMACCEL_KERNELS", "auto, torch, triton", "'fast'"), OptionError),
     "triton": (("MMACCEL_KERNELS=triton", "a device that Triton"), MissingBackendError),

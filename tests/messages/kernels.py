@@ -73,7 +73,8 @@ _SHAPES: dict[str, tuple[Any, str]] = {
     "a norm's weight": (partial(add_norm, _t(2, 4), None, Norm(_t(3))), "weight"),
     "a norm's bias": (partial(add_norm, _t(2, 4), None, Norm(None, _t(3))), "weight"),
     "a norm before the sum": (
-        partial(add_norm, _t(2, 4), _t(2, 4), None, post=Norm(_t(2, 4))), "weight",
+        partial(add_norm, _t(2, 4), _t(2, 4), None, post=Norm(_t(2, 4))),
+        "weight",
     ),
     "an odd gate": (partial(gated_act, _t(2, 3)), "even"),
     "packed heads": (_rope(8), "packed"),
@@ -105,7 +106,7 @@ _SHAPES: dict[str, tuple[Any, str]] = {
     "a canvas of other positions": (_canvas(_t(2, 4, 5), _OPEN), "canvas"),
     "a canvas of no tokens": (_canvas(_t(2, 3, 0), _OPEN), "canvas"),
     "a mask of numbers": (_canvas(_t(2, 3, 4), _ids(2, 3)), "bool"),
-}  # fmt: skip
+}
 for _shape in ((4, 3), (0, 2), (2,), (1, 4, 2)):
     _SHAPES[f"a codebook {list(_shape)}"] = partial(nearest_code, _t(5, 2), _t(*_shape)), "codebook"
     _chain = partial(nearest_codes_residual, _t(5, 2), _t(1, *_shape))

@@ -47,15 +47,17 @@ def _find_gguf(folder: Path) -> str:
 
 _LOOKALIKES: dict[str, tuple[dict[str, Any], str]] = {
     "Janus-Pro in DeepSeek's layout": (
-        {"model_type": "multi_modality"}, "deepseek-community/Janus-Pro-1B",
+        {"model_type": "multi_modality"},
+        "deepseek-community/Janus-Pro-1B",
     ),
     "Emu3 in BAAI's layout": ({"model_type": "Emu3", "vocab_size": 184622}, "BAAI/Emu3-Gen-hf"),
     "Emu3.5": ({"model_type": "Emu3", "vocab_size": 282926}, "Emu3.5"),
     "HunyuanImage": ({"model_type": "hunyuan_image_3_moe"}, "flow matching"),
-}  # fmt: skip
+}
 _NO_DRAWERS = {
     "an adapter": (
-        _in_folder(_find, adapter_config={}), ("an adapter of peft; load its base model",),
+        _in_folder(_find, adapter_config={}),
+        ("an adapter of peft; load its base model",),
     ),
     "a language model": (
         _in_folder(_find, config={"model_type": "llama"}),
@@ -64,13 +66,14 @@ _NO_DRAWERS = {
     "a GGUF file": (_in_folder(_find_gguf), ("a GGUF file is read by transformers",)),
     "an empty folder": (_in_folder(_find), ("give the folder with its config.json",)),
     "a model of no family": (
-        _in_folder(_find, config={"model_type": "bert"}), ("words.json, config.json of janus",),
+        _in_folder(_find, config={"model_type": "bert"}),
+        ("words.json, config.json of janus",),
     ),
     "a pipeline of diffusers": (
         _in_folder(_find, config={}, model_index={"_class_name": "FluxPipeline"}),
         ("a FluxPipeline of diffusers",),
     ),
-}  # fmt: skip
+}
 
 CASES = (
     *(

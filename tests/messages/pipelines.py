@@ -115,7 +115,7 @@ _MEDIA_FILES = tuple(
         ("no model", dict(model=False), "model: expected a folder"),
         ("no codec", dict(codec=False), "codec: expected a folder, a file, an id of the Hugg"),
     )
-)  # fmt: skip
+)
 _SPEECH = tuple(
     Refused(f"{family}: {name}", _say(family, **options), says)
     for family in FAMILIES
@@ -167,7 +167,7 @@ _STARTS = tuple(
         ("1.5", torch.full((1, 4, 4, 3), 1.5), ("expected floats in 0..1, received 1.5..1.5",)),
         ("NaN", torch.full((1, 4, 4, 3), float("nan")), ("floats in 0..1, received nan..nan",)),
     )
-)  # fmt: skip
+)
 _SERVED = (
     Refused("serving to no function", _serve(params=SamplingParams(), deliver=_ODD),
             ("deliver: expected a function, received 'out'",)),

@@ -143,9 +143,7 @@ def test_facts_of_an_image_name_the_coarse_model_where_its_tokens_depend_on_it(t
     first = save_random(pipe.model, source, pipe.image_model.layout)
     pipe = mmaccel.TextToImage.from_pretrained(source)
     assert content_hash(source) == before
-    policies = [
-        mmaccel.SpeculativeJacobi(drafts=drafts) for drafts in ("auto", "coarse", first)
-    ]  # fmt: skip
+    policies = [mmaccel.SpeculativeJacobi(drafts=drafts) for drafts in ("auto", "coarse", first)]
     facts = [coarse.coarse_facts(policy, pipe.model) for policy in policies]
     digest = hashlib.sha256((source / "coarse.safetensors").read_bytes()).hexdigest()
     assert facts == [{"coarse": digest}] * 3

@@ -54,6 +54,8 @@ CASES = {
     "RandomTokens": Case(_with("RandomTokens"), seeded=True),
     "UniformTokens": Case(_with("UniformTokens")),
     "DivPrune": Case(_with("DivPrune")),
+    "CDPruner": Case(_with("CDPruner")),
+    "CDPruner without text": Case(_with("CDPruner", weight=0.0)),
     "VisionZip": Case(_with("VisionZip"), merges=True),
     "VisionZip without class token": Case(_with("VisionZip", queries="all"), merges=True),
     "HiRED": Case(_with("HiRED"), "tiles"),

@@ -100,7 +100,9 @@ def test_broken_laws_are_found() -> None:
     assert "sum to 1" in broken(weight=torch.ones(2, 6).where(assign >= 0, 0))[0]
     assert "weigh nothing" in broken(weight=torch.full((2, 6), 0.5).where(assign >= 0, 1.0))[-1]
     assert broken(size=torch.ones(2, 3)) == ["size counts the tokens of a slot"]
-    pruned = Plan(*(getattr(keep_tokens(VALID, VALID), f) for f in ("keep", "assign", "weight")),
-                  size=keep_tokens(VALID, VALID).size)  # fmt: skip
+    pruned = Plan(
+        *(getattr(keep_tokens(VALID, VALID), f) for f in ("keep", "assign", "weight")),
+        size=keep_tokens(VALID, VALID).size,
+    )
     assert find_broken_laws(pruned, VALID) == []
     assert "one token a slot" in broken(merges=False)[0]

@@ -41,6 +41,32 @@ def test_divprune(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert plan.keep[row].tolist() == slow_divprune(sample.x, k)
 
 
+def slow_cdpruner(sample: Sample, k: int, weight: float, unlike: bool) -> list[int]:
+    """The subset grown by the largest determinant, computed whole for every candidate."""
+    unit = normalize(sample.x.double(), dim=1)
+    question = normalize(sample.text.double(), dim=1).mean(0)
+    relevance = (unit @ question) * (-1 if unlike else 1)
+    relevance = (relevance - relevance.min()) / (relevance.max() - relevance.min())
+    scale = (weight / (2 - 2 * weight) * relevance).exp()
+    kernel = scale[:, None] * (unit @ unit.T).fill_diagonal_(1) * scale
+    chosen: list[int] = []
+    while len(chosen) < k:
+        rest = [i for i in range(sample.n) if i not in chosen]
+        chosen.append(
+            max(rest, key=lambda i: float(kernel[[*chosen, i]][:, [*chosen, i]].logdet()))
+        )
+    return sorted(chosen)
+
+
+@pytest.mark.parametrize("unlike", [True, False])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 0.9])
+def test_cdpruner(weight: float, unlike: bool) -> None:
+    rows = [image(6, 7, 1), image(5, 5, 2)]
+    plan = mmaccel.CDPruner(n_keep=9, weight=weight, unlike=unlike).plan(batch(rows))
+    for row, sample in enumerate(rows):
+        assert plan.keep[row].tolist() == slow_cdpruner(sample, 9, weight, unlike)
+
+
 def test_divprune_without_all_pairs_goes_on_in_the_same_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,7 @@ from mmaccel import (
     Speculative,
     SpeculativeJacobi,
     UnsupportedModelError,
-)  # fmt: skip
+)
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.pipelines.runner import engine as engines
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
@@ -201,7 +201,7 @@ def test_statistics_say_what_ran_and_why(cuda_graphs: Any) -> None:
         ),
         ("a forward that synchronises", {"checked": "a forward that synchronises"}),
     ],
-)  # fmt: skip
+)
 def test_auto_says_why_not_and_true_refuses(
     obstacle: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

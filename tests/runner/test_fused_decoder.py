@@ -662,8 +662,9 @@ def normalise_each_head(own: Any, *args: Any, norms: Any, **options: Any) -> Any
     return own(*args, norms=replace(norms, q_weight=q_weight, k_weight=k_weight), **options)
 
 
-def normalise_after_the_rotation(own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, norms: Any,
-                                 **options: Any) -> Any:  # fmt: skip
+def normalise_after_the_rotation(
+    own: Any, qkv: Any, cos: Any, sin: Any, *rest: Any, norms: Any, **options: Any
+) -> Any:
     """Queries alone; their lengths are the same, but the weights meet other numbers."""
     heads = own(qkv, cos, sin, *rest, norms=norms, **options)
     turned = own(qkv, cos, sin, *(x.clone() for x in rest), norms=None, **options)
@@ -753,9 +754,11 @@ def test_a_planted_fault_is_caught(kernel: str, what: str, monkeypatch: pytest.M
 
 
 WRONG: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("gpt2", {"table": None}), ("granite", {"embed_scale": 1.0}), ("qwen3", {"norm": None}),
+    ("gpt2", {"table": None}),
+    ("granite", {"embed_scale": 1.0}),
+    ("qwen3", {"norm": None}),
     ("opt, norms after and projections", {"norms_stream": False}),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("name", "changes"), WRONG)

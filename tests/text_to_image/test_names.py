@@ -101,6 +101,7 @@ def test_a_dtype_that_rounds_is_not_reported_as_bitwise(tiny_folder: Path, tmp_p
     with Image.open(file) as image:
         facts = json.loads(image.text["mmaccel"])
         assert facts["exactness"] == "up to rounding" and facts["device"] == "cpu"
+        assert facts["dtype"] == "bfloat16" and "dtype: bfloat16" in image.text["parameters"]
         assert "Exactness: up to rounding" in image.text["parameters"]
         assert "bitwise" not in image.text["parameters"]
 

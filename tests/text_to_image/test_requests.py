@@ -21,7 +21,7 @@ from mmaccel import (
     SamplingParams,
     SpeculativeJacobi,
     TextToImage,
-)  # fmt: skip
+)
 from mmaccel.errors import BusyError, NumericsError
 from mmaccel.pipelines.runner.engine import Engine
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
@@ -195,27 +195,6 @@ def test_the_demo_models_images_are_the_same_to_the_pixel() -> None:
     captions = ["a blue star on snow", "a green ring above a yellow square"]
     requests = [Request(text, 3 + k, k) for k, text in enumerate(captions)]
     assert_alone(pipe, serve(pipe, requests, rows=1))
-
-
-def test_continuous_batching_saves_passes_and_tokens(pipe: TextToImage) -> None:
-    """Passes of the run, computed by hand from the passes of the rows."""
-    requests, passes = requests_of(CAPTIONS, 7), []
-    stats = pipe.serve(
-        requests, pipe.image_model.params, policy=Jacobi(5), rows=3,
-        deliver=lambda served: passes.append((served.request.tag[1], served.passes)),
-    )  # fmt: skip
-    own = dict(passes)
-    ends = [own[0], own[1], own[2]]
-    for k in range(3, 7):  # the first batch slot that becomes free
-        slot = ends.index(min(ends))
-        ends[slot] += own[k]
-    assert stats.passes == max(ends)
-    texts = [request.prompt for request in requests]
-    batches = pipe(texts, policy=Jacobi(5), seed=[r.seed for r in requests], batch_size=3)
-    assert (
-        stats.passes < batches.stats.passes
-        and stats.tokens_processed < batches.stats.tokens_processed
-    )
 
 
 def test_an_exception_from_deliver_ends_the_run(pipe: TextToImage) -> None:

@@ -199,9 +199,11 @@ def test_length_is_the_given_one_or_what_the_model_has_positions_for(
 
 def _model(limit: int | None, columns: int, rate: int, frame: int) -> Any:
     return SimpleNamespace(
-        layout=SimpleNamespace(columns=columns), window=SimpleNamespace(max_positions=limit),
-        sample_rate=rate, frame_samples=frame,
-    )  # fmt: skip
+        layout=SimpleNamespace(columns=columns),
+        window=SimpleNamespace(max_positions=limit),
+        sample_rate=rate,
+        frame_samples=frame,
+    )
 
 
 def test_lengths_by_hand() -> None:

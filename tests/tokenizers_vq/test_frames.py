@@ -135,7 +135,9 @@ def test_frames_change_no_token_of_jacobi(drafts: str) -> None:
     assert plain == 8 * 48
     assert any(len(set(row[::3])) > 1 for row in tokens)  # not every frame is the one before
     for row in tokens:
-        assert all(t in range(5 * (i % 3), 5 * (i % 3) + 5) or (t, i % 3) == (15, 0)
-                   for i, t in enumerate(row))  # fmt: skip
+        assert all(
+            t in range(5 * (i % 3), 5 * (i % 3) + 5) or (t, i % 3) == (15, 0)
+            for i, t in enumerate(row)
+        )
     for window in (4, 12):
         assert passes(Jacobi(window, drafts))[1] == tokens

@@ -499,9 +499,10 @@ def _class_token(patch: pytest.MonkeyPatch) -> None:
 def _unweighted(patch: pytest.MonkeyPatch) -> None:
     context = encoder.make_context
     patch.setattr(
-        encoder, "make_context",
+        encoder,
+        "make_context",
         lambda x, valid, **given: context(x, valid, **given | {"size": None}),
-    )  # fmt: skip
+    )
 
 
 @bug("states of the wrong level")

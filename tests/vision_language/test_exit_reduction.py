@@ -82,8 +82,10 @@ def test_methods_by_name_and_by_dictionary() -> None:
     for given, method in (
         ("divprune", mmaccel.DivPrune(keep=0.22)),
         ({"name": "divprune", "keep": 0.5}, mmaccel.DivPrune(keep=0.5)),
-        (["divprune", {"name": "dart", "n_keep": 3}],
-         [mmaccel.DivPrune(keep=0.22), mmaccel.DART(n_keep=3)]),
-    ):  # fmt: skip
+        (
+            ["divprune", {"name": "dart", "n_keep": 3}],
+            [mmaccel.DivPrune(keep=0.22), mmaccel.DART(n_keep=3)],
+        ),
+    ):
         (made, stats), (wanted, other) = (answer(model, m, inputs) for m in (given, method))
         assert torch.equal(made, wanted) and stats.reference == other.reference

@@ -56,9 +56,10 @@ def test_positions_of_generated_tokens_go_on_after_the_grid(
     inputs = draw_prompts(name, model, (1, 1, 1))
     own = model.generate(**inputs, **GREEDY)
     monkeypatch.setattr(
-        CausalLMWindow, "position_ids",
+        CausalLMWindow,
+        "position_ids",
         lambda self, positions: positions.clamp(max=self.run_caches().positions - 1),
-    )  # fmt: skip
+    )
     assert not torch.equal(answer(model, None, inputs, mmaccel.Jacobi(5))[0], own)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import mmaccel
 from mmaccel import RandomTokens
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from tests.fixtures.tiny_lms import act_at
 from tests.fixtures.tiny_vlms import CONFIGS, IMAGE, build_vlm, draw_prompts, shared_vlm
 from tests.vision_language.runs import reduces
 
@@ -120,20 +120,6 @@ def test_no_pixels_and_features_are_held() -> None:
         assert len(handle.kept_tokens) == 3
 
 
-def _in_the_middle(act: Callable[[], object]) -> Callable[..., Tensor]:
-    """A stopping criterion that acts once, when the first token is there."""
-    n_calls = 0
-
-    def criterion(ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == 1:
-            act()
-        return torch.zeros(len(ids), dtype=torch.bool)
-
-    return criterion
-
-
 METHODS = {"exit": EvenTokens(keep=0.5), "layers": LastTokens(keep=0.25), "both": None}
 
 
@@ -146,7 +132,7 @@ def test_a_call_inside_a_call_leaves_the_outer_ones_tokens(stage: str) -> None:
     with mmaccel.attach(model, "jacobi", strict=True, visual_tokens=methods) as handle:
         alone = model.generate(**outer, **options)
         kept, reference = handle.kept_tokens, handle.stats.reference
-        act = _in_the_middle(lambda: model.generate(**inner, **options))
+        act = act_at(1, lambda: model.generate(**inner, **options))
         made = model.generate(**outer, **options, stopping_criteria=[act])
         assert torch.equal(made, alone) and handle.stats.reference == reference
         assert [k.kept.tolist() for k in handle.kept_tokens] == [k.kept.tolist() for k in kept]
@@ -188,7 +174,7 @@ def test_calls_of_two_threads_run_one_after_the_other() -> None:
             other.join(0.3)
             assert other.is_alive() and 1 not in made  # it waits
 
-        generate(0, stopping_criteria=[_in_the_middle(act)])
+        generate(0, stopping_criteria=[act_at(1, act)])
         other.join(60)
         assert all(torch.equal(made[k], alone[k]) for k in (0, 1))
         assert len(run.history) == 4 and len(run.kept_tokens) == 1

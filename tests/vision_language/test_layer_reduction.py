@@ -183,9 +183,10 @@ def test_planted_bugs_are_seen(
     else:
         shorten = layers.shorten_mask
         monkeypatch.setattr(
-            layers, "shorten_mask",
+            layers,
+            "shorten_mask",
             lambda mask, order, is_real: shorten(mask, order, torch.ones_like(is_real)),
-        )  # fmt: skip
+        )
     made, _ = answer(model, FastV(keep=0.5, layer=1), inputs)
     assert not torch.equal(made, reference(model, inputs, kept))
 

@@ -279,10 +279,12 @@ def test_cells_of_a_grid() -> None:
 
 def test_both_sides_shrink_by_the_root() -> None:
     for method, small in (
-        (HALF, (12, 17)), (DownsamplePixels(keep=0.5), (17, 24)),
-        (DownsamplePixels(keep=0.001), (1, 1)), (DownsamplePixels(n_keep=204), (12, 17)),
+        (HALF, (12, 17)),
+        (DownsamplePixels(keep=0.5), (17, 24)),
+        (DownsamplePixels(keep=0.001), (1, 1)),
+        (DownsamplePixels(n_keep=204), (12, 17)),
         (DownsamplePixels(n_keep=999), (24, 34)),
-    ):  # fmt: skip
+    ):
         assert method.shrink(24, 34) == small
 
 

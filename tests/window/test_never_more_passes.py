@@ -28,13 +28,15 @@ def _case(seed: int) -> tuple[Any, str, int, dict[str, Any]]:
     call["temperature"] = pick.choice([0.3, 1.0, 2.5])
     call["top_k"] = pick.choice([0, 1, 5])
     call["eos_token_id"] = pick.choice([EOS, [EOS, 5, 6, 7, 8, 9, 10, 11], -1])
-    call |= pick.choice([
-        {},
-        {"repetition_penalty": 1.6},
-        {"suppress_tokens": list(range(20, VOCAB))},
-        {"no_repeat_ngram_size": 2, "min_new_tokens": 5},
-        {"guidance_scale": 1.7, "negative_prompt_ids": torch.full((len(rows), 2), 1)},
-    ])  # fmt: skip
+    call |= pick.choice(
+        [
+            {},
+            {"repetition_penalty": 1.6},
+            {"suppress_tokens": list(range(20, VOCAB))},
+            {"no_repeat_ngram_size": 2, "min_new_tokens": 5},
+            {"guidance_scale": 1.7, "negative_prompt_ids": torch.full((len(rows), 2), 1)},
+        ]
+    )
     return model, name, pick.choice([1, 2, 5, 16, 40]), call
 
 

@@ -21,7 +21,7 @@ from mmaccel import (
     SamplingParams,
     Speculative,
     SpeculativeJacobi,
-)  # fmt: skip
+)
 from mmaccel.contracts import Policy
 from mmaccel.results import Progress
 from mmaccel.samplers.window.run import WindowRun

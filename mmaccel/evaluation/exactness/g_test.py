@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+from mmaccel.checks import importing
 
 
 @dataclass(frozen=True)
@@ -78,23 +78,9 @@ def g_test(counts: Tensor, distribution: Tensor, smallest: float = 5.0) -> GTest
 
     Returns:
         The test; `p_value` is 0 if a cell of probability 0 was hit.
-
-    Raises:
-        ShapeError: if the two do not match.
-        OptionError: if the distribution does not sum to 1 or there is nothing to count.
     """
-    if counts.ndim != 1 or counts.shape != distribution.shape:
-        raise ShapeError(
-            f"distribution: expected one probability per cell, [K] and [K], received "
-            f"{list(counts.shape)} and {list(distribution.shape)}; flatten both in the same order"
-        )
     distribution, n = distribution.double(), int(counts.sum())
     total = float(distribution.sum())
-    if n < 1 or abs(total - 1) > 1e-6:
-        raise OptionError(
-            f"distribution: expected a sum of 1 and at least one count, received {total:.6f} and "
-            f"{n}; enumerate every cell"
-        )
     distance, floor = total_variation(counts / n, distribution), sampling_floor(distribution, n)
     if bool((counts[distribution <= 0] > 0).any()):
         return GTest(math.inf, int((distribution > 0).sum()) - 1, 0.0, n, distance, floor)
@@ -193,15 +179,7 @@ def first_divergence(first: Tensor, second: Tensor) -> Tensor:
 
     Returns:
         `[B]` int64, first differing index of each row; L where there is none.
-
-    Raises:
-        ShapeError: if the shapes differ.
     """
-    if first.shape != second.shape or first.ndim != 2:
-        raise ShapeError(
-            f"tokens: expected two arrays [B, L], received {list(first.shape)} and "
-            f"{list(second.shape)}; compare runs of the same length"
-        )
     return (first == second).long().cumprod(1).sum(1)
 
 
@@ -228,13 +206,11 @@ def import_stats() -> Any:
     Raises:
         MissingBackendError: scipy is not installed.
     """
-    try:
+    with importing(
+        "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', "
+        "or leave the test out with --samples 0"
+    ):
         from scipy import stats
-    except ImportError as error:
-        raise MissingBackendError(
-            "G-test: expected scipy, received no such package; pip install 'mmaccel[evaluation]', "
-            "or leave the test out with --samples 0"
-        ) from error
     return stats
 
 

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmaccel.errors import MissingBackendError, OptionError, ShapeError
+from mmaccel.checks import importing
+from mmaccel.errors import OptionError, ShapeError
 from mmaccel.limits import MAX_MARKS
 
 _FORMS = str.maketrans({"\u2019": "'", "\u2018": "'", "\u02bc": "'", "\u2010": "-", "\u2011": "-"})
@@ -102,13 +103,11 @@ def _normalize(form: Literal["NFC", "NFKC"], text: str) -> str:
 
 
 def _import_jiwer() -> Any:
-    try:
+    with importing(
+        "word error rate: expected jiwer, received no such package; pip install "
+        "'mmaccel[evaluation]'"
+    ):
         import jiwer
-    except ImportError as error:
-        raise MissingBackendError(
-            "word error rate: expected jiwer, received no such package; pip install "
-            "'mmaccel[evaluation]'"
-        ) from error
     return jiwer
 
 

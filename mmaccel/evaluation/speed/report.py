@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmaccel.errors import MissingBackendError
+from mmaccel.checks import importing
 from mmaccel.evaluation.tables import grid
 
 _HEADS = (
@@ -164,13 +164,11 @@ def check_plots() -> None:
     Raises:
         MissingBackendError: it is not.
     """
-    try:
+    with importing(
+        "--plots: expected matplotlib, which is not installed; pip install 'mmaccel[plots]', "
+        "or give --no-plots"
+    ):
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingBackendError(
-            "--plots: expected matplotlib, which is not installed; pip install 'mmaccel[plots]', "
-            "or give --no-plots"
-        ) from error
 
 
 def plan_plots(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmaccel.errors import MissingBackendError
+from mmaccel.checks import importing
 from mmaccel.evaluation.visual_tokens.methods import ALL_TOKENS, CONTROLS
 from mmaccel.evaluation.visual_tokens.questions import ALL
 
@@ -22,13 +22,11 @@ def check_plots() -> None:
     Raises:
         MissingBackendError: it is not.
     """
-    try:
+    with importing(
+        "--plot: expected matplotlib, which is not installed; pip install 'mmaccel[plots]', or "
+        "leave --plot out"
+    ):
         import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingBackendError(
-            "--plot: expected matplotlib, which is not installed; pip install 'mmaccel[plots]', or "
-            "leave --plot out"
-        ) from error
 
 
 def draw_plots(file: Path, report: dict[str, Any]) -> None:

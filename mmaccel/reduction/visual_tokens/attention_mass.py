@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmaccel.errors import ShapeError
-
 _QUERIES = 256  # whose scores are held at once
 
 
@@ -43,18 +41,9 @@ def attention_mass(
     Returns:
         `[B, N]` float32, or `[B, H, N]`; 0 for padding.
 
-    Raises:
-        ShapeError: shapes that do not fit each other.
-
     Cost: float32 scores `[B, H, 256, S]` at a time.
     """
-    groups, rest = divmod(q.shape[1], k.shape[1])
-    if rest or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or len(where) != len(q):
-        raise ShapeError(
-            f"attention mass: expected queries [B, H, Q, D], keys [B, H_kv, S, D] and places "
-            f"[B, N], received {list(q.shape)}, {list(k.shape)} and {list(where.shape)}; H is a "
-            "multiple of H_kv"
-        )
+    groups = q.shape[1] // k.shape[1]
     keys = k.float().repeat_interleave(groups, 1).mT
     mass = torch.zeros(*q.shape[:2], k.shape[2], device=q.device)
     for first in range(0, q.shape[2], _QUERIES):

@@ -54,9 +54,13 @@ class GemmaDecoder(Denoiser):
     ) -> None:
         inputs = dict(step)
         for name in (
-            "current_canvas", "argmax_canvas", "finished_denoising", "cur_step", "sampler",
+            "current_canvas",
+            "argmax_canvas",
+            "finished_denoising",
+            "cur_step",
+            "sampler",
             "diffusion_stopping_criteria",
-        ):  # fmt: skip
+        ):
             inputs.pop(name)
         self._forward: Callable[..., Any] = inputs.pop("decoder_forward")
         self._ids: Tensor = inputs.pop("input_ids")
@@ -198,9 +202,15 @@ class StopRule:
         is_open = ~progress.is_committed & new[:, None]
         slots = torch.arange(scores.shape[1], device=scores.device).expand_as(is_open)
         predictions = read_logits(
-            scores, 1, slots, is_open, mask_token=-1, params=self._params, noise=self._noise,
+            scores,
+            1,
+            slots,
+            is_open,
+            mask_token=-1,
+            params=self._params,
+            noise=self._noise,
             layout=self._layout,
-        )  # fmt: skip
+        )
         assert predictions.drawn is not None
         taken = torch.where(is_open, predictions.drawn, progress.tokens)
         self.tokens = torch.where(new[:, None], taken, self.tokens)

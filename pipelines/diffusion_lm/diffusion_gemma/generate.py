@@ -140,9 +140,11 @@ class GemmaRun:
         criterion = None if is_bounded else step["diffusion_stopping_criteria"]
         rule = StopRule(criterion, decoder, self._params, noise, layout, self._after_pass)
         prompt = Prompt(  # one column: the encoder's cache holds the prompt
-            ids.new_zeros(batch, 1), torch.ones_like(ids[:, 0]), stop_tokens=self._ends,
+            ids.new_zeros(batch, 1),
+            torch.ones_like(ids[:, 0]),
+            stop_tokens=self._ends,
             layout=layout,
-        )  # fmt: skip
+        )
         on_step = None if criterion is None and self._after_pass is None else rule
         try:
             generation = self._policy.sample(

@@ -114,13 +114,18 @@ class ClipRotary(nn.Module):
 FILES = ("model.pt", "model.safetensors")
 _SHAPE = (5, 40, 64)  # frames, rows and columns of the tokens of 33 frames of 1024 x 640 pixels
 _NAMES = {  # of a layer, here and in transformers
-    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
-    "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
-    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-}  # fmt: skip
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
 _OUTER = {"tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head"}
 _RANGES = {  # of config.json
     "(video|original)_latent_shape": Range(1, 4096, length=3, product=2**16),
@@ -217,10 +222,15 @@ def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, i
 
     frames, rows, columns = shape
     made = Qwen3Config(
-        **sizes, rms_norm_eps=_number(config, "norm_eps", 1e-5), tie_word_embeddings=False,
-        max_position_embeddings=frames * rows * columns, attention_bias=False,
-        use_sliding_window=False, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        **sizes,
+        rms_norm_eps=_number(config, "norm_eps", 1e-5),
+        tie_word_embeddings=False,
+        max_position_embeddings=frames * rows * columns,
+        attention_bias=False,
+        use_sliding_window=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     with torch.device("meta"):
         return Qwen3ForCausalLM(made)
 

@@ -299,8 +299,9 @@ def load_tokenizer(
     """
     if config is None:
         names = {
-            "n_codes": ("quantize.embedding.weight", 2), "channels": ("encoder.conv_in.weight", 4)
-        }  # fmt: skip
+            "n_codes": ("quantize.embedding.weight", 2),
+            "channels": ("encoder.conv_in.weight", 4),
+        }
         sizes: dict[str, Any] = {
             field: shape_of(weights, *k)[0] for field, k in names.items() if k[0] in weights
         }

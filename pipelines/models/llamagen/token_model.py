@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass, Prompt, TokenModel
-from mmaccel.errors import OptionError, ShapeError
+from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.causal_lm.compatibility import check_attention, find_device
@@ -103,18 +103,12 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.contracts.TokenModel.reserve`.
 
         Raises:
-            OptionError: more positions than the model has, or another number of rows than the
-                condition of the run.
+            OptionError: more positions than the model has.
         """
         if positions > self.max_positions:
             raise OptionError(
                 f"positions: expected at most {self.max_positions}, received {positions}; "
                 "ask for one image"
-            )
-        if self._conditions is None or self._conditions.shape[0] != rows:
-            received = 0 if self._conditions is None else self._conditions.shape[0]
-            raise OptionError(
-                f"rows: expected {rows} conditions, received {received}; call condition first"
             )
         self._rotations = self._rotations.to(self.device)  # the model may have been moved
         layout = KVCacheLayout(rows, positions + self._spare + 1)
@@ -126,7 +120,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=self._drafts)
 
     def forward(self, entries: Pass) -> Tensor:
-        stores = self._reserved_stores(entries)
+        """See `mmaccel.contracts.TokenModel.forward`."""
+        stores = self._open_stores()
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
         if self.keeps_states:
@@ -135,7 +130,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return logits.float()
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
-        chooser = self._reserved_stores(entries).find_chooser(index)
+        """See `mmaccel.contracts.TokenModel.forward_draft`."""
+        chooser = self._open_stores().find_chooser(index)
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=chooser)
         logits: Tensor = self.model.output(hidden)
@@ -165,7 +161,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return ""
 
     def prefill(self, entries: Pass) -> None:
-        stores = self._reserved_stores(entries)
+        """See `mmaccel.contracts.TokenModel.prefill`."""
+        stores = self._open_stores()
         lengths = entries.lengths
         if lengths is None:  # the prompt goes on, or rows are admitted
             self._pass(entries)
@@ -176,20 +173,10 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
             stores.evict(lengths, observer)
             self.n_evicted = stores.n_evicted
 
-    def _reserved_stores(self, entries: Pass) -> LayerStores:
-        """The stores of the run, which must be of as many rows as a pass.
-
-        Raises:
-            ShapeError: other rows than reserved.
-        """
-        stores = self.caches
-        rows = list(entries.tokens.shape)
-        if stores is None or self._conditions is None or rows[0] != stores.layout.rows:
-            raise ShapeError(
-                f"tokens: expected as many rows as reserved, received {rows}; "
-                "call condition and reserve"
-            )
-        return stores
+    def _open_stores(self) -> LayerStores:
+        """The stores of the run, which `reserve` has made."""
+        assert self.caches is not None
+        return self.caches
 
     @torch.no_grad()
     def _pass(self, entries: Pass, **options: Any) -> Tensor:

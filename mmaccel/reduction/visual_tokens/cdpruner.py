@@ -1,0 +1,109 @@
+"""CDPruner: tokens that differ from each other and matter for the question.
+
+Q. Zhang et al., "Beyond Attention or Similarity: Maximizing Conditional Diversity for Token Pruning
+in MLLMs", NeurIPS 2025 (arXiv:2506.10967), section 3: a determinantal point process over the tokens
+with the kernel
+
+    L_ij = r_i s_ij r_j
+
+of similarities s, the cosines of states, and relevance r of the question. The subset whose
+determinant is largest is found greedily (L. Chen, G. Zhang, H. Zhou, "Fast Greedy MAP Inference for
+Determinantal Point Process", NeurIPS 2018, algorithm 1): the next token is the one that has most
+left, when what the chosen ones explain of it is taken away.
+
+Relevance is the mean cosine of a token's state with the question's embeddings, scaled to 0..1 in
+its row, and enters as exp(w r / (2 - 2 w)), so that w = 0 ignores the question.
+
+Departures: the paper compares pictures and questions in CLIP's common space, where the released
+code takes the *negative* cosine: its patches are alike to what they do not show. Here a question is
+compared in the language model's space, which every model has; `unlike` is the released code's sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.errors import OptionError
+from mmaccel.reduction.visual_tokens.context import VisualContext
+from mmaccel.reduction.visual_tokens.contract import TokenReducer
+from mmaccel.reduction.visual_tokens.plan import Plan, keep_tokens
+from mmaccel.reduction.visual_tokens.selection import unit
+
+_LEFT = 1e-5  # of a token that chosen ones explain as a whole, but for rounding
+
+
+@dataclass(frozen=True)
+class CDPruner(TokenReducer):
+    """Keeps tokens at the exit of the encoder that are unlike each other and relevant to the text.
+    Give one of `keep` and `n_keep`, see `TokenReducer`.
+
+    Args:
+        weight: w, of the question in 0..1, less than 1; 0 ignores it.
+        unlike: whether tokens whose states are unlike the question's embeddings are relevant.
+
+    Raises:
+        OptionError: a weight out of range.
+
+    Cost: cosines of all pairs `[B, N, N]` once, and `[B, K, N]` numbers for K kept tokens.
+    """
+
+    weight: float = 0.5
+    unlike: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("CDPruner.weight", self.weight, 0, 1, hint="0.5 is the paper's")
+        if self.weight == 1:
+            raise OptionError(
+                "CDPruner.weight: expected less than 1, received 1; nothing is diverse then"
+            )
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """See `TokenReducer.needs`."""
+        return frozenset({"text"} if self.weight else ())
+
+    def score(self, context: VisualContext) -> Tensor:
+        """Relevance `[B, N]`, positive."""
+        if not self.weight:
+            return torch.ones_like(context.size)
+        text = context.text()
+        question = unit(text.states, text.mask).sum(1) / text.mask.sum(1, keepdim=True).clamp(min=1)
+        cosine = (unit(context.x, context.valid) @ question[..., None])[..., 0]  # [B, N]
+        relevance = -cosine if self.unlike else cosine
+        low = relevance.masked_fill(~context.valid, float("inf")).amin(1, keepdim=True)
+        high = relevance.masked_fill(~context.valid, float("-inf")).amax(1, keepdim=True)
+        relevance = (relevance - low) / (high - low).clamp(min=_LEFT)
+        return (self.weight / (2 - 2 * self.weight) * relevance).exp()
+
+    @property
+    def _most(self) -> float:
+        """The largest score."""
+        return exp(self.weight / (2 - 2 * self.weight))
+
+    def select(self, scores: Tensor, context: VisualContext, budget: Tensor) -> Plan:
+        """See `TokenReducer.select`: algorithm 1 of Chen et al."""
+        valid = context.valid
+        vectors = unit(context.x, valid) * scores[..., None]  # L = V V^T
+        n_picks = int(budget.max())
+        picks = torch.full((len(valid), n_picks), -1, device=valid.device)
+        left = (scores * scores).masked_fill(~valid, -1.0)  # d_i^2, [B, N]
+        rows = vectors.new_zeros(len(valid), n_picks, valid.shape[1])  # c_i, one a chosen token
+        for k in range(n_picks):
+            # where the chosen ones explain all of a token, its relevance alone counts
+            rest = left.where((left > _LEFT) | (left < 0), _LEFT * scores / self._most)
+            pick = rest.argmax(1, keepdim=True)  # j, the lowest index of equal ones
+            picks[:, k : k + 1] = pick.where(k < budget[:, None], -1)
+            chosen = vectors.gather(1, pick[..., None].expand(-1, -1, vectors.shape[2]))
+            known = rows[:, :k].gather(2, pick[:, None].expand(-1, k, -1))  # c_j, [B, k, 1]
+            row = (vectors @ chosen.mT)[..., 0] - (rows[:, :k] * known).sum(1)
+            row = row / left.gather(1, pick).clamp(min=_LEFT).sqrt()  # e_i
+            rows[:, k] = row
+            is_open = (left >= 0).scatter(1, pick, False)
+            left = (left - row * row).clamp(min=0).where(is_open, -1.0)
+        return keep_tokens(picks, valid, context.size)
