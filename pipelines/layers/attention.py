@@ -151,7 +151,7 @@ class WindowPass:
             entry = torch.arange(query.shape[2], device=key.device)
             entry = torch.where(indices == last.to(key.device), 0, entry)
             asking = query.gather(2, entry[:, None, :, None].expand_as(query))
-            blocks = self.sparse.choose_read(layer, asking, key, indices, reads)
+            blocks = self.sparse.choose_read(layer, asking, key, indices, reads, scale=scale)
         if blocks is not None:
             return gathered_attention(
                 query, key, value, indices[:, 0], scale=scale, softcap=softcap, blocks=blocks,

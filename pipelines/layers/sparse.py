@@ -4,17 +4,40 @@ A window overwrites cache indices from its `start` on, so that only the blocks f
 window's end are summarised anew; blocks behind the end hold nothing, whatever an earlier window had
 there. So a rollback needs no work of its own. A pass that says what it reads is summarised anew in
 the blocks that it writes; blocks of which it reads nothing hold nothing.
+
+What methods keep from pass to pass (`LastChoice`), and what a layer has chosen for others, is in
+the executor. Summaries are stored by number and then by block, so that scoring them is a product
+with contiguous memory.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.kernels.window_attention import Blocks
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LastChoice, LayerBlocks
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a pass has done to a layer's cache.
+
+    Attributes:
+        blocks: `[R, n]` int64, blocks that it may have written in.
+        is_real: `[R, S]` bool, what holds something.
+        own: `[R, N]` bool, the blocks of the pass itself.
+        start: `[R]` int64, cache index of each row's first query.
+    """
+
+    blocks: Tensor
+    is_real: Tensor
+    own: Tensor
+    start: Tensor
 
 
 class BlockChooser(Protocol):
@@ -40,11 +63,20 @@ class SparseBlocks:
 
     Args:
         method: chooses them.
+
+    Attributes:
+        n_left_out: blocks that were not read, over all passes, layers, rows and key heads.
+        n_empty: choices without any block, for which the window's own blocks were read.
     """
 
     def __init__(self, method: AttentionMethod) -> None:
         self.method = method
-        self._summaries: dict[int, Tensor] = {}  # by layer, [R, H, N + 1, C]; the last is scratch
+        self.n_left_out = 0
+        self.n_empty = 0
+        self._summaries: dict[int, Tensor] = {}  # by layer, [R, H, C, N + 1]; the last is scratch
+        self._chosen: dict[int, Tensor] = {}  # by layer, of the pass, [R, H, N]
+        self._last: dict[int, LastChoice] = {}
+        self._begins: dict[int, Tensor] = {}  # by layer, [R]
 
     def choose(
         self,
@@ -61,7 +93,9 @@ class SparseBlocks:
         Args:
             layer, query, key, start, scale: as there.
             since: `[R]` int64, at most `start`: from there on others may have written; None:
-                nobody has. Cost: a host synchronisation.
+                nobody has.
+
+        Cost: a host synchronisation, two with `since`.
         """
         width = query.shape[2]
         size = self.method.block
@@ -78,19 +112,20 @@ class SparseBlocks:
         n_blocks = -(-key.shape[2] // size)
         block = torch.arange(n_blocks, device=key.device)
         own = (block >= start[:, None] // size) & (block < (ends + size - 1) // size)
-        return self._choose(layer, query, key, written=written, is_real=is_real, own=own)
+        return self._choose(layer, query, key, _Written(written, is_real, own, start), scale)
 
     def choose_read(
-        self, layer: int, query: Tensor, key: Tensor, indices: Tensor, reads: Tensor
-    ) -> Blocks | None:
+        self, layer: int, query: Tensor, key: Tensor, indices: Tensor, reads: Tensor, *,
+        scale: float,
+    ) -> Blocks | None:  # fmt: skip
         """The blocks of a pass that says what it reads; None for all.
 
         Args:
-            layer, query, key: as in `choose`.
+            layer, query, key, scale: as in `choose`.
             indices: `[R, W]` int64, cache indices that it has written.
             reads: `[R, 1 or W, S]` bool.
 
-        Cost: a host synchronisation more.
+        Cost: two host synchronisations.
         """
         if not self._chooses(layer):
             return None
@@ -100,50 +135,75 @@ class SparseBlocks:
         written = (
             own.to(torch.uint8).topk(int(own.sum(1).max()), 1).indices
         )  # and some that are not
-        return self._choose(layer, query, key, written=written, is_real=reads.any(1), own=own)
+        done = _Written(written, reads.any(1), own, indices[:, 0])
+        return self._choose(layer, query, key, done, scale)
 
     def _chooses(self, layer: int) -> bool:
-        return layer >= self.method.first_layer and self.method.budget < 1
+        return layer >= self.method.first_layer and not self.method.is_whole
 
     def _choose(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        *,
-        written: Tensor,
-        is_real: Tensor,
-        own: Tensor,
+        self, layer: int, query: Tensor, key: Tensor, done: _Written, scale: float
     ) -> Blocks | None:
         """The blocks of a pass.
 
         Args:
-            layer, query, key: as in `choose`.
-            written: `[R, n]` int64, blocks that the pass may have written in.
-            is_real: `[R, S]` bool, what holds something.
-            own: `[R, N]` bool, the blocks of the pass itself.
+            layer, query, key, scale: as in `choose`.
+            done: what the pass has written.
         """
         method = self.method
-        summaries = self._follow(layer, key, written, is_real)
-        n_blocks = summaries.shape[2]
-        surplus = n_blocks * method.block - is_real.shape[1]
-        holds = torch.nn.functional.pad(is_real, (0, surplus)).unflatten(1, (n_blocks, -1)).any(2)
-        scores = method.score(query.unflatten(1, (key.shape[1], -1)).flatten(2, 3), summaries)
-        scores = scores.masked_fill(~holds[:, None], float("-inf"))
+        size = method.block
+        surplus = done.own.shape[1] * size - done.is_real.shape[1]
+        filled = pad(done.is_real, (0, surplus)).unflatten(1, (-1, size)).sum(2)  # [R, N]
+        holds = filled[:, None] > 0
+        source = method.source(layer)
+        if source == layer:
+            self._forget_other_rows(layer, done.start)
+            chosen = method.choose(
+                LayerBlocks(
+                    layer=layer,
+                    queries=query.unflatten(1, (key.shape[1], -1)).flatten(2, 3),
+                    keys=key,
+                    summaries=self._follow(layer, key, done.blocks, done.is_real),
+                    filled=filled,
+                    is_own=done.own,
+                    start=done.start,
+                    begins=self._begins[layer],
+                    width=query.shape[2],
+                    scale=scale,
+                    last=self._last[layer],
+                )
+            )
+            chosen = (chosen & holds).expand(-1, key.shape[1], -1)
+            self._chosen[layer] = chosen
+        else:
+            chosen = self._chosen[source]
+        if method.reads_all(layer):
+            return None
 
-        # the first block, and those of the pass itself that are not padding alone
-        is_first = torch.arange(n_blocks, device=key.device) == 0
-        is_kept = (own & holds) | is_first
-        chosen = method.select(scores, is_kept[:, None], holds.sum(1))
+        # what the window has written is read in any case
+        is_empty = ~chosen.any(-1)
+        chosen = chosen | (done.own[:, None] & holds)
         count = chosen.sum(-1)
-        most = int(count.max())
-        if most == n_blocks:
+        left_out = (holds & ~chosen).sum()
+        most, n_left_out, n_empty = torch.stack([count.max(), left_out, is_empty.sum()]).tolist()
+        self.n_left_out += n_left_out
+        self.n_empty += n_empty
+        if n_left_out == 0:
             return None
         index = chosen.to(torch.uint8).topk(most, -1).indices  # those that are chosen come first
-        return Blocks(index.int(), count.int(), method.block)
+        return Blocks(index.int(), count.int(), size)
 
-    def _follow(self, layer: int, key: Tensor, written: Tensor, is_real: Tensor) -> Tensor:
-        """Summaries `[R, H, N, C]` of what a layer holds after the pass has written."""
+    def _forget_other_rows(self, layer: int, start: Tensor) -> None:
+        """Begin a layer's memory where it is of other rows, or has not begun."""
+        known = self._begins.get(layer)
+        if known is None or len(known) != len(start):
+            self._begins[layer] = start.clone()
+            self._last[layer] = LastChoice()
+
+    def _follow(self, layer: int, key: Tensor, written: Tensor, is_real: Tensor) -> Tensor | None:
+        """Summaries `[R, H, N, C]` of what a layer holds after the pass has written; None of
+        methods that have none.
+        """
         method = self.method
         capacity = key.shape[2]
         size = method.block
@@ -158,14 +218,17 @@ class SparseBlocks:
         found = key.transpose(1, 2)[row, index]  # [R, n, P, H, D]
         holds = is_real[row, index] & (at < capacity)
         made = method.summarise(found.permute(0, 3, 1, 2, 4), holds[:, None, ..., None])
+        if made is None:
+            return None
+        made = made.mT  # [R, H, C, n]
         if is_new:
-            known = made.new_zeros(*made.shape[:2], n_blocks + 1, made.shape[3])
+            known = made.new_zeros(*made.shape[:3], n_blocks + 1)
         assert known is not None
-        if known.shape[2] <= n_blocks:  # the cache has grown
-            grown = known.new_zeros(*known.shape[:2], n_blocks + 1, known.shape[3])
-            grown[:, :, : known.shape[2] - 1] = known[:, :, :-1]
+        if known.shape[3] <= n_blocks:  # the cache has grown
+            grown = known.new_zeros(*known.shape[:3], n_blocks + 1)
+            grown[..., : known.shape[3] - 1] = known[..., :-1]
             known = grown
-        target = blocks.clamp(max=known.shape[2] - 1)[:, None, :, None].expand_as(made)
-        known.scatter_(2, target, made)
+        target = blocks.clamp(max=known.shape[3] - 1)[:, None, None].expand_as(made)
+        known.scatter_(3, target, made)
         self._summaries[layer] = known
-        return known[:, :, :n_blocks]
+        return known[..., :n_blocks].mT

@@ -1,21 +1,27 @@
-"""The contract of sparse attention: summarise blocks of cached keys, score them, attend to some.
+"""The contract of sparse attention: at every pass a method chooses the blocks that a layer reads.
 
-A method is a frozen dataclass with `summarise` and `score`; it may have a `select` of its own. The
-executor (`mmaccel.pipelines.layers.sparse`) keeps the summaries: they follow the cache as it is
-written, and a window that is rolled back is summarised anew. The blocks of the window itself and
-the first block are always attended to. Nothing is evicted, so that the next pass may choose other
-blocks.
+A method is a frozen dataclass with `choose`, which sees a layer in blocks (`LayerBlocks`). Most
+methods are a `BlockScorer`: they summarise blocks of cached keys, score the summaries, and the
+blocks with the highest scores are read. The executor (`mmaccel.pipelines.layers.sparse`) keeps the
+summaries: they follow the cache as it is written, and a window that is rolled back is summarised
+anew. The blocks of the window itself are always read. Nothing is evicted, so that the next pass may
+choose other blocks.
+
+What a method knows of earlier passes of a run is in a `LastChoice` of each layer, which the
+executor holds: the method itself never changes.
 
 All methods are relaxed, and what a pass attends to depends on all queries of its window: a policy
-on top is measured, not proven, unless the budget covers everything.
+on top is measured, not proven, unless the blocks that are read are all that there are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int, check_number
@@ -24,12 +30,85 @@ from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
 
 
+@dataclass
+class LastChoice:
+    """What a layer's method keeps for the next pass of the run.
+
+    Attributes:
+        probe: `[R, C]`, what the choice was made for; None before the first one.
+        chosen: `[R, H, N]` bool, the blocks that were chosen; None before.
+    """
+
+    probe: Tensor | None = None
+    chosen: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerBlocks:
+    """A layer at a pass, in blocks of P positions.
+
+    Shapes: **R** rows, **H** key heads, **G** query heads a key head, **W** window, **S** cache
+    indices, **N** blocks, **D** head width, **C** numbers of a summary.
+
+    Attributes:
+        layer: its number.
+        queries: `[R, H, G W, D]`, of all query heads that read a key head; G by G.
+        keys: `[R, H, S, D]`, what the layer holds, the pass's own included.
+        summaries: `[R, H, N, C]`; None of methods that have none.
+        filled: `[R, N]` int64, how many entries of a block hold something.
+        is_own: `[R, N]` bool, blocks that the pass writes in; those that hold something are read.
+        start: `[R]` int64, cache index of each row's first query.
+        begins: `[R]` int64, the same of the run's first pass: the prompt stands before it.
+        width: W.
+        scale: of the scores.
+        last: what the layer's method has kept.
+    """
+
+    layer: int
+    queries: Tensor
+    keys: Tensor
+    summaries: Tensor | None
+    filled: Tensor
+    is_own: Tensor
+    start: Tensor
+    begins: Tensor
+    width: int
+    scale: float
+    last: LastChoice = field(default_factory=LastChoice)
+
+    @cached_property
+    def holds(self) -> Tensor:
+        """`[R, N]` bool, blocks that hold something."""
+        return self.filled > 0
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """`[R]` int64, how many blocks hold something."""
+        return self.holds.sum(1)
+
+    @cached_property
+    def is_kept(self) -> Tensor:
+        """`[R, 1, N]` bool: the first block, and those of the pass."""
+        is_first = torch.arange(self.holds.shape[1], device=self.holds.device) == 0
+        return ((self.is_own & self.holds) | is_first)[:, None]
+
+    def highest(self, scores: Tensor, budget: float) -> Tensor:
+        """`[R, H, N]` bool: the blocks with the highest scores, and those that are kept.
+
+        Args:
+            scores: `[R, H, N]`; those of blocks that hold nothing do not count.
+            budget: the fraction of a row's blocks, those that are kept included.
+        """
+        scores = scores.masked_fill(~self.holds[:, None], float("-inf"))
+        scores = scores.masked_fill(self.is_kept, float("inf"))
+        wanted = (self.counts * budget).ceil().long()[:, None, None]
+        most = int((scores.shape[2] * budget) + 1)
+        return choose_highest(scores, wanted, min(most, scores.shape[2])) | self.is_kept
+
+
 @dataclass(frozen=True)
 class AttentionMethod(Method, ABC):
     """Base of all methods that choose blocks of keys.
-
-    Shapes: **R** rows, **H** key heads, **G** query heads a key head, **W** window, **N** blocks,
-    **P** positions of a block, **D** head width, **C** numbers of a summary.
 
     Args:
         budget: the fraction of a row's blocks that a pass attends to, in (0, 1]; 1 changes nothing.
@@ -46,6 +125,8 @@ class AttentionMethod(Method, ABC):
 
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "attention"
+    shares_layers: ClassVar[bool] = False
+    """Whether layers read what another has chosen: then all must hold the same entries."""
 
     def __post_init__(self) -> None:
         hint = "give the fraction of blocks that a pass attends to; 1 attends to all"
@@ -58,9 +139,21 @@ class AttentionMethod(Method, ABC):
         """The method's name."""
         return type(self).__name__
 
-    @abstractmethod
-    def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
-        """Summaries of blocks.
+    @property
+    def is_whole(self) -> bool:
+        """Whether all blocks are read whatever they hold."""
+        return self.budget >= 1
+
+    def source(self, layer: int) -> int:
+        """The layer, this one or one before it, whose choice a layer reads."""
+        return layer
+
+    def reads_all(self, layer: int) -> bool:
+        """Whether a layer reads everything, although it may choose for others."""
+        return layer < self.first_layer
+
+    def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor | None:
+        """Summaries of blocks; None where the method has none.
 
         Args:
             keys: `[R, H, N, P, D]`.
@@ -69,6 +162,24 @@ class AttentionMethod(Method, ABC):
         Returns:
             `[R, H, N, C]`.
         """
+        return None
+
+    @abstractmethod
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """`[R, 1 or H, N]` bool, the blocks to attend to."""
+
+
+@dataclass(frozen=True)
+class BlockScorer(AttentionMethod):
+    """Base of methods that read the blocks whose summaries have the highest scores.
+
+    Args:
+        budget, block, first_layer: as for every method.
+    """
+
+    @abstractmethod
+    def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
+        """See `AttentionMethod.summarise`."""
 
     @abstractmethod
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
@@ -79,15 +190,7 @@ class AttentionMethod(Method, ABC):
             summaries: `[R, H, N, C]`.
         """
 
-    def select(self, scores: Tensor, is_kept: Tensor, counts: Tensor) -> Tensor:
-        """`[R, H, N]` bool, the blocks to attend to.
-
-        Args:
-            scores: of `score`; -inf for blocks that hold nothing.
-            is_kept: `[R, 1, N]` bool, blocks that are attended to in any case.
-            counts: `[R]` int64, blocks that hold something.
-        """
-        wanted = (counts * self.budget).ceil().long()[:, None, None]
-        scores = scores.masked_fill(is_kept, float("inf"))
-        most = int((scores.shape[2] * self.budget) + 1)
-        return choose_highest(scores, wanted, min(most, scores.shape[2])) | is_kept
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """The blocks with the highest scores, `[R, H, N]` bool."""
+        assert blocks.summaries is not None
+        return blocks.highest(self.score(blocks.queries, blocks.summaries), self.budget)

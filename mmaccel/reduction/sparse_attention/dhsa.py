@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.reduction.sparse_attention.contract import BlockScorer
 
 
 @dataclass(frozen=True)
-class DHSA(AttentionMethod):
+class DHSA(BlockScorer):
     """Reads the blocks whose length-normalised mean key matches a query best.
 
     Args:

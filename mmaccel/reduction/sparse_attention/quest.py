@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.reduction.sparse_attention.contract import BlockScorer
 
 
 @dataclass(frozen=True)
-class Quest(AttentionMethod):
+class Quest(BlockScorer):
     """Attend to the blocks with the largest bounds.
 
     Args:
