@@ -33,6 +33,8 @@ _PUBLIC = {
     "CacheMethod": "mmaccel.reduction.kv_cache.contract",
     "CachedLayer": "mmaccel.reduction.kv_cache.contract",
     "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",
+    "BlockScorer": "mmaccel.reduction.sparse_attention.contract",
+    "LayerBlocks": "mmaccel.reduction.sparse_attention.contract",
     "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",

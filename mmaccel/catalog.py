@@ -215,6 +215,13 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
         {
             "quest": ("quest:Quest", "blocks whose keys can match a query"),
             "dhsa": ("dhsa:DHSA", "blocks whose keys match a query in the mean"),
+            "top-p": ("top_p:TopP", "the fewest blocks with a share of the estimated attention"),
+            "tidal-decode": ("tidal_decode:TidalDecode", "what two layers choose for the others"),
+            "token-select": ("token_select:TokenSelect", "what all heads vote for, again if alike"),
+            "hip": ("hip:HiP", "blocks that a descent through halved chunks finds"),
+            "act-qkv": ("act_qkv:ActQKV", "blocks that match what stands out in a window"),
+            "long-heads": ("long_heads:LongHeads", "blocks whose representative key matches"),
+            "local-window": ("local_window:LocalWindow", "the first entries, and those nearby"),
         },
     ),
 }

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.results import BlockCounts, Exactness, Generation, OnStep
 
 
 @dataclass(frozen=True)
@@ -169,6 +169,7 @@ class Model(ABC):
         model: the module that computes; None where there is none.
         n_evicted: cached entries of prompts that methods evicted in the run, and entries that there
             were, over all rows of a layer.
+        block_counts: what sparse attention leaves out in the run; None where nothing counts it.
     """
 
     kind: ClassVar[Literal["window", "canvas"]]
@@ -176,6 +177,7 @@ class Model(ABC):
     max_positions: int | None = None
     model: Any = None
     n_evicted: tuple[int, int] = (0, 0)
+    block_counts: BlockCounts | None = None
 
     @property
     @abstractmethod

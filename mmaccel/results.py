@@ -59,6 +59,19 @@ def exactness_in(exactness: str, dtype: str) -> RunExactness:
 
 
 @dataclass
+class BlockCounts:
+    """What sparse attention has left out in a run.
+
+    Attributes:
+        left_out: blocks that were not read, over all passes, layers, rows and key heads.
+        empty: choices of no block at all; the newest blocks were read.
+    """
+
+    left_out: int = 0
+    empty: int = 0
+
+
+@dataclass
 class Stats:
     """What a run cost and what it guarantees.
 

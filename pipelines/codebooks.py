@@ -78,6 +78,7 @@ class CodebookWindow(TokenModel):
         """See `mmaccel.contracts.Model.reserve`; positions count codes."""
         n_steps = -(-positions // self.n_codebooks)
         self.steps.reserve(rows, n_steps)
+        self.block_counts = self.steps.block_counts
         # what a pass writes beyond the reserved codes goes to the last step and is never read
         room = (n_steps + 1) * self.n_codebooks
         self._codes = torch.zeros(rows, room, dtype=torch.int64, device=self.device)

@@ -227,7 +227,7 @@ class Pipeline(MovablePipeline):
             made: Generation = policy.sample(
                 self.model, prompt, plan.length, params=params, noise=plan.noise, on_step=on_step
             )
-        decoding.methods.record(made.stats, *self.model.n_evicted)
+        decoding.methods.record(made.stats, self.model)
         return made
 
     def fit_prompt(self, width: int, length: int) -> int:

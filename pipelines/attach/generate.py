@@ -330,7 +330,8 @@ class GenerateService:
             if not call.others.get("mm_encoder_outputs"):
                 stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
         if self.layer_methods:
-            parts.append(self.layer_methods.describe(*window.n_evicted))
+            self.layer_methods.note(stats, window)
+            parts.append(self.layer_methods.describe(window))
         reference = "; ".join(part for part in parts if part)
         if reference:
             stats.exactness = "relaxed"

@@ -226,6 +226,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
         )
+        self.block_counts = self.caches.block_counts
 
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""

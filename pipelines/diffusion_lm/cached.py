@@ -190,7 +190,7 @@ class CachedDenoiser(Denoiser):
         check_mode(self.model)
         self.n_evicted = (0, 0)
         if self.supports_kv_cache:
-            self.cached.reserve(rows, cache_size)
+            self.block_counts = self.cached.reserve(rows, cache_size).block_counts
         self._predecessors = None
         if self.shift:
             self._predecessors = Predecessors(rows, cache_size, self.block, self.device)

@@ -119,8 +119,11 @@ class CachedPasses:
         assert self.stores is not None
         return self.stores.layout.product_dtypes
 
-    def reserve(self, rows: int, cache_size: int) -> None:
+    def reserve(self, rows: int, cache_size: int) -> LayerStores:
         """Start an empty cache of `cache_size` indices in each of `rows` rows.
+
+        Returns:
+            The stores of its layers.
 
         Raises:
             UnsupportedModelError: the number of attention layers is not known.
@@ -133,6 +136,7 @@ class CachedPasses:
         layout = KVCacheLayout(rows, cache_size + self._spare, self._reports_past_only)
         self._cache = make_cache(self._n_layers, layout)
         self.stores = LayerStores(self._cache.layers, layout, self.methods, self.branches)
+        return self.stores
 
     def run(self, entries: CanvasPass) -> Tensor:
         """One pass over the cache; logits `[R, Q, V]` of the queries.

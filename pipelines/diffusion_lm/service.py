@@ -161,7 +161,7 @@ class DenoiserService(PolicyService):
         methods = self.layer_methods
         with alone(self._model), reducing(denoiser, methods, prompt.branches):
             generation = self.policy.sample(denoiser, prompt, length, params=params, noise=noise)
-        methods.record(generation.stats, *denoiser.n_evicted)
+        methods.record(generation.stats, denoiser)
         generation.stats.seconds = time.perf_counter() - began
         generation.stats.seed = seed
         if hasattr(denoiser, "to_model"):

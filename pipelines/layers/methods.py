@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from mmaccel.contracts import Model
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import Stats
@@ -39,26 +40,38 @@ class LayerMethods:
         """Why steps under methods are not captured; empty where there are none."""
         return f"{self.slots}, which allocates while a run goes on" if self else ""
 
-    def describe(self, n_evicted: int, n_entries: int) -> str:
+    def describe(self, model: Model) -> str:
         """The model that a policy was exact with respect to; empty where nothing was reduced.
 
         Args:
-            n_evicted, n_entries: entries of a layer that were evicted, of those that there were.
+            model: after the run.
         """
         parts = []
+        n_evicted, n_entries = model.n_evicted
         if n_evicted:
             kept = n_entries - n_evicted
             parts.append(f"{kept} of {n_entries} cached entries of its prompt ({self.kv_cache!r})")
-        if self.attention is not None and self.attention.budget < 1:
+        counts = model.block_counts
+        if self.attention is not None and (counts is None or counts.left_out):
             parts.append(f"the blocks that {self.attention!r} chooses")
         return f"the model on {' and '.join(parts)}" if parts else ""
 
-    def record(self, stats: Stats, n_evicted: int, n_entries: int) -> None:
-        """Let the statistics of a run say what it was exact with respect to."""
-        reference = self.describe(n_evicted, n_entries)
+    def record(self, stats: Stats, model: Model) -> None:
+        """Let the statistics of a run of a model say what it was exact with respect to."""
+        self.note(stats, model)
+        reference = self.describe(model)
         if reference:
             stats.exactness = "relaxed"
             stats.reference = reference
+
+    def note(self, stats: Stats, model: Model) -> None:
+        """Let the statistics say where a selector had chosen nothing."""
+        counts = model.block_counts
+        if self.attention is not None and counts is not None and counts.empty:
+            stats.notes.append(
+                f"attention: {self.attention.name} chose no block {counts.empty} times; the newest "
+                "blocks were read"
+            )
 
 
 class ReducedModel(Protocol):

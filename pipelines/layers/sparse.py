@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LastChoice, LayerBlocks
+from mmaccel.results import BlockCounts
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,12 @@ class SparseBlocks:
         method: chooses them.
 
     Attributes:
-        n_left_out: blocks that were not read, over all passes, layers, rows and key heads.
-        n_empty: choices without any block, for which the window's own blocks were read.
+        counts: what was left out.
     """
 
     def __init__(self, method: AttentionMethod) -> None:
         self.method = method
-        self.n_left_out = 0
-        self.n_empty = 0
+        self.counts = BlockCounts()
         self._summaries: dict[int, Tensor] = {}  # by layer, [R, H, C, N + 1]; the last is scratch
         self._chosen: dict[int, Tensor] = {}  # by layer, of the pass, [R, H, N]
         self._last: dict[int, LastChoice] = {}
@@ -138,6 +137,17 @@ class SparseBlocks:
         done = _Written(written, reads.any(1), own, indices[:, 0])
         return self._choose(layer, query, key, done, scale)
 
+    def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these, `[n]` int64, in their order."""
+        for known in (self._summaries, self._begins):
+            for layer, states in known.items():
+                known[layer] = states[rows.to(states.device)]
+        for last in self._last.values():
+            if last.probe is not None:
+                last.probe = last.probe[rows.to(last.probe.device)]
+            if last.chosen is not None:
+                last.chosen = last.chosen[rows.to(last.chosen.device)]
+
     def _chooses(self, layer: int) -> bool:
         return layer >= self.method.first_layer and not self.method.is_whole
 
@@ -153,8 +163,7 @@ class SparseBlocks:
         method = self.method
         size = method.block
         surplus = done.own.shape[1] * size - done.is_real.shape[1]
-        filled = pad(done.is_real, (0, surplus)).unflatten(1, (-1, size)).sum(2)  # [R, N]
-        holds = filled[:, None] > 0
+        holds = pad(done.is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)[:, None]
         source = method.source(layer)
         if source == layer:
             self._forget_other_rows(layer, done.start)
@@ -164,7 +173,8 @@ class SparseBlocks:
                     queries=query.unflatten(1, (key.shape[1], -1)).flatten(2, 3),
                     keys=key,
                     summaries=self._follow(layer, key, done.blocks, done.is_real),
-                    filled=filled,
+                    size=size,
+                    is_real=done.is_real,
                     is_own=done.own,
                     start=done.start,
                     begins=self._begins[layer],
@@ -186,8 +196,8 @@ class SparseBlocks:
         count = chosen.sum(-1)
         left_out = (holds & ~chosen).sum()
         most, n_left_out, n_empty = torch.stack([count.max(), left_out, is_empty.sum()]).tolist()
-        self.n_left_out += n_left_out
-        self.n_empty += n_empty
+        self.counts.left_out += n_left_out
+        self.counts.empty += n_empty
         if n_left_out == 0:
             return None
         index = chosen.to(torch.uint8).topk(most, -1).indices  # those that are chosen come first

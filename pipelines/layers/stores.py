@@ -14,6 +14,7 @@ from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.results import BlockCounts
 
 
 class LayerStores:
@@ -53,6 +54,11 @@ class LayerStores:
         sparse = methods.attention
         self.sparse = None if sparse is None else SparseBlocks(sparse)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
+
+    @property
+    def block_counts(self) -> BlockCounts | None:
+        """What sparse attention has left out in the run; None where there is none."""
+        return None if self.sparse is None else self.sparse.counts
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
@@ -124,6 +130,8 @@ class LayerStores:
             layer.keep(rows)
         for layout in self.layouts:
             layout.keep(rows)
+        if self.sparse is not None:
+            self.sparse.keep(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None

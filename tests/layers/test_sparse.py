@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -13,15 +14,42 @@ from mmaccel.catalog import METHODS, load
 from mmaccel.kernels.window_attention import Blocks, window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 from tests.fixtures.tiny_lms import build_lm
+from tests.layers.block_references import PLANS, Held, choose_by_hand
 from tests.layers.masked_model import greedy, masked
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 
 ROWS, HEADS, GROUPS, WIDTH = 3, 2, 2, 8
 FIELDS: dict[str, Any] = {"budget": 0.34, "block": 4, "first_layer": 0}
+FORMS: dict[str, list[dict[str, Any]]] = {  # fields beside FIELDS; "budget" None leaves it out
+    "top-p": [
+        {"budget": None, "p": 0.6},
+        {"budget": None, "p": 0.7, "estimate": "bounds"},
+        {"budget": 0.6, "p": 0.8},
+    ],
+    "tidal-decode": [{"reselect": 2}],
+    "token-select": [{"similarity": 1.0}, {"similarity": 0.1}],
+    "local-window": [
+        {"budget": None, "window": 9, "sinks": 5},
+        {"budget": None, "columns": 6, "radius": 1},
+    ],
+}
+
+
+def select(name: str, **fields: Any) -> AttentionMethod:
+    given = {key: value for key, value in (FIELDS | fields).items() if value is not None}
+    made: AttentionMethod = load(METHODS["attention"][name].target)(**given)
+    return made
+
+
+SELECTORS = [
+    (name, select(name, **fields))
+    for name in METHODS["attention"]
+    for fields in FORMS.get(name, [{}])
+]
 CLASSES = [load(entry.target) for entry in METHODS["attention"].values()]
-SELECTORS = [method(**FIELDS) for method in CLASSES]
+EMPTY = torch.zeros(1, 1, 1, 4, WIDTH), torch.ones(1, 1, 1, 4, 1, dtype=torch.bool)
 QUEST = mmaccel.Quest(**FIELDS)
 
 
@@ -29,67 +57,61 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def bound(query: Tensor, own: Tensor) -> float:
-    """Quest: no key of a block `own` `[n, D]` can score higher for a query `[D]`."""
-    return float(torch.maximum(query * own.max(0).values, query * own.min(0).values).sum())
-
-
-def length_normalised(query: Tensor, own: Tensor) -> float:
-    """DHSA: a query against the mean of a block `own` `[n, D]` times the root of its length."""
-    return sum(float(query @ key) for key in own) / len(own) * len(own) ** 0.5
-
-
-BY_HAND = {"Quest": bound, "DHSA": length_normalised}  # the score of a block, by class
-
-
-def choose_by_hand(keys: Tensor, queries: Tensor, end: int, width: int, method: Any) -> set[int]:
-    """A method's blocks of one key head, one block and query at a time.
-
-    Args:
-        keys: `[S, D]`, of which `end` hold something.
-        queries: `[G, W, D]` of all query heads that read the key head.
-    """
-    size, scores = method.block, {}
-    score = BY_HAND[type(method).__name__]
-    n_blocks = -(-end // size)
-    for block in range(n_blocks):
-        own = keys[block * size : min((block + 1) * size, end)]
-        scores[block] = max(score(query, own) for query in queries.flatten(0, 1))
-    kept = {0, *range((end - width) // size, n_blocks)}
-    n_wanted = int(torch.tensor(n_blocks * method.budget).ceil())
-    others = sorted(set(scores) - kept, key=lambda block: -scores[block])
-    return kept | set(others[: max(n_wanted - len(kept), 0)])
-
-
-def run_passes(method: AttentionMethod) -> None:
-    """Passes of changing width that roll back; every pass's blocks against brute force."""
+def run_passes(name: str, method: AttentionMethod) -> None:
+    """Passes of changing width that roll back; every layer's blocks against brute force."""
     sparse = SparseBlocks(method)
-    keys = torch.zeros(ROWS, HEADS, 90, WIDTH)
+    n_layers = 4 if method.shares_layers else 1
+    keys = torch.zeros(n_layers, ROWS, HEADS, 90, WIDTH)
     ends = torch.tensor([37, 20, 30])
-    for row, end in enumerate(ends.tolist()):
-        keys[row, :, :end] = draw(HEADS, end, WIDTH, seed=row)
+    for layer in range(n_layers):
+        for row, end in enumerate(ends.tolist()):
+            keys[layer, row, :, :end] = draw(HEADS, end, WIDTH, seed=1000 * layer + row)
     passes = [((0, 0, 0), 7), ((2, 7, 3), 5), ((5, 1, 4), 1), ((1, 1, 1), 9), ((0, 6, 2), 3)]
-    start, width = ends, 0
+    memories: list[list[dict[str, Any]]] = [[{} for _ in range(ROWS)] for _ in range(n_layers)]
+    start, width, n_chosen = ends, 0, 0
     for number, (accepted, new_width) in enumerate(passes):
         start, width = start + torch.tensor(accepted), new_width  # the rest is rolled back
-        for row, first in enumerate(start.tolist()):
-            keys[row, :, first : first + width] = draw(HEADS, width, WIDTH, seed=9 * number + row)
-        queries = draw(ROWS, HEADS * GROUPS, width, WIDTH, seed=100 + number)
-        seen = keys[:, :, : int((start + width).max())]  # a cache whose visible part grows
-        blocks = sparse.choose(0, queries, seen, start, scale=1.0)
-        assert blocks is not None
-        for row in range(ROWS):
-            for head in range(HEADS):
-                listed = blocks.index[row, head, : int(blocks.count[row, head])].tolist()
-                own = queries[row].unflatten(0, (HEADS, GROUPS))[head]
-                end = int(start[row]) + width
-                wanted = choose_by_hand(keys[row, head], own, end, width, method)
-                assert len(listed) == len(set(listed)) and set(listed) == wanted
+        earlier: list[dict[int, Held]] = [{} for _ in range(ROWS)]
+        for layer in range(n_layers):
+            for row, first in enumerate(start.tolist()):
+                seed = 1000 * layer + 9 * number + row
+                fresh = draw(HEADS, width, WIDTH, seed=seed)
+                keys[layer, row, :, first : first + width] = fresh
+            queries = draw(ROWS, HEADS * GROUPS, width, WIDTH, seed=1000 * layer + 100 + number)
+            seen = keys[layer, :, :, : int((start + width).max())]  # the visible part grows
+            blocks = sparse.choose(layer, queries, seen, start, scale=WIDTH**-0.5)
+            for row in range(ROWS):
+                held = Held(
+                    method,
+                    seen[row],
+                    queries[row].unflatten(0, (HEADS, GROUPS)),
+                    int(start[row]) + width,
+                    width,
+                    int(ends[row]),
+                    layer,
+                    earlier[row],
+                    memories[layer][row],
+                )
+                earlier[row][layer] = held
+                for head, wanted in enumerate(choose_by_hand(name, held)):
+                    if blocks is None:
+                        assert wanted == set(range(held.n_blocks))
+                        continue
+                    listed = blocks.index[row, head, : int(blocks.count[row, head])].tolist()
+                    assert len(listed) == len(set(listed)) and set(listed) == wanted
+                    n_chosen += 1
+    assert n_chosen
 
 
-@pytest.mark.parametrize("method", SELECTORS)
-def test_blocks_are_those_of_brute_force_after_rollbacks(method: AttentionMethod) -> None:
-    run_passes(method)
+def test_every_selector_has_a_reference() -> None:
+    assert set(PLANS) == set(METHODS["attention"]) == {name for name, _ in SELECTORS}
+
+
+@pytest.mark.parametrize(("name", "method"), SELECTORS)
+def test_blocks_are_those_of_brute_force_after_rollbacks(
+    name: str, method: AttentionMethod
+) -> None:
+    run_passes(name, method)
 
 
 def test_a_summary_of_dhsa_is_the_sum_of_its_real_keys_over_the_root_of_their_number() -> None:
@@ -101,27 +123,81 @@ def test_a_summary_of_dhsa_is_the_sum_of_its_real_keys_over_the_root_of_their_nu
     assert not summaries[:, :, 2].any()
 
 
-@pytest.mark.parametrize("bug", ["a block is left as it was", "the first query alone counts"])
-@pytest.mark.parametrize("method", SELECTORS)
-def test_planted_bugs_of_blocks_are_seen(
-    method: AttentionMethod, bug: str, monkeypatch: pytest.MonkeyPatch
+SUMMARISED = [(name, method) for name, method in SELECTORS if method.summarise(*EMPTY) is not None]
+ASKED = [(name, method) for name, method in SELECTORS if name != "local-window"]
+
+
+@pytest.mark.parametrize(("name", "method"), SUMMARISED)
+def test_summaries_that_are_stale_after_a_rollback_are_seen(
+    name: str, method: AttentionMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if bug == "a block is left as it was":
-        own = SparseBlocks._follow
-        monkeypatch.setattr(
-            SparseBlocks,
-            "_follow",
-            lambda self, layer, key, start, width: own(self, layer, key, start + 1, width),
-        )
-    else:
-        score = type(method).score
-        monkeypatch.setattr(
-            type(method),
-            "score",
-            lambda self, queries, summaries: score(self, queries[:, :, :1], summaries),
-        )
+    own = SparseBlocks._follow
+    monkeypatch.setattr(
+        SparseBlocks, "_follow",
+        lambda self, layer, key, start, width: own(self, layer, key, start + 1, width),
+    )  # fmt: skip
     with pytest.raises(AssertionError):
-        run_passes(method)
+        run_passes(name, method)
+
+
+@pytest.mark.parametrize(("name", "method"), ASKED)
+def test_a_union_that_misses_queries_is_seen(
+    name: str, method: AttentionMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = type(method).choose
+
+    def choose_for_one(self: Any, blocks: LayerBlocks) -> Tensor:
+        first = blocks.queries[:, :, :1].expand_as(blocks.queries)
+        return choose(self, replace(blocks, queries=first))
+
+    monkeypatch.setattr(type(method), "choose", choose_for_one)
+    with pytest.raises(AssertionError):
+        run_passes(name, method)
+
+
+@pytest.mark.parametrize("source", [lambda layer: 0, lambda layer: layer])
+def test_a_list_of_the_wrong_layer_is_seen(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = mmaccel.TidalDecode(**FIELDS, reselect=2)
+    monkeypatch.setattr(mmaccel.TidalDecode, "source", lambda self, layer: source(layer))
+    with pytest.raises(AssertionError):
+        run_passes("tidal-decode", method)
+
+
+@pytest.mark.parametrize("off", [-4, 4])
+def test_a_window_of_another_place_is_seen(off: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = mmaccel.LocalWindow.choose
+    monkeypatch.setattr(
+        mmaccel.LocalWindow, "choose",
+        lambda self, blocks: own(self, replace(blocks, start=blocks.start + off)),
+    )  # fmt: skip
+    for name, method in SELECTORS:
+        if name == "local-window":
+            with pytest.raises(AssertionError):
+                run_passes(name, method)
+
+
+@dataclass(frozen=True)
+class Nothing(AttentionMethod):
+    """Chooses no block."""
+
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """Of none."""
+        return torch.zeros_like(blocks.holds)[:, None]
+
+
+def test_a_selector_that_chooses_nothing_reads_the_newest_and_is_counted() -> None:
+    method = Nothing(budget=0.5, block=4, first_layer=0)
+    sparse = SparseBlocks(method)
+    start = torch.tensor([9, 16])
+    keys = draw(2, HEADS, 20, WIDTH)
+    blocks = sparse.choose(0, draw(2, HEADS, 3, WIDTH), keys, start, scale=1.0)
+    assert blocks is not None and sparse.counts.empty == 2 * HEADS
+    assert blocks.index[0, 0, :1].tolist() == [2] and blocks.count[:, 0].tolist() == [1, 1]
+    assert blocks.index[1, 0, 0] == 4
+    model, rows = build_lm("llama"), draw_rows(20, 13)
+    _, stats = generate(model, mmaccel.Autoregressive(), rows, attention=method)
+    n_choices = 2 * model.config.num_hidden_layers * model.config.num_key_value_heads * N_NEW
+    assert any(f"chose no block {n_choices} times" in note for note in stats.notes)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -144,8 +220,8 @@ def test_gathered_attention_is_window_attention_over_blocks(
 
 
 @pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("method", SELECTORS)
-def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool, method: Any) -> None:
+@pytest.mark.parametrize(("name", "method"), SELECTORS)
+def test_the_plain_loop_is_a_mask_over_the_full_cache(name: str, fused: bool, method: Any) -> None:
     model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
     received, stats = generate(model, mmaccel.Autoregressive(), rows, fused=fused, attention=method)
@@ -153,18 +229,32 @@ def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool, method: Any) 
     assert not torch.equal(received, whole)
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
-    def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
-        hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
-        if query.shape[2] > 1:  # the prompt
-            return hidden
-        for head in range(key.shape[1]):
-            own = query[0].unflatten(0, (-1, groups))[head]
-            blocks = choose_by_hand(key[0, head], own, key.shape[2], 1, method)
-            at = torch.arange(key.shape[2]) // method.block
-            hidden[0, head, 0] = ~torch.isin(at, torch.tensor(sorted(blocks)))
-        return hidden
-
     for row, ids in enumerate(rows):
+        earlier: dict[int, Held] = {}
+        memories: dict[int, dict[str, Any]] = {}
+        begin = len(ids) - 1
+
+        def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+            hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
+            if query.shape[2] > 1:  # the prompt
+                return hidden
+            held = Held(
+                method,
+                key[0],
+                query[0].unflatten(0, (-1, groups)),
+                key.shape[2],
+                1,
+                begin,  # noqa: B023
+                layer,
+                earlier,  # noqa: B023
+                memories.setdefault(layer, {}),  # noqa: B023
+            )
+            earlier[layer] = held  # noqa: B023
+            at = torch.arange(key.shape[2]) // method.block
+            for head, blocks in enumerate(choose_by_hand(name, held)):
+                hidden[0, head, 0] = ~torch.isin(at, torch.tensor(sorted(blocks)))
+            return hidden
+
         with masked(model, hides):
             expected = greedy(model, torch.tensor([ids]), N_NEW)
         assert received[row].tolist() == expected[0].tolist()
@@ -185,8 +275,6 @@ def test_a_smaller_cache_and_sparse_attention_go_together() -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"budget": 0}, ["budget", "0"]),
-        ({"budget": 1.5}, ["budget", "1.5"]),
         ({"block": 0}, ["block"]),
         ({"first_layer": -1}, ["first_layer"]),
     ],

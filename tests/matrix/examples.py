@@ -110,11 +110,21 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "streaming-llm"): Example(
         _method("kv_cache", "streaming-llm", budget=9, sinks=3), ({"budget": 64},)
     ),
-    ("attention", "dhsa"): Example(
-        _method("attention", "dhsa", budget=0.34, block=4, first_layer=0), ({"budget": 1},)
+    **{
+        ("attention", name): Example(
+            _method("attention", name, budget=0.34, block=4, first_layer=0), ({"budget": 1},)
+        )
+        for name in ("act-qkv", "dhsa", "hip", "long-heads", "quest", "token-select")
+    },
+    ("attention", "top-p"): Example(
+        _method("attention", "top-p", p=0.5, block=4, first_layer=0), ({"p": 1},)
     ),
-    ("attention", "quest"): Example(
-        _method("attention", "quest", budget=0.34, block=4, first_layer=0), ({"budget": 1},)
+    ("attention", "tidal-decode"): Example(
+        _method("attention", "tidal-decode", budget=0.34, block=4, first_layer=0),
+        ({"budget": 1}, {"first_layer": 1, "reselect": 2}),
+    ),
+    ("attention", "local-window"): Example(
+        _method("attention", "local-window", window=6, block=4, first_layer=0), ({"window": 64},)
     ),
 }
 

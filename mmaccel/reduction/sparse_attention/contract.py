@@ -23,6 +23,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.checks import check_int, check_number
 from mmaccel.contracts import Method
@@ -55,7 +56,8 @@ class LayerBlocks:
         queries: `[R, H, G W, D]`, of all query heads that read a key head; G by G.
         keys: `[R, H, S, D]`, what the layer holds, the pass's own included.
         summaries: `[R, H, N, C]`; None of methods that have none.
-        filled: `[R, N]` int64, how many entries of a block hold something.
+        size: P.
+        is_real: `[R, S]` bool, entries that hold something.
         is_own: `[R, N]` bool, blocks that the pass writes in; those that hold something are read.
         start: `[R]` int64, cache index of each row's first query.
         begins: `[R]` int64, the same of the run's first pass: the prompt stands before it.
@@ -68,13 +70,19 @@ class LayerBlocks:
     queries: Tensor
     keys: Tensor
     summaries: Tensor | None
-    filled: Tensor
+    size: int
+    is_real: Tensor
     is_own: Tensor
     start: Tensor
     begins: Tensor
     width: int
     scale: float
     last: LastChoice = field(default_factory=LastChoice)
+
+    @cached_property
+    def filled(self) -> Tensor:
+        """`[R, N]` int64, how many entries of a block hold something."""
+        return self.by_block(self.is_real, 0).sum(2)
 
     @cached_property
     def holds(self) -> Tensor:
@@ -91,6 +99,11 @@ class LayerBlocks:
         """`[R, 1, N]` bool: the first block, and those of the pass."""
         is_first = torch.arange(self.holds.shape[1], device=self.holds.device) == 0
         return ((self.is_own & self.holds) | is_first)[:, None]
+
+    def by_block(self, values: Tensor, fill: float) -> Tensor:
+        """What stands at cache indices, `[..., S]`, as `[..., N, P]`, filled up at the end."""
+        surplus = self.is_own.shape[1] * self.size - values.shape[-1]
+        return pad(values, (0, surplus), value=fill).unflatten(-1, (-1, self.size))
 
     def highest(self, scores: Tensor, budget: float) -> Tensor:
         """`[R, H, N]` bool: the blocks with the highest scores, and those that are kept.

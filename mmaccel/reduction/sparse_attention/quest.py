@@ -30,14 +30,29 @@ class Quest(BlockScorer):
     """
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
-        """Largest and smallest keys `[R, H, N, 2 D]`, the smallest negated."""
-        high = keys.masked_fill(~is_real, float("-inf")).amax(3)
-        low = keys.masked_fill(~is_real, float("inf")).amin(3)
-        # a block that holds nothing is never chosen; zeros keep its bound a number
-        is_empty = ~is_real.any(3)
-        return torch.cat([high, -low], -1).masked_fill(is_empty, 0)
+        """See `summarise_bounds`."""
+        return summarise_bounds(keys, is_real)
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
         """The largest bound of each block `[R, H, N]`."""
-        halves = torch.cat([queries.relu(), (-queries).relu()], -1)  # [R, H, G W, 2 D]
-        return (halves @ summaries.mT).amax(2)
+        return score_bounds(queries, summaries).amax(2)
+
+
+def summarise_bounds(keys: Tensor, is_real: Tensor) -> Tensor:
+    """Largest and smallest keys `[R, H, N, 2 D]`, the smallest negated.
+
+    Args:
+        keys: `[R, H, N, P, D]`.
+        is_real: `[R, 1, N, P, 1]` bool.
+    """
+    high = keys.masked_fill(~is_real, float("-inf")).amax(3)
+    low = keys.masked_fill(~is_real, float("inf")).amin(3)
+    # a block that holds nothing is never chosen; zeros keep its bound a number
+    is_empty = ~is_real.any(3)
+    return torch.cat([high, -low], -1).masked_fill(is_empty, 0)
+
+
+def score_bounds(queries: Tensor, summaries: Tensor) -> Tensor:
+    """The bound of each query `[R, H, Q, D]` in each block, `[R, H, Q, N]`."""
+    halves = torch.cat([queries.relu(), (-queries).relu()], -1)  # [R, H, Q, 2 D]
+    return halves @ summaries.mT

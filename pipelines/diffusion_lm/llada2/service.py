@@ -126,7 +126,7 @@ class LLaDA2Service(PolicyService):
         model = BlockDenoiser(passes, call.mask_token, call.block)
         model.use_methods(self.layer_methods)
         out, stats = decode(self._target, self.policy, call, model, self.seed, self.layout)
-        self.layer_methods.record(stats, *model.n_evicted)
+        self.layer_methods.record(stats, model)
         return out, stats
 
     def _make_cached_model(self) -> CachedPasses:

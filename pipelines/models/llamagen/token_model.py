@@ -118,6 +118,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         layers = [WindowLayer(layout) for _ in self.model.layers]
         self.n_evicted = (0, 0)
         self.caches = LayerStores(layers, layout, self.methods, self._branches, drafts=self._drafts)
+        self.block_counts = self.caches.block_counts
 
     def forward(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward`."""

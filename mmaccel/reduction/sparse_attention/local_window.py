@@ -1,0 +1,72 @@
+"""LocalWindow: the first entries, and those near a query, in one dimension or on a grid.
+
+I. Beltagy, M. Peters, A. Cohan, "Longformer", 2020 (arXiv:2004.05150), section 3.1 (sliding
+windows); G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR 2024
+(arXiv:2309.17453) (the first entries are read, too). On a grid that is written row by row, a token
+is near those of the rows above it, which stand a whole row apart in the cache.
+
+Departures: nothing is evicted, and whole blocks are read, so that a query sees what else is in
+them. On a grid the prompt is read in any case, and neighbours are counted across the border of a
+row: the first token of a row is near the last ones of the row above.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+
+
+@dataclass(frozen=True)
+class LocalWindow(AttentionMethod):
+    """Reads the first entries, and those near the queries.
+
+    Args:
+        block, first_layer: as for every method.
+        window: entries before a query, itself included, that it reads; not on a grid.
+        sinks: the first entries of a row, which are read in any case.
+        columns: tokens of a row of the grid that is written after the prompt; 0: no grid.
+        radius: rows and columns of the grid between a query and what it reads.
+    """
+
+    budget: float = field(default=1.0, init=False, repr=False)  # the window is the budget
+    window: int = 1024
+    sinks: int = 4
+    columns: int = 0
+    radius: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.window", self.window, 1, hint="1024 suits most models")
+        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
+        check_int(f"{self.name}.columns", self.columns, 0, hint="0 reads the last entries")
+        check_int(f"{self.name}.radius", self.radius, 1, hint="give rows and columns of the grid")
+
+    @property
+    def is_whole(self) -> bool:
+        """How long a row gets is not known before."""
+        return False
+
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """The blocks with a near entry, alike for all heads: `[R, 1, N]` bool."""
+        number = torch.arange(blocks.holds.shape[1], device=blocks.start.device)
+        if not self.columns:
+            oldest = (blocks.start - self.window + 1).clamp(min=0)[:, None]
+            is_sink = number * blocks.size < self.sinks
+            return (is_sink | (number >= oldest // blocks.size))[:, None]
+        # how far before a query its neighbours stand, in rows above and in columns
+        row = torch.arange(self.radius + 1, device=number.device) * self.columns
+        column = torch.arange(-self.radius, self.radius + 1, device=number.device)
+        reach = (row[:, None] + column).flatten()
+        query = blocks.start[:, None] + torch.arange(blocks.width, device=number.device)
+        near = (query[..., None] - reach).flatten(1)  # [R, W n]
+        is_inside = (near >= 0) & (near < blocks.is_real.shape[1])
+        index = near.clamp(0, blocks.is_real.shape[1] - 1) // blocks.size
+        is_near = torch.zeros_like(blocks.holds, dtype=torch.int64)
+        is_near.scatter_add_(1, index, is_inside.long())
+        is_prompt = number * blocks.size < blocks.begins[:, None].clamp(min=self.sinks)
+        return ((is_near > 0) | is_prompt)[:, None]

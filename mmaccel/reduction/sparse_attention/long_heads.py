@@ -1,0 +1,47 @@
+"""LongHeads: every head reads the blocks whose representative key matches its query.
+
+Y. Lu et al., "LongHeads: Multi-Head Attention is Secretly a Long Context Processor", 2024
+(arXiv:2402.10685), section 2. Heads look at different parts of a text, so that each has a list of
+its own. A block's representative is not its mean: the entries of the block attend to each other,
+the mean of what they get is a query, and the representative is what this query gets of the block's
+keys. Keys that others attend to weigh more in it.
+
+Departures: the published code lets the mean of attended *values* query the keys, two spaces that
+have nothing to do with each other; here what is attended to are keys in both steps. The queries of
+cached tokens are not kept, so that keys attend in their place. Positions stay as they are: the
+paper renumbers them, to read texts that are longer than the model's. The list is that of a key
+head, and a block counts with the best query that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.reduction.sparse_attention.contract import BlockScorer
+
+
+@dataclass(frozen=True)
+class LongHeads(BlockScorer):
+    """Reads, for each head, the blocks whose representative key matches a query best.
+
+    Args:
+        budget, block, first_layer: as for every method.
+    """
+
+    def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
+        """Representative keys `[R, H, N, D]`."""
+        states = keys.float().where(is_real, 0)
+        scale = keys.shape[-1] ** -0.5
+        # finite, so that a block that holds nothing has numbers; what it holds is zeros
+        hidden = (~is_real).mT * -1e9  # [R, 1, N, 1, P]
+        attended = (states @ states.mT * scale + hidden).softmax(-1) @ states  # [R, H, N, P, D]
+        n_real = is_real.sum(3, keepdim=True).clamp(min=1)
+        query = attended.where(is_real, 0).sum(3, keepdim=True) / n_real  # [R, H, N, 1, D]
+        weights = (query @ states.mT * scale + hidden).softmax(-1)
+        return (weights @ states).squeeze(3).to(keys.dtype)
+
+    def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
+        """The largest product of each block's representative with a query, `[R, H, N]`."""
+        return (queries @ summaries.mT).amax(2)

@@ -1,0 +1,57 @@
+"""TidalDecode: a few layers choose blocks, the layers between read the same ones.
+
+L. Yang et al., "TidalDecode: Fast and Accurate LLM Decoding with Position Persistent Sparse
+Attention", ICLR 2025 (arXiv:2410.05076), section 3. The keys with the highest scores are largely
+the same in consecutive layers. Two layers attend to everything and remember the highest scores; the
+layers after each of them read what it has found.
+
+Departures: the paper chooses tokens; here a block counts with the highest score of its entries, for
+any query of the window and any query head that reads the key head. The paper recomputes entries
+from time to time with full attention; this does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+
+
+@dataclass(frozen=True)
+class TidalDecode(AttentionMethod):
+    """Reads the blocks that the last choosing layer found.
+
+    Args:
+        budget, block: as for every method.
+        first_layer: the first layer that chooses; it and those before it attend to everything.
+        reselect: the layer that chooses anew, after `first_layer`; it attends to everything, too. A
+            model without such a layer keeps the first choice.
+    """
+
+    reselect: int = 13
+
+    shares_layers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = self.first_layer + 1
+        hint = "give a layer in the middle of the model, after first_layer"
+        check_int(f"{self.name}.reselect", self.reselect, least, hint=hint)
+
+    def source(self, layer: int) -> int:
+        """The last choosing layer."""
+        return self.reselect if layer >= self.reselect else self.first_layer
+
+    def reads_all(self, layer: int) -> bool:
+        """Those that choose, and those before the first."""
+        return layer <= self.first_layer or layer == self.reselect
+
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """The blocks that hold the highest scores, `[R, H, N]` bool."""
+        scores = (blocks.queries @ blocks.keys.mT).amax(2)  # [R, H, S]
+        scores = scores.masked_fill(~blocks.is_real[:, None], float("-inf"))
+        return blocks.highest(blocks.by_block(scores, float("-inf")).amax(-1), self.budget)

@@ -1,0 +1,86 @@
+"""TopP: of every query the fewest blocks that have a share p of its estimated attention.
+
+C. Lin et al., "Twilight: Adaptive Attention Sparsity with Hierarchical Top-p Pruning", 2025
+(arXiv:2502.02770), sections 3 and 4. A fixed number of blocks is too many for a head that looks at
+one place, and too few for one that looks everywhere. So the weights of a query are estimated, a
+base method leaves candidates, and of those the fewest are kept whose weights sum up to p.
+
+Departures: the paper estimates the weights of single tokens with 4-bit keys; here a block's weight
+is that of its entries at their mean score, or at the bound of `Quest`, which no entry exceeds. The
+candidates are the `budget` blocks with the largest weights, by default all. A threshold is not
+searched for, the weights are sorted, so that the set is the smallest one. Blocks that are read in
+any case (the first, and the window's own) count first. Every query of a window has its own share;
+all of them read the union.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_choice, check_number
+from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+from mmaccel.reduction.sparse_attention.quest import score_bounds, summarise_bounds
+
+
+@dataclass(frozen=True)
+class TopP(AttentionMethod):
+    """Reads the fewest blocks that have a share p of each query's estimated attention.
+
+    Args:
+        budget: the fraction of a row's blocks that are candidates, in (0, 1].
+        block, first_layer: as for every method.
+        p: the share, in (0, 1]; 1 keeps all candidates.
+        estimate: of a block's scores, "means" or "bounds".
+    """
+
+    budget: float = 1.0
+    p: float = 0.95
+    estimate: Literal["means", "bounds"] = "means"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "give the share of the estimated attention that is kept; 1 keeps all"
+        check_number(f"{self.name}.p", self.p, 0, 1, hint, above_low=True)
+        check_choice(f"{self.name}.estimate", self.estimate, ("means", "bounds"))
+
+    @property
+    def is_whole(self) -> bool:
+        """See `AttentionMethod.is_whole`."""
+        return self.budget >= 1 and self.p >= 1
+
+    def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
+        """Means `[R, H, N, D]`, or bounds `[R, H, N, 2 D]`."""
+        if self.estimate == "bounds":
+            return summarise_bounds(keys, is_real)
+        sums = keys.float().where(is_real, 0).sum(3)
+        return (sums / is_real.sum(3).clamp(min=1)).to(keys.dtype)
+
+    def weigh(self, blocks: LayerBlocks) -> Tensor:
+        """Estimated weights of the blocks, `[R, H, G W, N]`, which sum up to 1."""
+        assert blocks.summaries is not None
+        if self.estimate == "bounds":
+            scores = score_bounds(blocks.queries, blocks.summaries)
+        else:
+            scores = blocks.queries @ blocks.summaries.mT
+        # a block of n entries with one score weighs n times as much as one entry; none: -inf
+        size = blocks.filled[:, None, None].float().log()
+        return (scores.float() * blocks.scale + size).softmax(-1)
+
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """The union of all queries' blocks, `[R, H, N]` bool."""
+        weights = self.weigh(blocks)
+        if self.budget < 1:
+            candidates = blocks.highest(weights.amax(2), self.budget)[:, :, None]
+            weights = weights.where(candidates, 0)
+            weights = weights / weights.sum(-1, keepdim=True)
+        is_kept = blocks.is_kept[:, :, None]  # [R, 1, 1, N]
+        order = (weights + 2 * is_kept).argsort(dim=-1, descending=True, stable=True)
+        ordered = weights.gather(-1, order)
+        before = ordered.cumsum(-1) - ordered  # the mass of those that come first
+        is_wanted = (before < self.p) & (ordered > 0)
+        wanted = torch.zeros_like(is_wanted).scatter(-1, order, is_wanted)
+        return wanted.any(2) | blocks.is_kept

@@ -1,0 +1,247 @@
+"""The blocks that each selector of the catalog chooses, one row, head, block, query at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Held:
+    """A layer of one row at a pass.
+
+    Attributes:
+        method: chooses.
+        keys: `[H, S, D]`, of which `end` hold something.
+        queries: `[H, G, W, D]`, of the query heads that read a key head.
+        end, width: entries, and how many of them the pass has written.
+        begin: entries before the run's first pass.
+        layer: its number.
+        earlier: the layers of this pass before it.
+        memory: what the layer's earlier passes have left.
+    """
+
+    method: Any
+    keys: Tensor
+    queries: Tensor
+    end: int
+    width: int
+    begin: int
+    layer: int = 0
+    earlier: dict[int, Held] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks that hold something."""
+        return -(-self.end // self.method.block)
+
+    @property
+    def own(self) -> set[int]:
+        """The blocks of the pass itself."""
+        return set(range((self.end - self.width) // self.method.block, self.n_blocks))
+
+    @property
+    def n_wanted(self) -> int:
+        """How many blocks the budget allows."""
+        return int(torch.tensor(self.n_blocks * self.method.budget).ceil())
+
+    def real(self, head: int, block: int) -> Tensor:
+        """Keys `[n, D]` of a block."""
+        size = self.method.block
+        return self.keys[head, block * size : min((block + 1) * size, self.end)]
+
+    def best(self, scores: dict[int, float]) -> set[int]:
+        """The blocks with the best scores; the first and the pass's own in any case."""
+        kept = {0} | self.own
+        others = sorted(set(scores) - kept, key=lambda block: -scores[block])
+        return kept | set(others[: max(self.n_wanted - len(kept), 0)])
+
+
+Plan = Callable[[Held], list[set[int]]]
+
+
+def bound(query: Tensor, own: Tensor) -> float:
+    """Quest: no key of a block `own` `[n, D]` can score higher for a query `[D]`."""
+    return float(torch.maximum(query * own.max(0).values, query * own.min(0).values).sum())
+
+
+def mean(query: Tensor, own: Tensor) -> float:
+    """A query against the mean key of a block."""
+    return sum(float(query @ key) for key in own) / len(own)
+
+
+def length_normalised(query: Tensor, own: Tensor) -> float:
+    """DHSA: a query against the mean of a block `own` `[n, D]` times the root of its length."""
+    return mean(query, own) * len(own) ** 0.5
+
+
+def representative(query: Tensor, own: Tensor) -> float:
+    """LongHeads: keys attend to keys; their mean asks for the representative."""
+    scale = own.shape[1] ** -0.5
+    attended = [(own @ key * scale).softmax(0) @ own for key in own]
+    asking = torch.stack(attended).mean(0)
+    return float(query @ ((own @ asking * scale).softmax(0) @ own))
+
+
+def scored(score: Callable[[Tensor, Tensor], float]) -> Plan:
+    """Blocks ranked by the best score of any query."""
+
+    def plan(held: Held) -> list[set[int]]:
+        found = []
+        for head, queries in enumerate(held.queries):
+            scores = {
+                block: max(score(query, held.real(head, block)) for query in queries.flatten(0, 1))
+                for block in range(held.n_blocks)
+            }
+            found.append(held.best(scores))
+        return found
+
+    return plan
+
+
+def probed(held: Held) -> list[set[int]]:
+    """ActQKV: the mean of a window's queries, weighted by how far each is from it."""
+    found = []
+    for head, queries in enumerate(held.queries):
+        probes = []
+        for states in queries:  # [W, D]
+            middle = states.mean(0)
+            variance = sum((state - middle) ** 2 for state in states) / len(states) + 1e-6
+            bias = [float(((state - middle) ** 2 / variance).mean()) + 1e-6 for state in states]
+            probes.append(sum(b * state for b, state in zip(bias, states)) / sum(bias))
+        scores = {
+            block: max(mean(probe, held.real(head, block)) for probe in probes)
+            for block in range(held.n_blocks)
+        }
+        found.append(held.best(scores))
+    return found
+
+
+def nucleus(held: Held) -> list[set[int]]:
+    """TopP: of every query the largest weights until they have the share p."""
+    method = held.method
+    score = bound if method.estimate == "bounds" else mean
+    kept = {0} | held.own
+    found = []
+    for head, queries in enumerate(held.queries):
+        every = []
+        for query in queries.flatten(0, 1):
+            blocks = [held.real(head, block) for block in range(held.n_blocks)]
+            scores = [score(query, own) * query.shape[0] ** -0.5 for own in blocks]
+            sizes = [len(own) for own in blocks]
+            every.append((torch.tensor(scores) + torch.tensor(sizes).log()).softmax(0))
+        weights = torch.stack(every)  # [G W, N]
+        largest = {block: float(weights[:, block].max()) for block in range(held.n_blocks)}
+        candidates = held.best(largest)
+        chosen = set(kept)
+        for own in weights:
+            total = sum(float(own[block]) for block in candidates)
+            mass = sum(float(own[block]) for block in kept) / total
+            for block in sorted(candidates - kept, key=lambda block: -float(own[block])):
+                if mass >= method.p:
+                    break
+                chosen.add(block)
+                mass += float(own[block]) / total
+        found.append(chosen)
+    return found
+
+
+def tidal(held: Held) -> list[set[int]]:
+    """TidalDecode: the highest scores of the last choosing layer."""
+    method = held.method
+    heads = range(len(held.keys))
+    if held.layer in (method.first_layer, method.reselect):
+        return [set(range(held.n_blocks)) for _ in heads]
+    source = max(n for n in (method.first_layer, method.reselect) if n < held.layer)
+    other = held.earlier[source]
+    return scored(lambda query, own: max(float(query @ key) for key in own))(other)
+
+
+def voted(held: Held) -> list[set[int]]:
+    """TokenSelect: the heads' softmaxes are votes; similar queries read the same again."""
+    probe = held.queries.mean(2).flatten()
+    last = held.memory.get("probe")
+    if last is not None and float(probe @ last / probe.norm() / last.norm()) >= (
+        held.method.similarity
+    ):
+        held.memory["again"] = held.memory.get("again", 0) + 1
+        return [held.memory["chosen"] | {0} | held.own] * len(held.keys)
+    votes = torch.zeros(held.end)
+    for head, queries in enumerate(held.queries):
+        for query in queries.flatten(0, 1):
+            scores = held.keys[head, : held.end] @ query * query.shape[0] ** -0.5
+            votes += scores.softmax(0)
+    scores = {block: float(own.sum()) for block, own in enumerate(votes.split(held.method.block))}
+    chosen = held.best(scores)
+    held.memory |= {"probe": probe, "chosen": chosen}
+    return [chosen] * len(held.keys)
+
+
+def descended(held: Held) -> list[set[int]]:
+    """HiP: chunks are halved, and the ones with the best middle key go on."""
+    size, wanted, found = held.method.block, held.n_wanted, []
+    for head, queries in enumerate(held.queries):
+
+        def score(chunk: tuple[int, int]) -> float:
+            middle = min((chunk[0] + chunk[1]) * size // 2, held.end - 1)
+            key = held.keys[head, middle]  # noqa: B023
+            return max(float(query @ key) for query in queries.flatten(0, 1))  # noqa: B023
+
+        edges = [n * held.n_blocks // (2 * wanted) for n in range(2 * wanted + 1)]
+        chunks = [(a, b) for a, b in zip(edges, edges[1:]) if a < b]
+        while True:
+            chunks = sorted(chunks, key=score, reverse=True)[:wanted]
+            if all(b - a == 1 for a, b in chunks):
+                break
+            halves = []
+            for a, b in chunks:
+                middle = (a + b + 1) // 2
+                halves += [(a, middle), (middle, b)]
+            chunks = [(a, b) for a, b in halves if a < b]
+        found.append({a for a, _ in chunks} | {0} | held.own)
+    return found
+
+
+def nearby(held: Held) -> list[set[int]]:
+    """LocalWindow: the block of every entry that is near, one entry and query at a time."""
+    method = held.method
+    chosen = set(held.own)
+    first = held.end - held.width
+    for entry in range(held.end):
+        is_near = entry < method.sinks
+        if method.columns:
+            is_near |= entry < held.begin
+        for query in range(first, held.end):
+            ahead = query - entry
+            if not method.columns:
+                is_near |= 0 <= ahead < method.window
+                continue
+            for row in range(method.radius + 1):
+                is_near |= abs(ahead - row * method.columns) <= method.radius
+        if is_near:
+            chosen.add(entry // method.block)
+    return [chosen] * len(held.keys)
+
+
+PLANS: dict[str, Plan] = {
+    "quest": scored(bound),
+    "dhsa": scored(length_normalised),
+    "top-p": nucleus,
+    "tidal-decode": tidal,
+    "token-select": voted,
+    "hip": descended,
+    "act-qkv": probed,
+    "long-heads": scored(representative),
+    "local-window": nearby,
+}
+
+
+def choose_by_hand(name: str, held: Held) -> list[set[int]]:
+    """The blocks of every key head that a selector of the catalog reads."""
+    held_now = set(range(held.n_blocks))  # a rollback may have taken some of them
+    return [(chosen | held.own) & held_now for chosen in PLANS[name](held)]
