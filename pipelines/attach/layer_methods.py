@@ -70,8 +70,8 @@ def check_combination(
     """Refuse methods that cannot be combined.
 
     Raises:
-        OptionError: sparse attention beside a tree; a policy that keeps no finished blocks of a
-            canvas.
+        OptionError: sparse attention beside a tree; a choice that layers share beside eviction; a
+            policy that keeps no finished blocks of a canvas.
         UnsupportedModelError: eviction beside a reducer inside the language model.
     """
     if methods.attention is not None and has_tree(policy):
@@ -85,6 +85,13 @@ def check_combination(
             f"{methods.slots}: expected a policy that keeps finished blocks, received {policy!r}; "
             f'give it cache="block", or leave {methods.slots} out'
         )
+    if methods.kv_cache is not None and methods.attention is not None:
+        if methods.attention.shares_layers:
+            raise OptionError(
+                f"attention: expected a selector that chooses in every layer beside "
+                f"{methods.kv_cache!r}, after which layers hold different entries, received "
+                f"{methods.attention!r}; take Quest, or leave kv_cache out"
+            )
     inside = next((method for method in reducers if method.stage == "llm_layer"), None)
     if methods.kv_cache is not None and inside is not None:
         raise UnsupportedModelError(

@@ -106,6 +106,46 @@ CASES = (
         says=("DHSA.budget", "1.5", "1 attends to all"),
     ),
     Refused(
+        "a share of nothing",
+        lambda: mmaccel.TopP(p=0),
+        says=("TopP.p", "0", "share of the estimated attention"),
+    ),
+    Refused(
+        "an estimate that there is none of",
+        lambda: mmaccel.TopP(estimate="medians"),  # type: ignore[arg-type]
+        says=("TopP.estimate", "means, bounds", "'medians'"),
+    ),
+    Refused(
+        "a choice anew before the first one",
+        lambda: mmaccel.TidalDecode(first_layer=4, reselect=4),
+        says=("TidalDecode.reselect", ">= 5", "4", "after first_layer"),
+    ),
+    Refused(
+        "a cosine above 1",
+        lambda: mmaccel.TokenSelect(similarity=1.5),
+        says=("TokenSelect.similarity", "1.5", "0.9 suits"),
+    ),
+    Refused(
+        "a window of nothing",
+        lambda: mmaccel.LocalWindow(window=0),
+        says=("LocalWindow.window", ">= 1", "0"),
+    ),
+    Refused(
+        "a row of fewer than no tokens",
+        lambda: mmaccel.LocalWindow(columns=-1),
+        says=("LocalWindow.columns", "-1", "0 reads the last"),
+    ),
+    Refused(
+        "neighbours that are none",
+        lambda: mmaccel.LocalWindow(columns=8, radius=0),
+        says=("LocalWindow.radius", ">= 1", "0"),
+    ),
+    Refused(
+        "a choice that layers share beside an eviction",
+        _attach("jacobi", kv_cache="snapkv", attention=mmaccel.TidalDecode()),
+        says=("attention", "TidalDecode", "SnapKV", "different entries", "Quest"),
+    ),
+    Refused(
         "an n-gram of no token",
         lambda: mmaccel.HierarchyDrafting(ngram=0),
         says=("HierarchyDrafting.ngram", ">= 1", "0", "2 suits"),

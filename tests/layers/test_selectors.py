@@ -1,0 +1,162 @@
+"""What is particular about single selectors; what all share is in `test_sparse`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.reduction.sparse_attention.contract import LayerBlocks
+from tests.layers.test_sparse import draw
+
+N_BLOCKS, SIZE, WIDTH = 7, 4, 8
+
+
+def enumerated(method: mmaccel.TopP, seed: int) -> LayerBlocks:
+    """Two rows, the second of fewer entries, with windows of two queries."""
+    keys = draw(2, 1, N_BLOCKS * SIZE, WIDTH, seed=seed)
+    is_real = torch.arange(N_BLOCKS * SIZE) < torch.tensor([N_BLOCKS * SIZE, 18])[:, None]
+    by_block = keys.unflatten(2, (N_BLOCKS, SIZE))
+    summaries = method.summarise(
+        by_block, is_real.unflatten(1, (N_BLOCKS, SIZE))[:, None, ..., None]
+    )
+    is_own = torch.zeros(2, N_BLOCKS, dtype=torch.bool)
+    is_own[0, 6] = is_own[1, 4] = True
+    start = torch.tensor([26, 16])
+    queries = 2 * draw(2, 1, 2, WIDTH, seed=seed + 50)
+    return LayerBlocks(
+        0, queries, keys, summaries, SIZE, is_real, is_own, start, start, width=2, scale=0.35
+    )
+
+
+def check_mass(method: mmaccel.TopP, seed: int) -> int:
+    """Each query has its share, and no smaller set of the others would give it; how many sets of
+    one query there were that leave something out."""
+    blocks = enumerated(method, seed)
+    n_fewer = 0
+    chosen = method.choose(blocks)
+    weights = method.weigh(blocks)
+    assert torch.allclose(weights.sum(-1), torch.ones(2, 1, 2))
+    for row in range(2):
+        union = set()
+        for query in range(2):
+            one = replace(blocks, queries=blocks.queries[:, :, query : query + 1], width=1)
+            own = weights[row, 0, query].tolist()
+            kept = {block for block in range(N_BLOCKS) if blocks.is_kept[row, 0, block]}
+            alone = set(method.choose(one)[row, 0].nonzero().flatten().tolist())
+            assert kept <= alone and sum(own[block] for block in alone) >= method.p - 1e-6
+            others = [block for block in range(N_BLOCKS) if block not in kept and own[block] > 0]
+            for fewer in range(len(alone - kept)):
+                for some in combinations(others, fewer):
+                    assert sum(own[block] for block in kept | set(some)) < method.p
+            n_fewer += len(alone) < int(blocks.counts[row])
+            union |= alone
+        assert set(chosen[row, 0].nonzero().flatten().tolist()) == union
+    return n_fewer
+
+
+@pytest.mark.parametrize("estimate", ["means", "bounds"])
+@pytest.mark.parametrize("p", [0.3, 0.6, 0.9])
+def test_every_query_has_its_share_and_no_fewer_blocks_give_it(p: float, estimate: Any) -> None:
+    method = mmaccel.TopP(p=p, estimate=estimate)
+    assert sum(check_mass(method, seed) for seed in range(6))
+
+
+@pytest.mark.parametrize("bug", ["the smallest first", "a block too few"])
+def test_planted_bugs_of_shares_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Tensor.argsort if bug == "the smallest first" else Tensor.cumsum
+    if bug == "the smallest first":
+        monkeypatch.setattr(
+            Tensor, "argsort", lambda self, dim, descending, stable: own(self, dim=dim)
+        )
+    else:  # what comes before a block counts that block, too
+        monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: own(self, dim) + self)
+    with pytest.raises(AssertionError):
+        for seed in range(6):
+            check_mass(mmaccel.TopP(p=0.6), seed)
+
+
+def test_all_of_the_candidates_are_kept_at_p_1() -> None:
+    assert mmaccel.TopP(p=1).is_whole and not mmaccel.TopP(p=1, budget=0.5).is_whole
+    blocks = enumerated(mmaccel.TopP(p=1, budget=0.5), 0)
+    kept = mmaccel.TopP(p=1, budget=0.5).choose(blocks)
+    largest = mmaccel.TopP().weigh(blocks).amax(2)
+    assert torch.equal(kept, blocks.highest(largest, 0.5))
+
+
+def read_again(rows: list[float]) -> tuple[list[bool], int]:
+    """Two passes of TokenSelect, whose second queries are turned by an angle a row.
+
+    Returns:
+        Of each row, whether its second choice is the first one; and how often was voted.
+    """
+    method = mmaccel.TokenSelect(budget=0.3, block=2, first_layer=0, similarity=0.9)
+    sparse = SparseBlocks(method)
+    n = len(rows)
+    start = torch.full((n,), 38)
+    first = torch.zeros(n, 2, 1, 2)
+    first[..., 0] = 3.0
+    angle = torch.tensor(rows)[:, None, None]
+    second = 3.0 * torch.stack([angle.cos(), angle.sin()], -1).expand(n, 2, 1, 2)
+    keys = draw(n, 2, 40, 2, seed=7)
+    listed = []
+    voted: list[int] = []
+    own = mmaccel.TokenSelect._vote
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            mmaccel.TokenSelect, "_vote",
+            lambda self, blocks: voted.append(1) or own(self, blocks),
+        )  # fmt: skip
+        for query in (first, second):
+            blocks = sparse.choose(0, query, keys, start, scale=1.0)
+            assert blocks is not None
+            counts = blocks.count[:, 0].tolist()
+            listed.append([set(blocks.index[r, 0, :c].tolist()) for r, c in enumerate(counts)])
+    return [a == b for a, b in zip(*listed)], len(voted)
+
+
+def test_similar_queries_read_the_same_again_and_score_nothing() -> None:
+    assert read_again([0.3, -0.4]) == ([True, True], 1)
+    same, n_votes = read_again([0.3, 3.1])  # each row for itself
+    assert same == [True, False] and n_votes == 2
+
+
+def test_a_descent_finds_a_key_whose_neighbours_are_like_it() -> None:
+    """And misses one that stands alone where nothing in the middle of its chunk speaks for it."""
+    method = mmaccel.HiP(budget=0.05, block=2, first_layer=0)
+    query = torch.ones(1, 1, 1, 4)
+    start = torch.tensor([127])
+    at = torch.arange(128)
+    for hill, is_found in ((83, True), (20, False)):
+        heights = -(at - hill).abs() / 16.0
+        heights[83] = 1.0
+        keys = heights[None, None, :, None].expand(1, 1, -1, 4)
+        blocks = SparseBlocks(method).choose(0, query, keys, start, scale=1.0)
+        assert blocks is not None
+        listed = blocks.index[0, 0, : int(blocks.count[0, 0])].tolist()
+        assert (83 // 2 in listed) == is_found and (is_found or 20 // 2 in listed)
+
+
+def test_rows_that_leave_take_their_memory_along() -> None:
+    """What is left goes on as if it had been alone."""
+    method = mmaccel.LocalWindow(block=2, first_layer=0, columns=5, radius=1)
+    keys = draw(3, 1, 60, 4)
+    starts = torch.tensor([[9, 20, 31], [40, 41, 42]])
+    kept = torch.tensor([2, 0])
+    alone, together = SparseBlocks(method), SparseBlocks(method)
+    query = draw(3, 1, 1, 4, seed=1)
+    together.choose(0, query, keys, starts[0], scale=1.0)
+    alone.choose(0, query[kept], keys[kept], starts[0][kept], scale=1.0)
+    together.keep(kept)
+    made = [
+        sparse.choose(0, query[kept], keys[kept], starts[1][kept], scale=1.0)
+        for sparse in (alone, together)
+    ]
+    assert made[0] is not None and made[1] is not None
+    assert torch.equal(made[0].index, made[1].index) and torch.equal(made[0].count, made[1].count)
