@@ -221,6 +221,8 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "hip": ("hip:HiP", "blocks that a descent through halved chunks finds"),
             "act-qkv": ("act_qkv:ActQKV", "blocks that match what stands out in a window"),
             "long-heads": ("long_heads:LongHeads", "blocks whose representative key matches"),
+            "x-attention": ("x_attention:XAttention", "of a prompt, what antidiagonal sums find"),
+            "m-inference": ("m_inference:MInference", "of a prompt, a pattern for each head"),
             "local-window": ("local_window:LocalWindow", "the first entries, and those nearby"),
         },
     ),

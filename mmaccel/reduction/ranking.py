@@ -1,7 +1,8 @@
-"""Which entries have the highest scores, alike for a row alone and in any batch."""
+"""Which entries have the highest scores or the most mass, alike for a row alone and in a batch."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -25,3 +26,21 @@ def choose_highest(scores: Tensor, wanted: Tensor, most: int) -> Tensor:
     is_least = scores == least
     left = wanted - is_above.sum(-1, keepdim=True)
     return is_above | (is_least & (is_least.cumsum(-1) <= left))
+
+
+def choose_mass(weights: Tensor, p: float, is_kept: Tensor) -> Tensor:
+    """The fewest entries beside those that are kept with which a row has a mass of p.
+
+    Args:
+        weights: `[..., N]`, not negative; those of a row sum up to 1.
+        p: the mass, in (0, 1].
+        is_kept: broadcastable bool, entries that are chosen in any case, and count.
+
+    Returns:
+        `[..., N]` bool; of entries without weight only those that are kept.
+    """
+    order = (weights + 2 * is_kept).argsort(dim=-1, descending=True, stable=True)
+    ordered = weights.gather(-1, order)
+    before = ordered.cumsum(-1) - ordered  # the mass of those that come first
+    is_wanted = (before < p) & (ordered > 0)
+    return torch.zeros_like(is_wanted).scatter(-1, order, is_wanted) | is_kept

@@ -112,7 +112,17 @@ class WindowPasses:
         if surplus and entries.reads is None:
             sides = (0, 0) * (entries.tokens.ndim - 2)
             entries = replace(entries, tokens=pad(entries.tokens, (*sides, 0, surplus)))
-        self._run(entries, is_prompt=True, watcher=observer, **window.facts.last_only)
+        attention = window.methods.attention
+        is_whole = entries.lengths is not None and entries.reads is None
+        chooses = attention is not None and attention.chooses_prompts and is_whole
+        self._run(
+            entries,
+            is_prompt=True,
+            sparse=caches.sparse if chooses else None,
+            watcher=observer,
+            prompt=lengths if chooses else None,
+            **window.facts.last_only,
+        )
         if observer is not None:
             caches.evict(lengths, observer)
 
@@ -174,6 +184,7 @@ class WindowPasses:
         is_prompt: bool,
         sparse: BlockChooser | None,
         watcher: Watcher | None,
+        prompt: Tensor | None,
     ) -> WindowPass | None:
         """The pass, with `indices` `[R, W]`, as its layers know it; None where they attend by
         themselves, under masks.
@@ -194,6 +205,7 @@ class WindowPasses:
             choices=window.choices,
             sparse=sparse,
             watcher=watcher,
+            prompt=prompt,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
         )
@@ -206,6 +218,7 @@ class WindowPasses:
         is_prompt: bool = False,
         sparse: BlockChooser | None = None,
         watcher: Watcher | None = None,
+        prompt: Tensor | None = None,
         **options: Any,
     ) -> Any:
         """The output of the model's forward.
@@ -215,6 +228,7 @@ class WindowPasses:
             is_prompt: whether the model's own attention serves, as long as it can.
             sparse: chooses the blocks that layers attend to; None: all.
             watcher: looks at the layers; None: nothing does.
+            prompt: see `WindowPass`.
             **options: further arguments of the forward.
 
         Raises:
@@ -230,7 +244,9 @@ class WindowPasses:
                 f"{list(tokens.shape)}; call reserve(rows, positions)"
             )
         caches.prepare(indices, entries.reads, self._find_stride(indices.device))
-        this = self._open(entries, indices, is_prompt=is_prompt, sparse=sparse, watcher=watcher)
+        this = self._open(
+            entries, indices, is_prompt=is_prompt, sparse=sparse, watcher=watcher, prompt=prompt
+        )
         own: dict[str, Tensor] = {}
         if window.own_prompt is not None:
             own = {k: v.expand(-1, tokens.shape[1]) for k, v in window.own_prompt.inputs.items()}

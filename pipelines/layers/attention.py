@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.window_attention import window_attention
+from mmaccel.kernels.window_attention import Blocks, window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
@@ -78,6 +78,8 @@ class WindowPass:
         sparse: chooses the blocks that a layer attends to; None: all.
         watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
         tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
+        prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
+            index 0 on; None elsewhere.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
     """
@@ -90,6 +92,7 @@ class WindowPass:
     sparse: BlockChooser | None = None
     watcher: Watcher | None = None
     tree: Tensor | None = None
+    prompt: Tensor | None = None
     reads: Tensor | None = None
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
@@ -121,7 +124,12 @@ class WindowPass:
             options["tree"] = self.tree.to(query.device)
         if self.watcher is not None:
             self.watcher.keep(layer, query, key, mask=None, scale=scale)
-        elif self.sparse is not None:
+        if self.sparse is not None and self.prompt is not None:
+            lengths = self.prompt.to(key.device)
+            tiles = self.sparse.choose_prompt(layer, query, key, lengths, scale=scale)
+            if tiles is not None:
+                return self._attend_by_tiles(tiles, query, key, value, options)
+        elif self.sparse is not None and self.watcher is None:
             options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
@@ -132,6 +140,28 @@ class WindowPass:
             return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(layout, window, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+
+    def _attend_by_tiles(
+        self,
+        tiles: Sequence[Blocks],
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Attention `[R, Hq, W, D]` of a prompt whose tiles of queries see blocks of their own."""
+        found = []
+        start = torch.zeros_like(self.start, device=query.device)
+        for number, blocks in enumerate(tiles):
+            first = number * blocks.size
+            some = query[:, :, first : first + blocks.size]
+            given = options | {"blocks": blocks}
+            if self.by_kernel:
+                made = dispatch.run(_window_attention, some, key, value, start + first, **given)
+            else:
+                made = gathered_attention(some, key, value, start + first, **given)
+            found.append(made)
+        return torch.cat(found, 2)
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,

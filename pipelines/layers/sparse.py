@@ -20,7 +20,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmaccel.kernels.window_attention import Blocks
-from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LastChoice, LayerBlocks
+from mmaccel.reduction.sparse_attention.contract import (
+    AttentionMethod,
+    LastChoice,
+    LayerBlocks,
+    PromptBlocks,
+    PromptMethod,
+)
 from mmaccel.results import BlockCounts
 
 
@@ -137,6 +143,54 @@ class SparseBlocks:
         done = _Written(written, reads.any(1), own, indices[:, 0])
         return self._choose(layer, query, key, done, scale)
 
+    def choose_prompt(
+        self, layer: int, query: Tensor, key: Tensor, lengths: Tensor, *, scale: float
+    ) -> list[Blocks] | None:
+        """Of each tile of a prompt's queries the blocks that it sees; None: all see all.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, T, D]`, which begin at cache index 0.
+            key: `[R, Hkv, S, D]`, S >= T.
+            lengths: `[R]` int64, entries of each row's prompt.
+            scale: of the scores.
+
+        Cost: a host synchronisation.
+        """
+        method = self.method
+        if not isinstance(method, PromptMethod) or method.is_whole or method.reads_all(layer):
+            return None
+        size = method.block
+        width = query.shape[2]
+        surplus = -width % size
+        is_real = torch.arange(width, device=key.device) < lengths[:, None]  # [R, T]
+        own_keys = key[:, :, :width].where(is_real[:, None, :, None], 0)
+        queries = query.where(is_real[:, None, :, None], 0).unflatten(1, (key.shape[1], -1))
+        prompt = PromptBlocks(
+            layer=layer,
+            queries=pad(queries, (0, 0, 0, surplus)),
+            keys=pad(own_keys, (0, 0, 0, surplus)),
+            lengths=lengths,
+            size=size,
+            scale=scale,
+        )
+        own = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
+        chosen = (method.choose_prompt(prompt) | own) & prompt.is_before
+        chosen = chosen.expand(-1, key.shape[1], -1, -1)  # [R, H, N, N]
+        holds = pad(is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)  # [R, N]
+        seen = prompt.is_before & holds[:, :, None] & holds[:, None]
+        left_out = (seen[:, None] & ~chosen).sum()
+        count = chosen.sum(-1)  # [R, H, N]
+        n_left_out, *most = torch.cat([left_out[None], count.amax((0, 1))]).tolist()
+        self.counts.left_out += n_left_out
+        if n_left_out == 0:
+            return None
+        found = []
+        for tile, n_listed in enumerate(most):
+            index = chosen[:, :, tile].to(torch.uint8).topk(n_listed, -1).indices
+            found.append(Blocks(index.int(), count[:, :, tile].int(), size))
+        return found
+
     def keep(self, rows: Tensor) -> None:
         """Forget all rows but these, `[n]` int64, in their order."""
         for known in (self._summaries, self._begins):
@@ -149,7 +203,8 @@ class SparseBlocks:
                 last.chosen = last.chosen[rows.to(last.chosen.device)]
 
     def _chooses(self, layer: int) -> bool:
-        return layer >= self.method.first_layer and not self.method.is_whole
+        method = self.method
+        return layer >= method.first_layer and not (method.is_whole or method.chooses_prompts)
 
     def _choose(
         self, layer: int, query: Tensor, key: Tensor, done: _Written, scale: float

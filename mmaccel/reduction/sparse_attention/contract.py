@@ -140,6 +140,8 @@ class AttentionMethod(Method, ABC):
     slot: ClassVar[str] = "attention"
     shares_layers: ClassVar[bool] = False
     """Whether layers read what another has chosen: then all must hold the same entries."""
+    chooses_prompts: ClassVar[bool] = False
+    """Whether it chooses for the queries of a prompt; later passes then attend to everything."""
 
     def __post_init__(self) -> None:
         hint = "give the fraction of blocks that a pass attends to; 1 attends to all"
@@ -207,3 +209,88 @@ class BlockScorer(AttentionMethod):
         """The blocks with the highest scores, `[R, H, N]` bool."""
         assert blocks.summaries is not None
         return blocks.highest(self.score(blocks.queries, blocks.summaries), self.budget)
+
+
+@dataclass(frozen=True)
+class PromptBlocks:
+    """A layer while it processes prompts, in tiles of P queries and blocks of P keys.
+
+    Tile t holds the queries that stand where block t holds keys. **T** entries of a prompt, **N**
+    tiles; the rest as in `LayerBlocks`.
+
+    Attributes:
+        layer: its number.
+        queries: `[R, H, G, N P, D]`, zero where there is no entry.
+        keys: `[R, H, N P, D]`, zero where there is no entry.
+        lengths: `[R]` int64, entries of each row's prompt.
+        size: P.
+        scale: of the scores.
+    """
+
+    layer: int
+    queries: Tensor
+    keys: Tensor
+    lengths: Tensor
+    size: int
+    scale: float
+
+    @cached_property
+    def n_blocks(self) -> int:
+        """N."""
+        return self.keys.shape[2] // self.size
+
+    @cached_property
+    def is_real(self) -> Tensor:
+        """`[R, N P]` bool, entries of the prompts."""
+        return torch.arange(self.keys.shape[2], device=self.keys.device) < self.lengths[:, None]
+
+    @cached_property
+    def is_before(self) -> Tensor:
+        """`[N, N]` bool, whether a tile (first axis) may see a block: not those behind it."""
+        number = torch.arange(self.n_blocks, device=self.keys.device)
+        return number <= number[:, None]
+
+    @cached_property
+    def is_kept(self) -> Tensor:
+        """`[N, N]` bool, blocks that a tile sees in any case: the first, and its own."""
+        number = torch.arange(self.n_blocks, device=self.keys.device)
+        return (number == 0) | (number == number[:, None])
+
+    def highest(self, scores: Tensor, budget: float) -> Tensor:
+        """`[..., N, N]` bool: of each tile the blocks with the highest scores, the kept included.
+
+        Args:
+            scores: `[..., N, N]` of tiles and blocks.
+            budget: the fraction of the blocks that a tile may see.
+        """
+        scores = scores.masked_fill(~self.is_before, float("-inf"))
+        scores = scores.masked_fill(self.is_kept, float("inf"))
+        number = torch.arange(1, self.n_blocks + 1, device=scores.device)
+        wanted = (number * budget).ceil().long()[:, None]  # [N, 1]
+        most = min(int(self.n_blocks * budget) + 1, self.n_blocks)
+        return choose_highest(scores, wanted, most) & self.is_before | self.is_kept
+
+
+@dataclass(frozen=True)
+class PromptMethod(AttentionMethod):
+    """Base of methods that choose which blocks of a prompt its own queries see.
+
+    Passes after the prompt's attend to everything.
+
+    Args:
+        budget: the fraction of the blocks before it that a tile of queries sees, in (0, 1].
+        block: P, keys of a block and queries of a tile.
+        first_layer: layers before it attend to everything.
+    """
+
+    block: int = 64
+
+    chooses_prompts: ClassVar[bool] = True
+
+    def choose(self, blocks: LayerBlocks) -> Tensor:
+        """All of them."""
+        return blocks.holds[:, None]
+
+    @abstractmethod
+    def choose_prompt(self, prompt: PromptBlocks) -> Tensor:
+        """`[R, 1 or H, N, N]` bool, the blocks (last axis) that each tile sees."""

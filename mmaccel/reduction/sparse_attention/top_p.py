@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice, check_number
+from mmaccel.reduction.ranking import choose_mass
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 from mmaccel.reduction.sparse_attention.quest import score_bounds, summarise_bounds
 
@@ -77,10 +77,4 @@ class TopP(AttentionMethod):
             candidates = blocks.highest(weights.amax(2), self.budget)[:, :, None]
             weights = weights.where(candidates, 0)
             weights = weights / weights.sum(-1, keepdim=True)
-        is_kept = blocks.is_kept[:, :, None]  # [R, 1, 1, N]
-        order = (weights + 2 * is_kept).argsort(dim=-1, descending=True, stable=True)
-        ordered = weights.gather(-1, order)
-        before = ordered.cumsum(-1) - ordered  # the mass of those that come first
-        is_wanted = (before < self.p) & (ordered > 0)
-        wanted = torch.zeros_like(is_wanted).scatter(-1, order, is_wanted)
-        return wanted.any(2) | blocks.is_kept
+        return choose_mass(weights, self.p, blocks.is_kept[:, :, None]).any(2)

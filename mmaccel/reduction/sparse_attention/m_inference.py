@@ -1,0 +1,92 @@
+"""MInference: each head of a prompt's layers follows one of three patterns, found by calibration.
+
+H. Jiang et al., "MInference 1.0: Accelerating Pre-filling for Long-Context LLMs via Dynamic Sparse
+Attention", NeurIPS 2024 (arXiv:2407.02490), section 3. Heads look at the beginning and nearby
+("A-shape"), at some columns and some distances ("vertical-slash"), or at blocks here and there
+("block"). The columns and distances are those that the last queries of the prompt attend to; the
+blocks are found with mean queries and mean keys.
+
+Departures: the paper searches each head's pattern once, on a text, under equal cost. Here every
+prompt calibrates its own heads: the last queries' attention is known in full, and a key head takes
+the pattern that keeps most of it, each with `budget` of the blocks. Columns and distances are
+counted in blocks, and a block has the sum of both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
+
+
+@dataclass(frozen=True)
+class MInference(PromptMethod):
+    """Computes the blocks of a prompt in each head's pattern.
+
+    Args:
+        budget, block, first_layer: as for every method for prompts.
+        window: the last queries of a prompt, by which heads are calibrated.
+    """
+
+    budget: float = 0.2
+    window: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.window", self.window, 1, hint="64 suits most models")
+
+    def choose_prompt(self, prompt: PromptBlocks) -> Tensor:
+        """The blocks of each key head's best pattern, `[R, H, N, N]` bool."""
+        attended = self.attend(prompt)
+        patterns = torch.stack(self.patterns(prompt, attended))  # [3, R, H, N, N]
+        kept = (patterns * attended).sum((-1, -2))  # [3, R, H]
+        best = kept.argmax(0)[None, ..., None, None].expand(-1, -1, -1, *patterns.shape[-2:])
+        return patterns.gather(0, best)[0]
+
+    def attend(self, prompt: PromptBlocks) -> Tensor:
+        """Attention of the last queries, summed up by tile and block: `[R, H, N, N]`."""
+        n_last = min(self.window, prompt.keys.shape[2])
+        last = prompt.lengths[:, None] - n_last + torch.arange(n_last, device=prompt.keys.device)
+        index = last.clamp(min=0)  # [R, n]
+        shape = (*prompt.queries.shape[:3], n_last, prompt.queries.shape[4])
+        queries = prompt.queries.gather(3, index[:, None, None, :, None].expand(shape))
+        scores = (queries @ prompt.keys[:, :, None].mT).float() * prompt.scale
+        at = torch.arange(scores.shape[-1], device=scores.device)
+        hidden = at > index[..., None]  # [R, n, S]
+        weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+        weights = weights.where((last >= 0)[:, None, None, :, None], 0).sum(2)  # [R, H, n, S]
+        by_block = weights.unflatten(-1, (-1, prompt.size)).sum(-1)  # [R, H, n, N]
+        tile = (index // prompt.size)[:, None, :, None].expand_as(by_block)
+        sums = by_block.new_zeros(*by_block.shape[:2], prompt.n_blocks, prompt.n_blocks)
+        return sums.scatter_add(2, tile, by_block)
+
+    def patterns(self, prompt: PromptBlocks, attended: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Blocks `[R, H, N, N]` bool of the three patterns: A-shape, vertical-slash, block.
+
+        Args:
+            prompt: the layer.
+            attended: of `attend`.
+        """
+        number = torch.arange(prompt.n_blocks, device=attended.device)
+        behind = (number[:, None] - number).clamp(min=0)  # [N, N], blocks from a tile to a block
+        nearest = prompt.highest(-behind.float().expand_as(attended), self.budget)
+
+        column = attended.sum(2, keepdim=True)  # [R, H, 1, N]
+        slash = torch.zeros_like(column[:, :, 0])  # [R, H, N], by distance
+        where = behind.flatten().expand(*attended.shape[:2], -1)
+        seen = attended.where(prompt.is_before, 0).flatten(2)
+        slash = slash.scatter_add(2, where, seen)
+        lines = column + slash[:, :, behind]
+        crossing = prompt.highest(lines, self.budget)
+
+        # means over what is real; tiles and blocks of padding alone have zeros
+        n_real = prompt.is_real.unflatten(1, (-1, prompt.size)).sum(2).clamp(min=1)  # [R, N]
+        keys = prompt.keys.unflatten(2, (-1, prompt.size)).sum(3) / n_real[:, None, :, None]
+        queries = prompt.queries.unflatten(3, (-1, prompt.size)).sum(4)
+        queries = queries / n_real[:, None, None, :, None]
+        scores = (queries @ keys[:, :, None].mT).amax(2)
+        return nearest, crossing, prompt.highest(scores, self.budget)

@@ -1,0 +1,78 @@
+"""XAttention: sums along antidiagonals of the attention map say which blocks of a prompt matter.
+
+R. Xu et al., "XAttention: Block Sparse Attention with Antidiagonal Scoring", ICML 2025
+(arXiv:2503.16428), section 2. A line that goes through a block from its lower left to its upper
+right crosses every vertical and every slanting line of the map. So every `stride`-th antidiagonal
+is summed up, which is a product of strided queries in reverse order with strided keys, the sums of
+a group of queries go through a softmax, and of each tile of queries the fewest blocks are computed
+that have a share of it.
+
+Departures: the first block and the tile's own are computed in any case and count first. Query heads
+that read one key head see the union of their blocks. Passes after the prompt's attend to
+everything, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mmaccel.checks import check_int, check_number
+from mmaccel.errors import OptionError
+from mmaccel.reduction.ranking import choose_mass
+from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
+
+
+@dataclass(frozen=True)
+class XAttention(PromptMethod):
+    """Computes the blocks of a prompt that antidiagonal sums find.
+
+    Args:
+        block, first_layer: as for every method for prompts.
+        threshold: the share of the estimated attention, in (0, 1]; 1 changes nothing.
+        stride: every how manieth antidiagonal is summed; it divides `block`.
+    """
+
+    budget: float = field(default=1.0, init=False, repr=False)  # the share is the budget
+    threshold: float = 0.9
+    stride: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "give the share of the estimated attention that is computed; 1 computes all"
+        check_number(f"{self.name}.threshold", self.threshold, 0, 1, hint, above_low=True)
+        check_int(f"{self.name}.stride", self.stride, 1, self.block, hint="8 suits most models")
+        if self.block % self.stride:
+            raise OptionError(
+                f"{self.name}.stride: expected a divisor of the block of {self.block}, received "
+                f"{self.stride}; try 8"
+            )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything is computed."""
+        return self.threshold >= 1
+
+    def estimate(self, prompt: PromptBlocks) -> Tensor:
+        """Shares `[R, H, G, N, N]` of the blocks in the attention of each tile."""
+        stride = self.stride
+        # groups of `stride` entries; entry s of a group of keys meets entry stride - 1 - s of one
+        # of queries: [R, H, (G,) N P / stride, stride D]
+        queries = prompt.queries.unflatten(3, (-1, stride)).flip(4).flatten(4)
+        keys = prompt.keys.unflatten(2, (-1, stride)).flatten(3)
+        scores = (queries @ keys[:, :, None].mT).float() * (prompt.scale / stride)
+        real = prompt.is_real.unflatten(1, (-1, stride)).any(2)  # [R, M]
+        n_groups = real.shape[1]
+        later = real.new_ones(n_groups, n_groups).triu(1)
+        hidden = later | ~real[:, None]  # [R, M, M]; a group of padding sees what is before it
+        weights = scores.masked_fill(hidden[:, None, None], float("-inf")).softmax(-1)
+        weights = weights.where(real[:, None, None, :, None], 0)
+        per_block = prompt.size // stride
+        mass = weights.unflatten(-1, (-1, per_block)).sum(-1)
+        mass = mass.unflatten(-2, (-1, per_block)).sum(-2)  # [R, H, G, N, N]
+        return mass / mass.sum(-1, keepdim=True).clamp(min=1e-9)
+
+    def choose_prompt(self, prompt: PromptBlocks) -> Tensor:
+        """The fewest blocks of each tile that have the share, `[R, H, N, N]` bool."""
+        return choose_mass(self.estimate(prompt), self.threshold, prompt.is_kept).any(2)
