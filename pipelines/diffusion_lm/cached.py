@@ -167,6 +167,11 @@ class CachedDenoiser(Denoiser):
             return super().find_layer_obstacle(methods)
         if self.block is None:
             return "its entries attend to later ones, so that no cached entry is final"
+        if methods.attention is not None and methods.attention.chooses_prompts:
+            return (
+                f"it processes prompts in blocks that see each other, and {methods.attention.name} "
+                "is for causal prompts"
+            )
         return self.cached.find_obstacle()
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:

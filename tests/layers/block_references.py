@@ -241,6 +241,98 @@ PLANS: dict[str, Plan] = {
 }
 
 
+PromptPlan = Callable[[Any, Tensor, Tensor], list[list[set[int]]]]
+
+
+def best_before(scores: list[float], tile: int, budget: float) -> set[int]:
+    """Of the blocks up to a tile the best ones; the first and its own in any case."""
+    kept = {0, tile}
+    wanted = int(torch.tensor((tile + 1) * budget).ceil())
+    others = sorted(set(range(tile + 1)) - kept, key=lambda block: (-scores[block], block))
+    return kept | set(others[: max(wanted - len(kept), 0)])
+
+
+def antidiagonals(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]]]:
+    """XAttention: sums of single products along strided antidiagonals, one by one.
+
+    Args:
+        method: chooses.
+        keys: `[H, T, D]` of one row's prompt.
+        queries: `[H, G, T, D]`.
+
+    Returns:
+        Of each key head and tile the blocks.
+    """
+    size, stride, length = method.block, method.stride, keys.shape[1]
+    n_groups, n_tiles = -(-length // stride), -(-length // size)
+    found = []
+    for head in range(len(keys)):
+        tiles: list[set[int]] = [{0, tile} for tile in range(n_tiles)]
+        for states in queries[head]:
+            mass = torch.zeros(n_tiles, n_tiles)
+            products = states @ keys[head].T  # [T, T]
+            for t in range(n_groups):
+                sums = torch.zeros(t + 1)
+                for u in range(t + 1):
+                    for i in range(stride):
+                        query, key = t * stride + stride - 1 - i, u * stride + i
+                        if query < length and key < length:
+                            sums[u] += products[query, key]
+                weights = (sums * states.shape[1] ** -0.5 / stride).softmax(0)
+                for u in range(t + 1):
+                    mass[t * stride // size, u * stride // size] += weights[u]
+            for tile in range(n_tiles):
+                shares = (mass[tile] / mass[tile].sum()).tolist()
+                chosen = {0, tile}
+                total = sum(shares[block] for block in chosen)
+                for block in sorted(set(range(tile + 1)) - chosen, key=lambda b: -shares[b]):
+                    if total >= method.threshold:
+                        break
+                    chosen.add(block)
+                    total += shares[block]
+                tiles[tile] |= chosen
+        found.append(tiles)
+    return found
+
+
+def calibrated(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]]]:
+    """MInference: the pattern of each head that keeps most of what the last queries attend to."""
+    size, length = method.block, keys.shape[1]
+    n_tiles = -(-length // size)
+    found = []
+    for head in range(len(keys)):
+        attended = torch.zeros(n_tiles, n_tiles)
+        for states in queries[head]:
+            for query in range(max(length - method.window, 0), length):
+                scores = keys[head, : query + 1] @ states[query] * keys.shape[2] ** -0.5
+                for key, weight in enumerate(scores.softmax(0).tolist()):
+                    attended[query // size, key // size] += weight
+        patterns: list[list[set[int]]] = [[], [], []]
+        for tile in range(n_tiles):
+            near, lines, products = [], [], []
+            for block in range(n_tiles):
+                distance = tile - block
+                slash = 0.0
+                if distance >= 0:
+                    slash = sum(float(attended[t, t - distance]) for t in range(distance, n_tiles))
+                near.append(-float(abs(distance)))
+                lines.append(float(attended[:, block].sum()) + slash)
+                own = keys[head, block * size : (block + 1) * size].mean(0)
+                asking = [q[tile * size : (tile + 1) * size].mean(0) for q in queries[head]]
+                products.append(max(float(query @ own) for query in asking))
+            for pattern, scores in zip(patterns, (near, lines, products)):
+                pattern.append(best_before(scores, tile, method.budget))
+        kept = [
+            sum(float(attended[tile, block]) for tile, own in enumerate(p) for block in own)
+            for p in patterns
+        ]
+        found.append(patterns[kept.index(max(kept))])
+    return found
+
+
+PROMPT_PLANS: dict[str, PromptPlan] = {"x-attention": antidiagonals, "m-inference": calibrated}
+
+
 def choose_by_hand(name: str, held: Held) -> list[set[int]]:
     """The blocks of every key head that a selector of the catalog reads."""
     held_now = set(range(held.n_blocks))  # a rollback may have taken some of them

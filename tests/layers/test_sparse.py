@@ -16,7 +16,7 @@ from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 from tests.fixtures.tiny_lms import build_lm
-from tests.layers.block_references import PLANS, Held, choose_by_hand
+from tests.layers.block_references import PLANS, PROMPT_PLANS, Held, choose_by_hand
 from tests.layers.masked_model import greedy, masked
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
 
@@ -46,6 +46,7 @@ def select(name: str, **fields: Any) -> AttentionMethod:
 SELECTORS = [
     (name, select(name, **fields))
     for name in METHODS["attention"]
+    if not load(METHODS["attention"][name].target).chooses_prompts
     for fields in FORMS.get(name, [{}])
 ]
 CLASSES = [load(entry.target) for entry in METHODS["attention"].values()]
@@ -104,7 +105,8 @@ def run_passes(name: str, method: AttentionMethod) -> None:
 
 
 def test_every_selector_has_a_reference() -> None:
-    assert set(PLANS) == set(METHODS["attention"]) == {name for name, _ in SELECTORS}
+    assert set(PLANS) | set(PROMPT_PLANS) == set(METHODS["attention"])
+    assert set(PLANS) == {name for name, _ in SELECTORS}
 
 
 @pytest.mark.parametrize(("name", "method"), SELECTORS)

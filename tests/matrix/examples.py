@@ -123,6 +123,14 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _method("attention", "tidal-decode", budget=0.34, block=4, first_layer=0),
         ({"budget": 1}, {"first_layer": 1, "reselect": 2}),
     ),
+    ("attention", "x-attention"): Example(
+        _method("attention", "x-attention", threshold=0.4, stride=2, block=4, first_layer=0),
+        ({"threshold": 1},),
+    ),
+    ("attention", "m-inference"): Example(
+        _method("attention", "m-inference", budget=0.3, window=4, block=4, first_layer=0),
+        ({"budget": 1}, {"block": 64}),
+    ),
     ("attention", "local-window"): Example(
         _method("attention", "local-window", window=6, block=4, first_layer=0), ({"window": 64},)
     ),

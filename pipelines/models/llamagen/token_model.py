@@ -149,6 +149,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         return self.methods.attention is None
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
+        if methods.attention is not None and methods.attention.chooses_prompts:
+            return f"its prompt is a condition, and {methods.attention.name} is for long prompts"
         evicting = methods.kv_cache
         if evicting is None:
             return ""

@@ -1,0 +1,161 @@
+"""Selectors for prompts: blocks against brute force, and a mask over the whole prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.catalog import METHODS, load
+from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
+from tests.fixtures.tiny_lms import build_lm
+from tests.layers.block_references import PROMPT_PLANS
+from tests.layers.masked_model import greedy, masked
+from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
+from tests.layers.test_sparse import GROUPS, HEADS, WIDTH, draw
+
+FORMS: dict[str, list[dict[str, Any]]] = {
+    "x-attention": [{"threshold": 0.5, "stride": 2}, {"threshold": 0.8, "stride": 4}],
+    "m-inference": [{"budget": 0.4, "window": 5}, {"budget": 0.3, "window": 64}],
+}
+METHODS_FOR_PROMPTS = [
+    (name, load(METHODS["attention"][name].target)(block=4, first_layer=0, **fields))
+    for name in PROMPT_PLANS
+    for fields in FORMS[name]
+]
+LENGTHS = torch.tensor([37, 16, 22])
+
+
+def check_tiles(name: str, method: PromptMethod) -> None:
+    """Prompts of three lengths in one pass; what padding holds must not matter."""
+    width = int(LENGTHS.max())
+    n_left_out = 0
+    for seed in range(3):
+        keys = 2 * draw(3, HEADS, width + 9, WIDTH, seed=seed)
+        queries = draw(3, HEADS * GROUPS, width, WIDTH, seed=seed + 20)
+        sparse = SparseBlocks(method)
+        tiles = sparse.choose_prompt(0, queries, keys, LENGTHS, scale=WIDTH**-0.5)
+        assert tiles is not None and len(tiles) == -(-width // method.block)
+        for row, length in enumerate(LENGTHS.tolist()):
+            own = queries[row, :, :length].unflatten(0, (HEADS, GROUPS))
+            plan = PROMPT_PLANS[name](method, keys[row, :, :length], own)
+            for head, wanted in enumerate(plan):
+                for tile, blocks in enumerate(wanted):
+                    count = int(tiles[tile].count[row, head])
+                    listed = tiles[tile].index[row, head, :count].tolist()
+                    assert set(listed) == blocks and len(listed) == len(blocks)
+                    n_left_out += tile + 1 - count
+        assert sparse.counts.left_out > 0
+    assert n_left_out
+
+
+@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
+def test_tiles_see_the_blocks_of_brute_force(name: str, method: PromptMethod) -> None:
+    check_tiles(name, method)
+
+
+def with_prompt(own: Any, **changes: Any) -> Any:
+    def choose(self: Any, prompt: PromptBlocks) -> Tensor:
+        changed = {field: change(prompt) for field, change in changes.items()}
+        made: Tensor = own(self, replace(prompt, **changed))
+        return made
+
+    return choose
+
+
+BUGS: dict[str, Any] = {
+    "queries of another entry": {"queries": lambda prompt: prompt.queries.roll(1, 3)},
+    "one query head": {"queries": lambda prompt: prompt.queries[:, :, :1]},
+    "prompts that end early": {"lengths": lambda prompt: prompt.lengths - 6},
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
+def test_planted_bugs_of_tiles_are_seen(
+    name: str, method: PromptMethod, bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = type(method).choose_prompt
+    monkeypatch.setattr(type(method), "choose_prompt", with_prompt(own, **BUGS[bug]))
+    with pytest.raises(AssertionError):
+        check_tiles(name, method)
+
+
+def check_model(name: str, method: PromptMethod, fused: bool, **methods: Any) -> None:
+    """A ragged batch against a mask of blocks over each prompt alone."""
+    model, rows = build_lm("qwen2"), draw_rows(41, 24, 33)
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    given: dict[str, Any] = {"fused": fused, **methods}
+    received, stats = generate(model, mmaccel.Jacobi(window=5), rows, attention=method, **given)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows, **given)
+    assert not torch.equal(received, whole)
+    assert stats.exactness == "relaxed" and repr(method) in stats.reference
+
+    def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+        width = query.shape[2]
+        hidden = torch.zeros(1, key.shape[1], width, key.shape[2], dtype=torch.bool)
+        if width == 1:  # after the prompt everything is read
+            return hidden
+        own = query[0].unflatten(0, (-1, groups))
+        at = torch.arange(width) // method.block
+        for head, tiles in enumerate(PROMPT_PLANS[name](method, key[0], own)):
+            for tile, blocks in enumerate(tiles):
+                listed = torch.isin(at, torch.tensor(sorted(blocks)))
+                hidden[0, head, at == tile] = ~listed
+        return hidden
+
+    for row, ids in enumerate(rows):
+        with masked(model, hides):
+            expected = greedy(model, torch.tensor([ids]), N_NEW)
+        assert received[row].tolist() == expected[0].tolist()
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
+def test_a_prompt_is_processed_under_a_mask_of_blocks(
+    name: str, method: PromptMethod, fused: bool
+) -> None:
+    check_model(name, method, fused)
+
+
+def test_a_mask_that_is_off_by_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SparseBlocks.choose_prompt
+
+    def shifted(self: Any, *args: Any, **given: Any) -> Any:
+        tiles = own(self, *args, **given)
+        return None if tiles is None else [*tiles[:1], *tiles[:-1]]
+
+    monkeypatch.setattr(SparseBlocks, "choose_prompt", shifted)
+    with pytest.raises(AssertionError):
+        check_model(*METHODS_FOR_PROMPTS[0], fused=True)
+
+
+def test_a_prompt_in_blocks_is_evicted_like_another() -> None:
+    """The eviction sees queries and keys of the reduced prompt; both are in the reference."""
+    model, rows = build_lm("llama"), draw_rows(41, 24)
+    snap = mmaccel.SnapKV(budget=20, window=4)
+    method = mmaccel.XAttention(threshold=0.5, stride=2, block=4, first_layer=0)
+    both, stats = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap, attention=method)
+    assert "SnapKV" in stats.reference and "XAttention" in stats.reference
+    alone, _ = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap)
+    assert not torch.equal(both, alone)
+    covering = mmaccel.XAttention(threshold=1)
+    same, _ = generate(model, mmaccel.Autoregressive(), rows, kv_cache=snap, attention=covering)
+    assert torch.equal(same, alone)
+
+
+def test_a_prompt_that_transformers_processes_is_whole_and_says_so() -> None:
+    model, rows = build_lm("llama"), draw_rows(24, 24)
+    embedded = model.get_input_embeddings()(torch.tensor(rows)).detach()
+    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 4}
+    made = []
+    for attention in (None, mmaccel.XAttention(threshold=0.3, block=8, first_layer=0)):
+        with mmaccel.attach(model, "jacobi", strict=True, attention=attention) as handle:
+            made.append(model.generate(inputs_embeds=embedded, **given))
+    assert torch.equal(*made) and handle.stats is not None
+    assert handle.stats.exactness == "bitwise" and "had no effect" in str(handle.stats.notes)
