@@ -35,6 +35,8 @@ _PUBLIC = {
     "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",
     "BlockScorer": "mmaccel.reduction.sparse_attention.contract",
     "LayerBlocks": "mmaccel.reduction.sparse_attention.contract",
+    "PromptMethod": "mmaccel.reduction.sparse_attention.contract",
+    "PromptBlocks": "mmaccel.reduction.sparse_attention.contract",
     "SamplingParams": "mmaccel.samplers.sampling_params",
     "Noise": "mmaccel.samplers.noise",
     "Grid": "mmaccel.tokenizers_vq.grid",

@@ -39,8 +39,22 @@ def choose_mass(weights: Tensor, p: float, is_kept: Tensor) -> Tensor:
     Returns:
         `[..., N]` bool; of entries without weight only those that are kept.
     """
-    order = (weights + 2 * is_kept).argsort(dim=-1, descending=True, stable=True)
-    ordered = weights.gather(-1, order)
-    before = ordered.cumsum(-1) - ordered  # the mass of those that come first
-    is_wanted = (before < p) & (ordered > 0)
-    return torch.zeros_like(is_wanted).scatter(-1, order, is_wanted) | is_kept
+    weights = weights.float()
+    others = weights.masked_fill(is_kept, 0).contiguous()
+    missing = p - weights.where(is_kept, 0).sum(-1, keepdim=True)  # [..., 1]
+
+    # the largest threshold with enough mass, bit by bit: as integers, the bits of numbers that are
+    # not negative are in the same order; those of numbers up to 1 are below 2 ** 30
+    bits = others.view(torch.int32)
+    least = torch.zeros_like(missing, dtype=torch.int32)
+    for bit in reversed(range(30)):
+        higher = least | (1 << bit)
+        mass = others.where(bits >= higher, 0).sum(-1, keepdim=True)
+        least = higher.where(mass >= missing, least)
+
+    # of those at the threshold itself the first ones, as many as are needed
+    is_above = bits > least
+    is_least = (bits == least) & (others > 0)
+    left = missing - others.where(is_above, 0).sum(-1, keepdim=True)
+    n_left = (left / least.view(torch.float32)).ceil()
+    return is_above | (is_least & (is_least.cumsum(-1) <= n_left)) | is_kept

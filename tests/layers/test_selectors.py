@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import mmaccel
 from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.reduction.ranking import choose_mass
+from mmaccel.reduction.sparse_attention import top_p
 from mmaccel.reduction.sparse_attention.contract import LayerBlocks
 from tests.layers.test_sparse import draw
 
@@ -68,18 +69,35 @@ def test_every_query_has_its_share_and_no_fewer_blocks_give_it(p: float, estimat
     assert sum(check_mass(method, seed) for seed in range(6))
 
 
-@pytest.mark.parametrize("bug", ["the smallest first", "a block too few"])
+BUGS: dict[str, Any] = {
+    "a share too small": lambda own, weights, p, is_kept: own(weights, 0.7 * p, is_kept),
+    "a share too large": lambda own, weights, p, is_kept: own(weights, 1.3 * p, is_kept),
+    "the smallest first": lambda own, weights, p, is_kept: own(
+        (1 - weights) / (1 - weights).sum(-1, keepdim=True), p, is_kept
+    ),
+    "what is kept does not count": lambda own, weights, p, is_kept: own(
+        weights, p + weights.where(is_kept, 0).sum(-1, keepdim=True), is_kept
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_of_shares_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Tensor.argsort if bug == "the smallest first" else Tensor.cumsum
-    if bug == "the smallest first":
-        monkeypatch.setattr(
-            Tensor, "argsort", lambda self, dim, descending, stable: own(self, dim=dim)
-        )
-    else:  # what comes before a block counts that block, too
-        monkeypatch.setattr(Tensor, "cumsum", lambda self, dim: own(self, dim) + self)
+    own = top_p.choose_mass
+    monkeypatch.setattr(top_p, "choose_mass", lambda *given: BUGS[bug](own, *given))
     with pytest.raises(AssertionError):
         for seed in range(6):
             check_mass(mmaccel.TopP(p=0.6), seed)
+
+
+def test_of_equal_weights_the_first_are_chosen_and_no_more() -> None:
+    weights = torch.tensor([[0.1, 0.2, 0.2, 0.2, 0.2, 0.1], [0.0, 0.0, 0.5, 0.5, 0.0, 0.0]])
+    is_kept = torch.tensor([False, False, False, False, False, True])
+    chosen = choose_mass(weights, 0.45, is_kept)
+    assert chosen[0].tolist() == [False, True, True, False, False, True]
+    assert chosen[1].tolist() == [False, False, True, False, False, True]
+    assert choose_mass(weights, 1.0, is_kept)[0].all()
+    assert choose_mass(weights, 1.0, is_kept)[1].tolist() == [False, False, True, True, False, True]
 
 
 def test_all_of_the_candidates_are_kept_at_p_1() -> None:

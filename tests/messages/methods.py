@@ -126,6 +126,27 @@ CASES = (
         says=("TokenSelect.similarity", "1.5", "0.9 suits"),
     ),
     Refused(
+        "a stride that does not divide a block",
+        lambda: mmaccel.XAttention(stride=7),
+        says=("XAttention.stride", "divisor of the block of 64", "7", "try 8"),
+    ),
+    Refused(
+        "a share of no attention",
+        lambda: mmaccel.XAttention(threshold=0),
+        says=("XAttention.threshold", "0", "1 computes all"),
+    ),
+    Refused(
+        "a calibration by no queries",
+        lambda: mmaccel.MInference(window=0),
+        says=("MInference.window", ">= 1", "0"),
+    ),
+    Refused(
+        "a selector for prompts where the prompt is a condition",
+        _draw("llamagen-t2i", attention="x-attention"),
+        says=("attention", "LlamaGenTransformer", "XAttention is for long prompts"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
         "a window of nothing",
         lambda: mmaccel.LocalWindow(window=0),
         says=("LocalWindow.window", ">= 1", "0"),
