@@ -83,6 +83,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         f"Quest(budget={arguments.budget})": LayerMethods(
             attention=mmaccel.Quest(budget=arguments.budget, block=arguments.block)
         ),
+        f"TopP(budget={arguments.budget})": LayerMethods(
+            attention=mmaccel.TopP(budget=arguments.budget, block=arguments.block)
+        ),
     }
     opened = {name: open_window(model, methods, arguments) for name, methods in ways.items()}
     start = torch.tensor([arguments.positions])

@@ -223,6 +223,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "long-heads": ("long_heads:LongHeads", "blocks whose representative key matches"),
             "x-attention": ("x_attention:XAttention", "of a prompt, what antidiagonal sums find"),
             "m-inference": ("m_inference:MInference", "of a prompt, a pattern for each head"),
+            "video-chunks": ("video_chunks:VideoChunks", "of a prompt, chunks that see themselves"),
             "local-window": ("local_window:LocalWindow", "the first entries, and those nearby"),
         },
     ),

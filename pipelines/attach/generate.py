@@ -331,11 +331,6 @@ class GenerateService:
                 stats.notes.append("visual_tokens: no image in the prompt, nothing to drop")
         if self.layer_methods:
             self.layer_methods.note(stats, window)
-            attention = self.layer_methods.attention
-            if attention is not None and attention.chooses_prompts and window.own_prompt:
-                stats.notes.append(
-                    f"attention: transformers processed the prompt, {attention.name} had no effect"
-                )
             parts.append(self.layer_methods.describe(window))
         reference = "; ".join(part for part in parts if part)
         if reference:

@@ -17,6 +17,8 @@ from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.prompt_tiles import PromptTiles
+from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.reduction.kv_cache.contract import CacheMethod
@@ -38,8 +40,8 @@ class PrefillPass:
     layers: PromptCuts | None
     observer: Observer | None
 
-    def run(self) -> PromptStates:
-        """Process the prompt."""
+    def run(self, sparse: SparseBlocks | None) -> PromptStates:
+        """Process the prompt, of which a selector for prompts may choose the blocks."""
         call = self.call
         layers = self.layers
         others = dict(call.others)
@@ -52,7 +54,10 @@ class PrefillPass:
         others |= {CACHE: cache, "use_cache": True}
         n_cached = call.n_cached
         watchers = [] if self.observer is None else [self.observer]
-        with watched(call.model, watchers) if layers is None else layers.cutting():
+        tiles = None
+        if sparse is not None and sparse.method.chooses_prompts:
+            tiles = PromptTiles(sparse, call.mask.bool())
+        with watched(call.model, watchers, tiles) if layers is None else layers.cutting():
             output = call.model._prefill(call.ids, call.config, others)
         if self.outputs is not None:
             self.outputs.take_prompt(output, None if call.is_uncached else cache)

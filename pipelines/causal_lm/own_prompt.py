@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout
 
 
@@ -91,7 +92,7 @@ class OwnPrompt:
     Attributes:
         mask: `[R, T]` bool, columns that are attended to, at least one in every row.
         next_position: `[R]` int64, position id of the first generated token.
-        process: runs the pass.
+        process: runs the pass, of which a selector for prompts may choose the blocks.
         inputs: by name, `[R, 1]`, what every generated token is processed with.
         is_cut: whether some layers may cache fewer columns than others.
         has_steps: whether later passes do something in their layers, see `LayerSteps`.
@@ -99,7 +100,7 @@ class OwnPrompt:
 
     mask: Tensor
     next_position: Tensor
-    process: Callable[[], PromptStates]
+    process: Callable[[SparseBlocks | None], PromptStates]
     inputs: dict[str, Tensor] = field(default_factory=dict)
     is_cut: bool = False
     has_steps: bool = False

@@ -94,7 +94,7 @@ class WindowPasses:
         if own is None:
             return None
         caches = self.caches()
-        states = own.process()
+        states = own.process(caches.sparse)
         caches.take(own, states)
         self._window.prompt_logits = states.logits
         return states.n_processed

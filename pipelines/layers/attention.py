@@ -34,8 +34,9 @@ from torch.nn import functional as F
 
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.window_attention import Blocks, window_attention
+from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
 
@@ -124,11 +125,13 @@ class WindowPass:
             options["tree"] = self.tree.to(query.device)
         if self.watcher is not None:
             self.watcher.keep(layer, query, key, mask=None, scale=scale)
-        if self.sparse is not None and self.prompt is not None:
+        if isinstance(self.sparse, SparseBlocks) and self.prompt is not None:
             lengths = self.prompt.to(key.device)
             tiles = self.sparse.choose_prompt(layer, query, key, lengths, scale=scale)
             if tiles is not None:
-                return self._attend_by_tiles(tiles, query, key, value, options)
+                return attend_by_tiles(
+                    tiles, query, key, value, by_kernel=self.by_kernel, **options
+                )
         elif self.sparse is not None and self.watcher is None:
             options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
         if self.choices is not None:
@@ -140,28 +143,6 @@ class WindowPass:
             return gathered_attention(query, key, value, start, **options)
         mask = self._find_mask(layout, window, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
-
-    def _attend_by_tiles(
-        self,
-        tiles: Sequence[Blocks],
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        options: dict[str, Any],
-    ) -> Tensor:
-        """Attention `[R, Hq, W, D]` of a prompt whose tiles of queries see blocks of their own."""
-        found = []
-        start = torch.zeros_like(self.start, device=query.device)
-        for number, blocks in enumerate(tiles):
-            first = number * blocks.size
-            some = query[:, :, first : first + blocks.size]
-            given = options | {"blocks": blocks}
-            if self.by_kernel:
-                made = dispatch.run(_window_attention, some, key, value, start + first, **given)
-            else:
-                made = gathered_attention(some, key, value, start + first, **given)
-            found.append(made)
-        return torch.cat(found, 2)
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
@@ -262,9 +243,11 @@ class WatchedPass:
 
     Attributes:
         watchers: look at its layers.
+        tiles: chooses the blocks of its prompts; None: all.
     """
 
     watchers: Sequence[Watcher]
+    tiles: PromptTiles | None = None
 
 
 _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
@@ -295,15 +278,18 @@ def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[No
 
 
 @contextmanager
-def watched(model: nn.Module, watchers: Sequence[Watcher]) -> Iterator[None]:
+def watched(
+    model: nn.Module, watchers: Sequence[Watcher], tiles: PromptTiles | None = None
+) -> Iterator[None]:
     """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
-    attention. Without watchers nothing of the model changes.
+    attention, or attend to the blocks that `tiles` chooses. Without both nothing of the model
+    changes.
     """
-    if not watchers:
+    if not watchers and tiles is None:
         yield
         return
     _register()
-    token = _running.set(WatchedPass(watchers))
+    token = _running.set(WatchedPass(watchers, tiles))
     try:
         with attention_named(find_configs(model), NAME):
             yield
@@ -373,6 +359,14 @@ def _attend(
         own_scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         for watcher in this.watchers:
             watcher.keep(layer, query, key, mask=attention_mask, scale=own_scale)
+        is_plain = _refuse(query, None, dropout, scaling, options, None) is None
+        if this.tiles is not None and is_plain and getattr(module, "is_causal", True):
+            made = this.tiles.attend(
+                layer, query, key, value,
+                mask=attention_mask, scale=own_scale, softcap=options.get("softcap"),
+            )  # fmt: skip
+            if made is not None:
+                return made.transpose(1, 2), None
     if not isinstance(this, WindowPass):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

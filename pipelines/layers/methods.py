@@ -65,9 +65,13 @@ class LayerMethods:
             stats.reference = reference
 
     def note(self, stats: Stats, model: Model) -> None:
-        """Let the statistics say where a selector had chosen nothing."""
+        """Let the statistics say where a selector chose nothing, or had no effect on a prompt."""
         counts = model.block_counts
-        if self.attention is not None and counts is not None and counts.empty:
+        if self.attention is None or counts is None:
+            return
+        if self.attention.chooses_prompts and not counts.left_out:
+            stats.notes.append(f"attention: {self.attention.name} left out no block of the prompt")
+        if counts.empty:
             stats.notes.append(
                 f"attention: {self.attention.name} chose no block {counts.empty} times; the newest "
                 "blocks were read"

@@ -330,7 +330,35 @@ def calibrated(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]
     return found
 
 
-PROMPT_PLANS: dict[str, PromptPlan] = {"x-attention": antidiagonals, "m-inference": calibrated}
+def chunked(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]]]:
+    """VideoChunks: the tile's chunk, the best blocks before it, and everything for a question."""
+    size, length = method.block, keys.shape[1]
+    n_tiles = -(-length // size)
+    found = []
+    for head in range(len(keys)):
+        tiles = []
+        for tile in range(n_tiles):
+            first = tile * size // method.chunk * method.chunk // size  # block of the chunk
+            scores = [-float("inf")] * n_tiles
+            for block in range(first):
+                own = keys[head, block * size : (block + 1) * size].mean(0)
+                asking = [q[tile * size : (tile + 1) * size].mean(0) for q in queries[head]]
+                scores[block] = max(float(query @ own) for query in asking)
+            chosen = best_before(scores, tile, method.budget) | set(range(first, tile + 1))
+            if any(
+                entry >= length - method.question for entry in range(tile * size, length)[:size]
+            ):
+                chosen = set(range(tile + 1))
+            tiles.append(chosen)
+        found.append(tiles)
+    return found
+
+
+PROMPT_PLANS: dict[str, PromptPlan] = {
+    "x-attention": antidiagonals,
+    "m-inference": calibrated,
+    "video-chunks": chunked,
+}
 
 
 def choose_by_hand(name: str, held: Held) -> list[set[int]]:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.catalog import METHODS, load
+from mmaccel.pipelines.layers import prompt_tiles
+from mmaccel.pipelines.layers.prompt_tiles import PromptTiles
 from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
-from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.layers.block_references import PROMPT_PLANS
 from tests.layers.masked_model import greedy, masked
 from tests.layers.test_eviction import N_NEW, ROUTES, draw_rows, generate
@@ -21,6 +23,10 @@ from tests.layers.test_sparse import GROUPS, HEADS, WIDTH, draw
 
 FORMS: dict[str, list[dict[str, Any]]] = {
     "x-attention": [{"threshold": 0.5, "stride": 2}, {"threshold": 0.8, "stride": 4}],
+    "video-chunks": [
+        {"budget": 0.3, "chunk": 8, "question": 3},
+        {"budget": 0.1, "chunk": 12, "question": 0},
+    ],
     "m-inference": [{"budget": 0.4, "window": 5}, {"budget": 0.3, "window": 64}],
 }
 METHODS_FOR_PROMPTS = [
@@ -71,6 +77,7 @@ def with_prompt(own: Any, **changes: Any) -> Any:
 BUGS: dict[str, Any] = {
     "queries of another entry": {"queries": lambda prompt: prompt.queries.roll(1, 3)},
     "one query head": {"queries": lambda prompt: prompt.queries[:, :, :1]},
+    "keys of the block before": {"keys": lambda prompt: prompt.keys.roll(4, 2)},
     "prompts that end early": {"lengths": lambda prompt: prompt.lengths - 6},
 }
 
@@ -86,6 +93,23 @@ def test_planted_bugs_of_tiles_are_seen(
         check_tiles(name, method)
 
 
+def hide(
+    name: str, method: PromptMethod, groups: int, layer: int, query: Tensor, key: Tensor
+) -> Tensor:
+    """What the queries of one row's prompt do not see, `[1, Hkv, T, S]` bool."""
+    width = query.shape[2]
+    hidden = torch.zeros(1, key.shape[1], width, key.shape[2], dtype=torch.bool)
+    if width == 1:  # after the prompt everything is read
+        return hidden
+    own = query[0].unflatten(0, (-1, groups))
+    at = torch.arange(width) // method.block
+    for head, tiles in enumerate(PROMPT_PLANS[name](method, key[0], own)):
+        for tile, blocks in enumerate(tiles):
+            listed = torch.isin(at, torch.tensor(sorted(blocks)))
+            hidden[0, head, at == tile] = ~listed
+    return hidden
+
+
 def check_model(name: str, method: PromptMethod, fused: bool, **methods: Any) -> None:
     """A ragged batch against a mask of blocks over each prompt alone."""
     model, rows = build_lm("qwen2"), draw_rows(41, 24, 33)
@@ -96,21 +120,8 @@ def check_model(name: str, method: PromptMethod, fused: bool, **methods: Any) ->
     assert not torch.equal(received, whole)
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
-    def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
-        width = query.shape[2]
-        hidden = torch.zeros(1, key.shape[1], width, key.shape[2], dtype=torch.bool)
-        if width == 1:  # after the prompt everything is read
-            return hidden
-        own = query[0].unflatten(0, (-1, groups))
-        at = torch.arange(width) // method.block
-        for head, tiles in enumerate(PROMPT_PLANS[name](method, key[0], own)):
-            for tile, blocks in enumerate(tiles):
-                listed = torch.isin(at, torch.tensor(sorted(blocks)))
-                hidden[0, head, at == tile] = ~listed
-        return hidden
-
     for row, ids in enumerate(rows):
-        with masked(model, hides):
+        with masked(model, lambda *layer: hide(name, method, groups, *layer)):
             expected = greedy(model, torch.tensor([ids]), N_NEW)
         assert received[row].tolist() == expected[0].tolist()
 
@@ -149,13 +160,69 @@ def test_a_prompt_in_blocks_is_evicted_like_another() -> None:
     assert torch.equal(same, alone)
 
 
-def test_a_prompt_that_transformers_processes_is_whole_and_says_so() -> None:
+@torch.no_grad()
+def greedy_after(model: Any, ids: Tensor, n_new: int) -> Tensor:
+    """The model's own greedy tokens `[1, n_new]`, the whole prompt in one pass."""
+    cache, token, made = None, ids, []
+    for _ in range(n_new):
+        out = model(token, past_key_values=cache, use_cache=True)
+        cache, token = out.past_key_values, out.logits[:, -1:].argmax(-1)
+        made.append(token)
+    return torch.cat(made, 1)
+
+
+def check_own_prompt(name: str, method: PromptMethod) -> None:
+    """Embeddings of a ragged batch, which the model's own prefill processes, padding in front."""
+    model, rows = build_lm("llama"), draw_rows(41, 24, 33)
+    padded = left_padded(rows)
+    embedded = model.get_input_embeddings()(padded["input_ids"]).detach()
+    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": N_NEW}
+    inputs = {"inputs_embeds": embedded, "attention_mask": padded["attention_mask"]}
+    with mmaccel.attach(model, mmaccel.Jacobi(5), strict=True) as handle:
+        whole = model.generate(**inputs, **given)
+    with mmaccel.attach(model, mmaccel.Jacobi(5), strict=True, attention=method) as handle:
+        received = model.generate(**inputs, **given)
+    assert not torch.equal(received, whole)
+    assert handle.stats is not None and repr(method) in handle.stats.reference
+    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    for row, ids in enumerate(rows):
+        with masked(model, lambda *layer: hide(name, method, groups, *layer)):
+            expected = greedy_after(model, torch.tensor([ids]), N_NEW)
+        assert received[row].tolist() == expected[0].tolist()
+
+
+@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
+def test_a_prompt_that_transformers_processes_has_the_same_tiles(
+    name: str, method: PromptMethod
+) -> None:
+    check_own_prompt(name, method)
+
+
+def test_rows_that_are_not_moved_to_the_front_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_tiles, "_arrange", lambda states, order: states)
+    with pytest.raises(AssertionError):
+        check_own_prompt(*METHODS_FOR_PROMPTS[0])
+
+
+def test_a_layer_under_a_mask_of_its_own_keeps_it() -> None:
+    sparse = SparseBlocks(mmaccel.VideoChunks(block=4, chunk=4, question=0, first_layer=0))
+    tiles = PromptTiles(sparse, torch.ones(1, 24, dtype=torch.bool))
+    query, key, value = (draw(1, 2, 24, WIDTH, seed=seed) for seed in range(3))
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()[None, None]
+    both = causal.clone()
+    both[..., 3:9, 3:9] = True
+    made = [
+        tiles.attend(0, query, key, value, mask=mask, scale=1.0, softcap=None)
+        for mask in (None, causal, torch.zeros(1, 1, 24, 24).masked_fill(~causal, -1e9), both)
+    ]
+    assert made[0] is not None and made[1] is not None and made[2] is not None
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2]) and made[3] is None
+
+
+def test_a_prompt_of_which_nothing_is_left_out_says_so() -> None:
     model, rows = build_lm("llama"), draw_rows(24, 24)
-    embedded = model.get_input_embeddings()(torch.tensor(rows)).detach()
-    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 4}
-    made = []
-    for attention in (None, mmaccel.XAttention(threshold=0.3, block=8, first_layer=0)):
-        with mmaccel.attach(model, "jacobi", strict=True, attention=attention) as handle:
-            made.append(model.generate(inputs_embeds=embedded, **given))
-    assert torch.equal(*made) and handle.stats is not None
-    assert handle.stats.exactness == "bitwise" and "had no effect" in str(handle.stats.notes)
+    method = mmaccel.VideoChunks(chunk=64)
+    made, stats = generate(model, mmaccel.Autoregressive(), rows, attention=method)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows)
+    assert torch.equal(made, whole) and stats.exactness == "bitwise"
+    assert "VideoChunks left out no block" in str(stats.notes)

@@ -131,6 +131,12 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _method("attention", "m-inference", budget=0.3, window=4, block=4, first_layer=0),
         ({"budget": 1}, {"block": 64}),
     ),
+    ("attention", "video-chunks"): Example(
+        _method(
+            "attention", "video-chunks", budget=0.2, chunk=8, question=2, block=4, first_layer=0
+        ),
+        ({"budget": 1}, {"chunk": 64}, {"question": 64}),
+    ),
     ("attention", "local-window"): Example(
         _method("attention", "local-window", window=6, block=4, first_layer=0), ({"window": 64},)
     ),

@@ -256,6 +256,15 @@ class PromptBlocks:
         number = torch.arange(self.n_blocks, device=self.keys.device)
         return (number == 0) | (number == number[:, None])
 
+    @cached_property
+    def mean_products(self) -> Tensor:
+        """`[R, H, N, N]`, the largest product of a tile's mean query with a block's mean key."""
+        n_real = self.is_real.unflatten(1, (-1, self.size)).sum(2).clamp(min=1)  # [R, N]
+        keys = self.keys.unflatten(2, (-1, self.size)).sum(3) / n_real[:, None, :, None]
+        queries = self.queries.unflatten(3, (-1, self.size)).sum(4)
+        queries = queries / n_real[:, None, None, :, None]
+        return (queries @ keys[:, :, None].mT).amax(2)
+
     def highest(self, scores: Tensor, budget: float) -> Tensor:
         """`[..., N, N]` bool: of each tile the blocks with the highest scores, the kept included.
 

@@ -83,10 +83,4 @@ class MInference(PromptMethod):
         lines = column + slash[:, :, behind]
         crossing = prompt.highest(lines, self.budget)
 
-        # means over what is real; tiles and blocks of padding alone have zeros
-        n_real = prompt.is_real.unflatten(1, (-1, prompt.size)).sum(2).clamp(min=1)  # [R, N]
-        keys = prompt.keys.unflatten(2, (-1, prompt.size)).sum(3) / n_real[:, None, :, None]
-        queries = prompt.queries.unflatten(3, (-1, prompt.size)).sum(4)
-        queries = queries / n_real[:, None, None, :, None]
-        scores = (queries @ keys[:, :, None].mT).amax(2)
-        return nearest, crossing, prompt.highest(scores, self.budget)
+        return nearest, crossing, prompt.highest(prompt.mean_products, self.budget)

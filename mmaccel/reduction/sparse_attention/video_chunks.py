@@ -1,0 +1,60 @@
+"""VideoChunks: of a long prompt each chunk sees itself whole, and little of the chunks before it.
+
+M. Qin et al., "Video-XL-2: Towards Very Long-Video Understanding Through Task-Aware KV
+Sparsification", 2025 (arXiv:2506.19225), section 3 (chunk-based pre-filling). Neighbouring frames
+belong together: attention within a chunk is full, attention between chunks is sparse, and the
+question behind the video sees everything.
+
+Departures: chunks are counted in entries from the beginning of the prompt, text and time stamps
+included, since a selector does not know where frames begin. Between chunks a tile sees the blocks
+whose mean key matches its mean query best; the model of the paper was trained with marks of time
+for it. What the paper reloads in later passes, whole or pooled keys of a chunk, is not done: they
+attend to everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
+
+
+@dataclass(frozen=True)
+class VideoChunks(PromptMethod):
+    """Computes the attention of a prompt within chunks, and some of it between them.
+
+    Args:
+        budget: the fraction of the blocks before it that a tile sees outside its chunk.
+        block, first_layer: as for every method for prompts.
+        chunk: entries of a chunk, a multiple of `block`.
+        question: the last entries of a prompt, which see everything.
+    """
+
+    budget: float = 0.1
+    chunk: int = 1024
+    question: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.chunk", self.chunk, 1, hint="give the tokens of a few frames")
+        check_int(f"{self.name}.question", self.question, 0, hint="give the tokens of a question")
+        if self.chunk % self.block:
+            raise OptionError(
+                f"{self.name}.chunk: expected a multiple of the block of {self.block}, received "
+                f"{self.chunk}; try {self.chunk - self.chunk % self.block + self.block}"
+            )
+
+    def choose_prompt(self, prompt: PromptBlocks) -> Tensor:
+        """A tile's chunk, the best blocks before it, or everything: `[R, H, N, N]` bool."""
+        number = torch.arange(prompt.n_blocks, device=prompt.keys.device)
+        chunk = number // (self.chunk // self.block)
+        is_within = chunk == chunk[:, None]  # [N, N]
+        scores = prompt.mean_products.masked_fill(is_within, float("-inf"))
+        best = prompt.highest(scores, self.budget)
+        asks = (number + 1) * self.block > (prompt.lengths - self.question)[:, None]  # [R, N]
+        return best | is_within | asks[:, None, :, None]
