@@ -345,9 +345,8 @@ def chunked(method: Any, keys: Tensor, queries: Tensor) -> list[list[set[int]]]:
                 asking = [q[tile * size : (tile + 1) * size].mean(0) for q in queries[head]]
                 scores[block] = max(float(query @ own) for query in asking)
             chosen = best_before(scores, tile, method.budget) | set(range(first, tile + 1))
-            if any(
-                entry >= length - method.question for entry in range(tile * size, length)[:size]
-            ):
+            last = min((tile + 1) * size, length) - 1
+            if last >= length - method.question:
                 chosen = set(range(tile + 1))
             tiles.append(chosen)
         found.append(tiles)

@@ -136,6 +136,16 @@ CASES = (
         says=("XAttention.threshold", "0", "1 computes all"),
     ),
     Refused(
+        "a chunk that cuts a block",
+        lambda: mmaccel.VideoChunks(chunk=100),
+        says=("VideoChunks.chunk", "multiple of the block of 64", "100", "try 128"),
+    ),
+    Refused(
+        "a question of fewer than no tokens",
+        lambda: mmaccel.VideoChunks(question=-1),
+        says=("VideoChunks.question", ">= 0", "-1"),
+    ),
+    Refused(
         "a calibration by no queries",
         lambda: mmaccel.MInference(window=0),
         says=("MInference.window", ">= 1", "0"),

@@ -56,5 +56,7 @@ class VideoChunks(PromptMethod):
         is_within = chunk == chunk[:, None]  # [N, N]
         scores = prompt.mean_products.masked_fill(is_within, float("-inf"))
         best = prompt.highest(scores, self.budget)
-        asks = (number + 1) * self.block > (prompt.lengths - self.question)[:, None]  # [R, N]
+        lengths = prompt.lengths[:, None]
+        ends = torch.minimum((number + 1) * self.block, lengths)  # [R, N]
+        asks = ends > lengths - self.question
         return best | is_within | asks[:, None, :, None]
