@@ -25,7 +25,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
     "x-attention": [{"threshold": 0.5, "stride": 2}, {"threshold": 0.8, "stride": 4}],
     "video-chunks": [
         {"budget": 0.3, "chunk": 8, "question": 3},
-        {"budget": 0.1, "chunk": 12, "question": 0},
+        {"budget": 0.5, "chunk": 12, "question": 0},
     ],
     "m-inference": [{"budget": 0.4, "window": 5}, {"budget": 0.3, "window": 64}],
 }
