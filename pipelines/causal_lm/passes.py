@@ -113,8 +113,9 @@ class WindowPasses:
             sides = (0, 0) * (entries.tokens.ndim - 2)
             entries = replace(entries, tokens=pad(entries.tokens, (*sides, 0, surplus)))
         attention = window.methods.attention
-        is_whole = entries.lengths is not None and entries.reads is None
-        chooses = attention is not None and attention.chooses_prompts and is_whole
+        chooses = False
+        if attention is not None and entries.lengths is not None and entries.reads is None:
+            chooses = attention.chooses_prompts and not attention.is_whole
         self._run(
             entries,
             is_prompt=True,
