@@ -297,7 +297,7 @@ class PromptMethod(AttentionMethod):
     chooses_prompts: ClassVar[bool] = True
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
-        """All of them."""
+        """All that hold something, `[R, 1, N]` bool."""
         return blocks.holds[:, None]
 
     @abstractmethod
