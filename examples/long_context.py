@@ -21,7 +21,7 @@ with mmaccel.attach(
     model,
     mmaccel.Jacobi(window=16),
     kv_cache=mmaccel.SnapKV(budget=40, window=16),  # 1024 or more for a real document
-    attention=mmaccel.Quest(budget=0.25),
+    attention=mmaccel.Quest(budget=0.25, first_layer=1),  # 2, the default, for deep models
 ) as run:
     made = model.generate(**inputs, max_new_tokens=16, do_sample=False)
 print(tokenizer.decode(made[0, inputs["input_ids"].shape[1] :]))

@@ -83,7 +83,7 @@ BUGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
+@pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS[::2])  # one form of each
 def test_planted_bugs_of_tiles_are_seen(
     name: str, method: PromptMethod, bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
