@@ -128,9 +128,10 @@ def read_again(rows: list[float]) -> tuple[list[bool], int]:
     own = mmaccel.TokenSelect._vote
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            mmaccel.TokenSelect, "_vote",
+            mmaccel.TokenSelect,
+            "_vote",
             lambda self, blocks: voted.append(1) or own(self, blocks),
-        )  # fmt: skip
+        )
         for query in (first, second):
             blocks = sparse.choose(0, query, keys, start, scale=1.0)
             assert blocks is not None

@@ -135,9 +135,10 @@ def test_summaries_that_are_stale_after_a_rollback_are_seen(
 ) -> None:
     own = SparseBlocks._follow
     monkeypatch.setattr(
-        SparseBlocks, "_follow",
+        SparseBlocks,
+        "_follow",
         lambda self, layer, key, start, width: own(self, layer, key, start + 1, width),
-    )  # fmt: skip
+    )
     with pytest.raises(AssertionError):
         run_passes(name, method)
 
@@ -169,9 +170,10 @@ def test_a_list_of_the_wrong_layer_is_seen(source: Any, monkeypatch: pytest.Monk
 def test_a_window_of_another_place_is_seen(off: int, monkeypatch: pytest.MonkeyPatch) -> None:
     own = mmaccel.LocalWindow.choose
     monkeypatch.setattr(
-        mmaccel.LocalWindow, "choose",
+        mmaccel.LocalWindow,
+        "choose",
         lambda self, blocks: own(self, replace(blocks, start=blocks.start + off)),
-    )  # fmt: skip
+    )
     for name, method in SELECTORS:
         if name == "local-window":
             with pytest.raises(AssertionError):
