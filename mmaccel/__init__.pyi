@@ -42,9 +42,23 @@ from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
+from mmaccel.reduction.sparse_attention.act_qkv import ActQKV
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
+from mmaccel.reduction.sparse_attention.contract import BlockScorer
+from mmaccel.reduction.sparse_attention.contract import LayerBlocks
+from mmaccel.reduction.sparse_attention.contract import PromptBlocks
+from mmaccel.reduction.sparse_attention.contract import PromptMethod
 from mmaccel.reduction.sparse_attention.dhsa import DHSA
+from mmaccel.reduction.sparse_attention.hip import HiP
+from mmaccel.reduction.sparse_attention.local_window import LocalWindow
+from mmaccel.reduction.sparse_attention.long_heads import LongHeads
+from mmaccel.reduction.sparse_attention.m_inference import MInference
 from mmaccel.reduction.sparse_attention.quest import Quest
+from mmaccel.reduction.sparse_attention.tidal_decode import TidalDecode
+from mmaccel.reduction.sparse_attention.token_select import TokenSelect
+from mmaccel.reduction.sparse_attention.top_p import TopP
+from mmaccel.reduction.sparse_attention.video_chunks import VideoChunks
+from mmaccel.reduction.sparse_attention.x_attention import XAttention
 from mmaccel.reduction.visual_tokens.cdpruner import CDPruner
 from mmaccel.reduction.visual_tokens.dart import DART
 from mmaccel.reduction.visual_tokens.divprune import DivPrune
@@ -98,12 +112,14 @@ from mmaccel.tokenizers_vq.grid import Grid
 __version__: str
 __all__ = [
     "__version__",
+    "ActQKV",
     "AdaptiveBlock",
     "Answer",
     "Answers",
     "AttachError",
     "AttentionMethod",
     "Autoregressive",
+    "BlockScorer",
     "BusyError",
     "CDPruner",
     "CacheMethod",
@@ -133,6 +149,7 @@ __all__ = [
     "Grid",
     "GroupedSpeculative",
     "Handle",
+    "HiP",
     "HiRED",
     "HierarchyDrafting",
     "ILRe",
@@ -140,9 +157,13 @@ __all__ = [
     "ImageToVideo",
     "Jacobi",
     "KLStable",
+    "LayerBlocks",
     "LazyLLM",
     "LocalLeap",
+    "LocalWindow",
+    "LongHeads",
     "LosslessUnmask",
+    "MInference",
     "MMAccelError",
     "MaskedParallel",
     "MissingBackendError",
@@ -152,6 +173,8 @@ __all__ = [
     "Policy",
     "Progress",
     "Prompt",
+    "PromptBlocks",
+    "PromptMethod",
     "PyramidDrop",
     "Quest",
     "RandomTokens",
@@ -172,19 +195,24 @@ __all__ = [
     "StreamingLLM",
     "TextToImage",
     "TextToSpeech",
+    "TidalDecode",
     "ToMe",
     "TokenModel",
     "TokenRecycling",
+    "TokenSelect",
+    "TopP",
     "TriForce",
     "UniformTokens",
     "UnsupportedModelError",
     "Utterance",
     "Vegas",
     "VidCom2",
+    "VideoChunks",
     "VisionZip",
     "VisualTokenPlan",
     "VisualTokenizer",
     "WindowedRepetitionPenalty",
+    "XAttention",
     "attach",
     "decoder",
     "detach",
