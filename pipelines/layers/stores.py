@@ -130,7 +130,7 @@ class LayerStores:
         where nothing is evicted.
         """
         method = self._methods.kv_cache
-        return None if method is None else Observer.of_last(lengths, method.observed)
+        return None if method is None else Observer(method, lengths)
 
     def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""

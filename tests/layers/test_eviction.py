@@ -155,9 +155,10 @@ def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -
     keys = torch.randn(4, 2, 12, 3, generator=torch.Generator().manual_seed(0))
     lengths = torch.tensor([12, 9, 12, 7])  # items 0 and 1, two branches
     layer = fill(KVCacheLayout(4, 20), keys)
-    observer = Observer.of_last(lengths, 0)
+    method = _Largest(budget=5)
+    observer = Observer(method, lengths)
     observer.keep(0, keys, keys, mask=None, scale=1.0)
-    evict(_Largest(budget=5), [layer], lengths, observer, branches=2)
+    evict(method, [layer], lengths, observer, branches=2)
     layer.layout.prepare(torch.zeros(4, 1, dtype=torch.int64), 5)
     kept = layer.visible()[0]
     for row, other in ((0, 2), (1, None), (2, 0), (3, None)):

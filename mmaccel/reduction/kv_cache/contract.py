@@ -42,6 +42,8 @@ class CachedLayer:
         lengths: `[R]` int64, entries of each row; those behind are padding.
         queries: `[R, Hq, n, D]`, of the row's last n entries; n is the method's `observed`.
         scale: what scores are multiplied by.
+        total: `[R, H, S]` float32, the attention that each entry received from all of the prompt,
+            added up over the query heads of a key head; None unless the method `accumulates`.
     """
 
     index: int
@@ -51,6 +53,12 @@ class CachedLayer:
     lengths: Tensor
     queries: Tensor
     scale: float
+    total: Tensor | None = None
+
+    def is_entry(self) -> Tensor:
+        """`[R, 1, S]` bool, False for padding."""
+        index = torch.arange(self.keys.shape[2], device=self.keys.device)
+        return index < self.lengths[:, None, None]
 
     def mass(self) -> Tensor:
         """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
@@ -76,6 +84,11 @@ class CacheMethod(Method, ABC):
 
     Attributes:
         observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
+        accumulates: whether `CachedLayer.total` is wanted; it costs the attention of the prompt a
+            second time.
+        reads_keys: whether scores depend on keys or queries. Only a method that needs none
+            serves layers in which those of a prompt say nothing.
+        shared_layers: how many layers, one after the other, keep what the first of them chooses.
 
     Raises:
         OptionError: a budget below 1.
@@ -85,6 +98,8 @@ class CacheMethod(Method, ABC):
 
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "kv_cache"
+    accumulates: ClassVar[bool] = False
+    reads_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
@@ -100,6 +115,11 @@ class CacheMethod(Method, ABC):
         return 0
 
     @property
+    def shared_layers(self) -> int:
+        """See the class."""
+        return 1
+
+    @property
     def n_recent(self) -> int:
         """How many of a row's last entries stay whatever their scores; at most the budget."""
         return min(max(self.observed, 1), self.budget)
@@ -108,23 +128,33 @@ class CacheMethod(Method, ABC):
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
-    def select(self, scores: Tensor, lengths: Tensor) -> Tensor:
+    def count(self, layer: CachedLayer) -> Tensor:
+        """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within
+        the budget.
+        """
+        return layer.lengths.clamp(max=self.budget)
+
+    def select(self, scores: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
         """The entries that stay.
 
         Args:
             scores: of `score`.
             lengths: `[R]` int64.
+            counts: of `count`.
 
         Returns:
             `[R, 1 or H, K]` int64, ascending; a row with fewer than K ends in -1.
+
+        Cost: a host synchronisation.
         """
         size = scores.shape[2]
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
-        scores = scores.masked_fill(index >= ends - self.n_recent, float("inf"))
+        wanted = counts[:, None, None]
+        is_recent = index >= ends - wanted.clamp(max=self.n_recent)
+        scores = scores.masked_fill(is_recent, float("inf"))
         scores = scores.masked_fill(index >= ends, float("-inf"))
-        n_kept = min(self.budget, size)
-        wanted = ends.clamp(max=n_kept)
+        n_kept = int(counts.max())
         is_kept = choose_highest(scores, wanted, n_kept)
         # [R, 1 or H, K], entries that go stand behind those that stay
         found = index.where(is_kept, size).sort(-1).values[..., :n_kept]

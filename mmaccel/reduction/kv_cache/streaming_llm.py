@@ -13,6 +13,7 @@ to know; a stream without an end is out of reach.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class StreamingLLM(CacheMethod):
     """
 
     sinks: int = 4
+
+    reads_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -153,11 +153,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
             return ""
         if self.model.config.cls_token_num == 1:
             return "its prompt is one class label, of which nothing can be evicted"
-        if evicting.observed:
-            return (
-                f"the queries and keys of its prompt are zero, and {evicting.name} goes by the "
-                "attention among them"
-            )
+        if evicting.reads_keys:
+            return f"the queries and keys of its prompt are zero, and {evicting.name} goes by them"
         return ""
 
     def prefill(self, entries: Pass) -> None:
