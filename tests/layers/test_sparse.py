@@ -153,7 +153,7 @@ def test_the_plain_loop_is_a_mask_over_the_full_cache(fused: bool, method: Any) 
     assert not torch.equal(received, whole)
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
-    def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+    def hides(layer: int, query: Tensor, key: Tensor, _: Tensor) -> Tensor:
         hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
         if query.shape[2] > 1:  # the prompt
             return hidden
