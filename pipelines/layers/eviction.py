@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
@@ -173,9 +174,12 @@ def _choose(
     """
     seen = observer.layers[index]
     keys, values = layer.visible()
+    total = seen.total
+    if total is not None:  # of the columns that the prompt's pass read
+        total = pad(total, (0, keys.shape[2] - total.shape[2]))
     context = CachedLayer(
         index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
-        total=seen.total,
+        total=total,
     )  # fmt: skip
     scores = method.score(context)  # [R, H, S]
     branches = len(lengths) // is_paired.shape[1]
