@@ -196,6 +196,7 @@ class WindowPasses:
             watcher=watcher,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
+            rounds=caches.rounds,
         )
 
     @torch.no_grad()

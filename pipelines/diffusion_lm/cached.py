@@ -167,6 +167,8 @@ class CachedDenoiser(Denoiser):
             return super().find_layer_obstacle(methods)
         if self.block is None:
             return "its entries attend to later ones, so that no cached entry is final"
+        if methods.goes_on:
+            return "its cache is evicted once, after the prompt; leave every out"
         return self.cached.find_obstacle()
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:

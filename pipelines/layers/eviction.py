@@ -9,7 +9,7 @@ from then on, by as many entries as a row lost in a layer; the layer's `KVCacheL
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +31,13 @@ class Observed:
     queries: Tensor
     scale: float
     total: Tensor | None
+
+    def take(self, keep: Tensor) -> Observed:
+        """With the total of these entries `[R, 1 or H, K]`, of which negative ones are none."""
+        if self.total is None:
+            return self
+        keep = keep.expand(-1, self.total.shape[1], -1)
+        return replace(self, total=self.total.gather(2, keep.clamp(min=0)).where(keep >= 0, 0))
 
 
 class Observer:
@@ -104,6 +111,21 @@ def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale
     return (attention * counts).sum((2, 3))
 
 
+@dataclass(frozen=True)
+class Eviction:
+    """What an eviction has done.
+
+    Attributes:
+        n_dropped: entries that a layer dropped in the mean, rounded up.
+        n_entries: entries that there were, over all rows of a layer.
+        kept: of each layer, `[R, 1 or H, K]` int64, entries that stayed; empty where all did.
+    """
+
+    n_dropped: int
+    n_entries: int
+    kept: tuple[Tensor, ...] = ()
+
+
 def evict(
     method: CacheMethod,
     layers: Sequence[WindowLayer],
@@ -111,7 +133,7 @@ def evict(
     observer: Observer,
     branches: int,
     begins: Tensor | None = None,
-) -> tuple[int, int]:
+) -> Eviction:
     """Let every layer keep what a method chooses.
 
     Rows of one item under guidance that have equally long prompts keep the same entries, by the
@@ -126,64 +148,77 @@ def evict(
         begins: `[R]` int64, the cache index that later passes count each row's first entry by; it
             stands at 0 all the same. None: 0.
 
-    Returns:
-        Entries that a layer dropped in the mean, rounded up, of those that there were; zeros where
-        none was.
-
     Cost: a host synchronisation a layer.
     """
     layout = layers[0].layout
-    if int(lengths.max()) <= method.budget:
-        return 0, 0
+    if int(lengths.max()) <= method.budget and method.every is None:
+        return Eviction(0, 0)
     first = torch.zeros_like(lengths) if begins is None else begins
-    per_item = lengths.view(branches, -1)
-    is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]  # [1, B, 1, 1]
+    is_paired = find_pairs(lengths, branches)
     shorter: dict[tuple[int, ...], KVCacheLayout] = {}
-    n_dropped = 0
+    kept: list[Tensor] = []
+    n_kept_in_all = 0
     for index, layer in enumerate(layers):
+        context = look(observer.layers[index], layer, index, len(layers), lengths)
         if index % method.shared_layers == 0:
-            keep = _choose(
-                method, index, len(layers), layer, observer=observer, lengths=lengths,
-                is_paired=is_paired,
-            )  # fmt: skip
+            keep = choose(method, context, is_paired)
+        kept.append(keep)
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
-        counts = tuple(n_kept.tolist())
+        room = find_room(method, context, keep.shape[-1] + (method.every or 0))
+        counts = (*n_kept.tolist(), room)
         if counts not in shorter:
-            shorter[counts] = layout.shorten(first + lengths - n_kept)
+            shorter[counts] = layout.shorten(first + lengths - n_kept, room)
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
-        n_dropped -= sum(counts)
+        n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
-    n_dropped += n_entries * len(layers)
-    return -(-n_dropped // len(layers)), n_entries
+    n_dropped = n_entries * len(layers) - n_kept_in_all
+    return Eviction(-(-n_dropped // len(layers)), n_entries, tuple(kept))
 
 
-def _choose(
-    method: CacheMethod,
-    index: int,
-    depth: int,
-    layer: WindowLayer,
-    *,
-    observer: Observer,
-    lengths: Tensor,
-    is_paired: Tensor,
-) -> Tensor:
-    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.select`.
+def find_pairs(lengths: Tensor, branches: int) -> Tensor:
+    """`[1, B, 1, 1]` bool, whether all rows of an item have `lengths` `[R]` alike."""
+    per_item = lengths.view(branches, -1)
+    return (per_item == per_item[:1]).all(0)[None, :, None, None]
 
-    Args:
-        is_paired: `[1, B, 1, 1]` bool, whether the rows of an item keep the same.
-    """
-    seen = observer.layers[index]
-    keys, values = layer.visible()
+
+def look(
+    seen: Observed, layer: WindowLayer, index: int, depth: int, lengths: Tensor
+) -> CachedLayer:
+    """What a method may look at of a layer of which each row has `lengths` `[R]` entries."""
+    keys, values = layer.held()
     total = seen.total
-    if total is not None:  # of the columns that the prompt's pass read
+    if total is not None:  # of the columns that its queries read
         total = pad(total, (0, keys.shape[2] - total.shape[2]))
-    context = CachedLayer(
+    return CachedLayer(
         index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
         total=total,
     )  # fmt: skip
-    scores = method.score(context)  # [R, H, S]
-    branches = len(lengths) // is_paired.shape[1]
+
+
+def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor:
+    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.select`.
+
+    Args:
+        is_paired: see `find_pairs`.
+    """
+    scores = method.score(layer)  # [R, H, S]
+    branches = len(layer.lengths) // is_paired.shape[1]
     if branches > 1:
         each = scores.unflatten(0, (branches, -1))
         scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-    return method.select(scores, lengths, method.count(context))
+    return method.select(scores, layer.lengths, method.count(layer))
+
+
+def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:
+    """How many cache indices a layer needs from now on, however long its rows become; None where
+    every new entry stays.
+
+    Args:
+        n_next: the most entries that a row has at the end of its round.
+    """
+    if method.every is None:
+        return None
+    endless = replace(layer, lengths=torch.full_like(layer.lengths, 2**40))
+    most = max(int(method.count(endless).max()), method.budget)
+    # what is dropped stays for a round, a pass is not wider than one, and the last is scratch
+    return max(n_next, most + 2 * method.every) + method.every + 1

@@ -12,6 +12,7 @@ from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks, DraftedBy
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 
@@ -33,6 +34,8 @@ class LayerStores:
         n_evicted: entries that were evicted, of those that there were, over all rows of a layer.
         sparse: chooses the blocks that passes attend to; None: all.
         drafting: chooses those of drafts and of the passes that verify them; None: nobody drafts.
+        rounds: evict while tokens are generated; None before the prompt is processed, and where
+            nothing is.
     """
 
     def __init__(
@@ -47,12 +50,21 @@ class LayerStores:
         self.layers = layers
         self.layout = layout
         self.windows = [None] * len(layers) if windows is None else windows
-        self.n_evicted = (0, 0)
+        self._n_evicted = (0, 0)
+        self.rounds: Rounds | None = None
         self._methods = methods
         self._branches = branches
         sparse = methods.attention
         self.sparse = None if sparse is None else SparseBlocks(sparse)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
+
+    @property
+    def n_evicted(self) -> tuple[int, int]:
+        """See the class."""
+        n_dropped, n_entries = self._n_evicted
+        if self.rounds is None:
+            return n_dropped, n_entries
+        return n_dropped + self.rounds.n_dropped, self.rounds.n_entries
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
@@ -84,6 +96,8 @@ class LayerStores:
             stride: without `reads` the attended length is rounded up to a multiple of it; None: all
                 is attended to.
         """
+        if self.rounds is not None:
+            self.rounds.advance(indices[:, 0])
         for layout in self.layouts:
             at = layout.to_index(indices)
             visible = layout.max_length
@@ -124,6 +138,8 @@ class LayerStores:
             layer.keep(rows)
         for layout in self.layouts:
             layout.keep(rows)
+        if self.rounds is not None:
+            self.rounds.keep(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
@@ -144,6 +160,10 @@ class LayerStores:
         """Let every layer drop entries of the prompt that an observer has seen; see `evict`."""
         method = self._methods.kv_cache
         assert method is not None
-        self.n_evicted = evict(
-            method, self.layers, lengths, observer, self._branches, begins=begins
-        )
+        made = evict(method, self.layers, lengths, observer, self._branches, begins=begins)
+        self._n_evicted = made.n_dropped, made.n_entries
+        if method.every is not None:
+            self.rounds = Rounds(
+                method, self.layers, self.layout, lengths, observer=observer, kept=made.kept,
+                branches=self._branches,
+            )  # fmt: skip

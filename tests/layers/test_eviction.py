@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from mmaccel.catalog import METHODS
 from mmaccel.contracts import Pass
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers import rounds as rounds_module
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -38,9 +41,10 @@ def generate(model: Any, policy: Any, rows: list[list[int]], **options: Any) -> 
     fused = options.pop("fused", "auto")
     methods = {name: options.pop(name) for name in ("kv_cache", "attention") if name in options}
     given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    given["max_new_tokens"] = N_NEW
     prompts = left_padded(rows)
     with mmaccel.attach(model, policy, seed=4, fused=fused, strict=True, **methods) as handle:
-        out = model.generate(**prompts, max_new_tokens=N_NEW, **given | options)
+        out = model.generate(**prompts, **given | options)
     return out[:, prompts["input_ids"].shape[1] :], handle.stats
 
 
@@ -55,6 +59,7 @@ class Prompt:
     values: Tensor
     index: int
     depth: int
+    received: tuple[Tensor, ...] = ()  # of each key head, where all queries are not there
 
     @property
     def length(self) -> int:
@@ -62,6 +67,8 @@ class Prompt:
 
     def attention(self, head: int, first: int) -> Tensor:
         """What each entry receives in a key head from the queries from `first` on, one by one."""
+        if first == 0 and self.received:
+            return self.received[head]
         groups = len(self.queries) // len(self.keys)
         total = torch.zeros(self.length)
         for query_head in range(head * groups, (head + 1) * groups):
@@ -262,6 +269,76 @@ class Hiding:
         return sum(len(kept[0]) for kept in self.plans.values()) // self.depth
 
 
+@dataclass
+class Rounds(Hiding):
+    """As `Hiding`, and again after every n tokens: what goes then is hidden n tokens later.
+
+    By layer: queries `[Hq, T, D]`, what is hidden and what will be of each key head, and the
+    attention received `[Hkv, T]`.
+    """
+
+    queries: dict[int, Tensor] = field(default_factory=dict)
+    hidden: dict[int, list[set[int]]] = field(default_factory=dict)
+    going: dict[int, list[set[int]]] = field(default_factory=dict)
+    received: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads, length = key.shape[1:3]
+        if query.shape[2] > 1:  # the prompt
+            seen = super().__call__(layer, query, key, value)
+            self.queries[layer] = query[0]
+            everything = set(range(length))
+            self.hidden[layer] = [everything - set(kept) for kept in self.plans[layer]]
+            self.going[layer] = [set() for _ in range(heads)]
+            prompt = Prompt(query[0], key[0], value[0], layer, self.depth)
+            received = [prompt.attention(head, 0) for head in range(heads)]
+            self.received[layer] = torch.stack(received)
+            return seen
+        n_made = length - 1 - self.n_prompt
+        if n_made and n_made % self.method.every == 0:
+            self.decide(layer, key[0, :, :-1], value[0, :, :-1])
+        self.queries[layer] = torch.cat([self.queries[layer], query[0]], 1)
+        hidden = torch.zeros(1, heads, 1, length, dtype=torch.bool)
+        for head in range(heads):
+            hidden[0, head, 0, list(self.hidden[layer][head])] = True
+        return hidden
+
+    def decide(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        heads, length = keys.shape[:2]
+        groups = len(self.queries[layer]) // heads
+        grown = torch.zeros(heads, length)
+        grown[:, : self.received[layer].shape[1]] = self.received[layer]
+        self.received[layer] = grown
+        held = []
+        for head in range(heads):
+            self.hidden[layer][head] |= self.going[layer][head]
+            held.append([i for i in range(length) if i not in self.hidden[layer][head]])
+        prompts = []
+        for head, entries in enumerate(held):
+            own = slice(head * groups, (head + 1) * groups)
+            queries = self.queries[layer][own, entries]
+            one = slice(head, head + 1)
+            prompt = Prompt(queries, keys[one, entries], values[one, entries], layer, self.depth)
+            newest = prompt.attention(0, len(entries) - self.method.every)
+            self.received[layer][head, entries] += newest
+            prompts.append(replace(prompt, received=(self.received[layer][head, entries],)))
+        if layer % self.method.shared_layers:
+            self.going[layer] = self.going[layer - layer % self.method.shared_layers]
+            return
+        if all(entries == held[0] for entries in held):  # heads may vote together
+            whole = Prompt(
+                self.queries[layer][:, held[0]], keys[:, held[0]], values[:, held[0]], layer,
+                self.depth, tuple(prompt.received[0] for prompt in prompts),
+            )  # fmt: skip
+            kept = self.plan(whole, self.method)
+        else:
+            kept = [self.plan(prompt, self.method)[0] for prompt in prompts]
+        self.going[layer] = [
+            set(entries) - {entries[i] for i in stays}
+            for entries, stays in zip(held, kept, strict=True)
+        ]
+
+
 def test_every_cache_policy_has_a_reference() -> None:
     assert {name.split(",")[0] for name in REFERENCES} == set(METHODS["kv_cache"])
 
@@ -286,6 +363,156 @@ def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool, referenc
     n_entries = sum(len(ids) - 1 for ids in rows)
     assert f"{n_kept} of {n_entries} cached entries" in stats.reference
     assert stats.exactness == "relaxed"
+
+
+BY_POSITION = ("random-eviction", "expected-attention")
+"""Whose plans of one head need to know its number, or queries of entries that went."""
+
+
+@pytest.mark.parametrize("reference", [n for n in REFERENCES if n.split(",")[0] not in BY_POSITION])
+@pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)], ids=repr)
+def test_rounds_are_a_mask_that_grows(policy: Any, reference: str) -> None:
+    check_rounds(policy, reference)
+
+
+def check_rounds(policy: Any, reference: str) -> None:
+    model, rows = deepcopy(build_lm("qwen2")), draw_rows(23, 9)
+    # padding may be generated, and its embedding of zeros votes for all entries alike
+    model.get_input_embeddings().weight.data[PAD] = model.get_input_embeddings().weight.data[5] / 2
+    once, plan = REFERENCES[reference]
+    method = replace(once, every=6)
+    received, stats = generate(model, policy, rows, kv_cache=method, max_new_tokens=34)
+    assert not torch.equal(
+        received, generate(model, policy, rows, kv_cache=once, max_new_tokens=34)[0]
+    )
+    for row, ids in enumerate(rows):
+        hides = Rounds(method, plan, model.config.num_hidden_layers, len(ids) - 1)
+        with masked(model, hides):
+            expected = greedy(model, torch.tensor([ids]), 34)
+        assert received[row].tolist() == expected[0].tolist()
+    assert stats.exactness == "relaxed" and repr(method) in stats.reference
+
+
+def feed(method: Any, branches: int, most: int) -> Tensor:
+    """Logits `[4, 40, V]` behind each of 40 given tokens of four rows.
+
+    Passes draft up to `most` tokens; which of them are right is drawn, and the others are rejected.
+    """
+    model, n_tokens = build_lm("qwen2"), 40
+    generator = torch.Generator().manual_seed(8)
+    lengths = torch.tensor([30, 12, 30, 17])  # items 0 and 1, where there are two branches
+    prompts = torch.randint(4, VOCAB, (4, 30), generator=generator)
+    truth = torch.randint(4, VOCAB, (4, n_tokens + 6), generator=generator)
+    window = CausalLMWindow(model)
+    window.use_methods(LayerMethods(kv_cache=method), branches)
+    window.reserve(4, 30 + n_tokens + most)
+    window.prefill(Pass(prompts, torch.zeros(4, dtype=torch.int64), lengths=lengths))
+    done = torch.zeros(4, dtype=torch.int64)
+    found = torch.zeros(4, n_tokens, VOCAB)
+    drawn = torch.Generator().manual_seed(most)
+    while int(done.min()) < n_tokens:
+        n_right = torch.randint(1, most + 1, (4,), generator=drawn)
+        n_right = n_right.view(branches, -1)[:1].expand(branches, -1).flatten()
+        n_right = n_right.minimum(n_tokens - done)
+        at = done[:, None] + torch.arange(most)
+        is_right = torch.arange(most) < n_right[:, None]
+        tokens = torch.where(is_right, truth.gather(1, at), (truth.gather(1, at) + 7) % VOCAB)
+        logits = window.forward(Pass(tokens, lengths + done))
+        for row, n in enumerate(n_right.tolist()):
+            first = int(done[row])
+            found[row, first : first + n] = logits[row, :n]
+        done = done + n_right
+    return found
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_speculate_reject_and_go_on(reference: str, branches: int) -> None:
+    check_speculation(reference, branches)
+
+
+def check_speculation(reference: str, branches: int) -> None:
+    """The same as one accepted token after the other, whatever was drafted and rejected."""
+    method = replace(REFERENCES[reference][0], every=6)
+    one_by_one = feed(method, branches, 1)
+    once = feed(replace(method, every=None), branches, 1)
+    assert not torch.allclose(one_by_one, once, atol=1e-2)
+    for most in (3, 6):
+        assert torch.allclose(feed(method, branches, most), one_by_one, atol=1e-3)
+
+
+def test_rounds_bound_the_store() -> None:
+    """However many tokens are generated: the budget, three rounds, scratch and one unused."""
+    model, rows = build_lm("llama"), draw_rows(40, 6)
+    for n_new in (30, 55):
+        window = CausalLMWindow(model)
+        window.use_methods(LayerMethods(kv_cache=mmaccel.SnapKV(budget=8, window=4, every=5)))
+        window.reserve(2, 40 + n_new)
+        tokens = torch.tensor([rows[0], rows[1] + [0] * 34])
+        lengths = torch.tensor([40, 6])
+        window.prefill(Pass(tokens, torch.zeros(2, dtype=torch.int64), lengths=lengths))
+        for step in range(0, n_new - 5, 3):
+            window.forward(Pass(tokens[:, :5], lengths + step))
+        for layer in window.cache_layers():
+            assert layer.keys.shape[0] == 2 * (8 + 3 * 5 + 1 + 1)
+
+
+def test_what_is_dropped_while_decoding_alone_is_reported() -> None:
+    """A prompt within the budget, and an answer that is not."""
+    model, rows = build_lm("llama"), draw_rows(8)
+    method = mmaccel.StreamingLLM(budget=9, sinks=2, every=3)
+    _, stats = generate(model, mmaccel.Autoregressive(), rows, kv_cache=method)
+    assert stats.exactness == "relaxed" and "every=3" in stats.reference
+    covered = replace(method, budget=99)
+    _, stats = generate(model, mmaccel.Autoregressive(), rows, kv_cache=covered)
+    assert stats.exactness == "bitwise" and stats.reference == ""
+
+
+ROUND_BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "drafts are looked at": lambda patch: patch.setattr(
+        rounds_module.Rounds, "_read",
+        lambda self, layer, end, n, own=rounds_module.Rounds._read: own(self, layer, end + 1, n),
+    ),
+    "a window across a boundary sees everything": lambda patch: patch.setattr(
+        rounds_module.Rounds, "find_hidden", lambda *given: None
+    ),
+    "totals stay where they were": lambda patch: patch.setattr(
+        rounds_module.Observed, "take", lambda self, keep: self
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", ROUND_BUGS)
+def test_planted_bugs_of_rounds_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ROUND_BUGS[bug](monkeypatch)
+    with pytest.raises(AssertionError):
+        for reference in ("snapkv", "h2o, few recent"):
+            check_rounds(mmaccel.Autoregressive(), reference)
+            check_speculation(reference, 1)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_attention_of_the_whole_prompt_is_added_up_in_pieces(is_masked: bool) -> None:
+    """Of two rows, one with padding in front of it, or behind it."""
+    generator = torch.Generator().manual_seed(5)
+    lengths, size = torch.tensor([150, 90]), 150
+    keys = torch.randn(2, 2, size, 4, generator=generator)
+    queries = torch.randn(2, 4, size, 4, generator=generator)
+    columns = mask = None
+    if is_masked:
+        real = torch.arange(size) >= size - lengths[:, None]
+        columns = (~real).long().argsort(dim=1, stable=True)
+        mask = (torch.ones(size, size, dtype=torch.bool).tril() & real[:, None])[:, None]
+    observer = Observer(mmaccel.H2O(budget=8), lengths, columns)
+    observer.keep(0, queries, keys, mask=mask, scale=4**-0.5)
+    total = observer.layers[0].total
+    assert total is not None
+    for row, length in enumerate(lengths.tolist()):
+        entries = range(size - length, size) if is_masked else range(length)
+        prompt = Prompt(queries[row][:, entries], keys[row][:, entries], keys[row], 0, 1)
+        for head in range(2):
+            expected = prompt.attention(head, 0)
+            assert torch.allclose(total[row, head, :length], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("reference", ["snapkv", "h2o", "vatp", "expected-attention", "keydiff"])

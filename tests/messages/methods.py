@@ -84,6 +84,41 @@ CASES = (
         _attach("jacobi", kv_cache={"name": "snapkv", "bugdet": 8}),
         says=("snapkv", "'bugdet'", "budget"),
     ),
+    Refused(
+        "rounds of eviction beside a tree",
+        _attach(
+            mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
+            kv_cache=mmaccel.TOVA(every=8),
+        ),
+        says=("kv_cache", "TOVA(every=8)", "a chain", "leave tree or every out"),
+    ),
+    Refused(
+        "rounds of eviction beside sparse attention",
+        _attach("jacobi", kv_cache=mmaccel.TOVA(every=64), attention=mmaccel.Quest()),
+        says=("kv_cache", "TOVA(every=64)", "no attention", "Quest"),
+    ),
+    Refused(
+        "rounds that are narrower than a window",
+        _attach(mmaccel.Jacobi(window=9), kv_cache=mmaccel.TOVA(every=8)),
+        says=("kv_cache", "TOVA(every=8)", "at most that", "window=9", "narrower window"),
+    ),
+    Refused(
+        "rounds beside a window that may become wider",
+        _attach(mmaccel.Jacobi(window="adaptive"), kv_cache=mmaccel.TOVA(every=8)),
+        says=("kv_cache", "a fixed window", "adaptive", "up to 8"),
+    ),
+    Refused(
+        "rounds of eviction over a canvas",
+        _attach_to(TARGETS["masked-lm"], BLOCKS, kv_cache=mmaccel.TOVA(every=64)),
+        says=("kv_cache", "evicted once", "leave every out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "rounds of eviction in LlamaGen",
+        _draw("llamagen-t2i", kv_cache={"name": "streaming-llm", "every": 64}),
+        says=("kv_cache", "LlamaGenTransformer", "evicted once", "leave every out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
     Refused("a budget of nothing", lambda: mmaccel.SnapKV(budget=0), says=("budget", "0")),
     Refused(
         "fewer than no sinks",

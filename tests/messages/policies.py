@@ -117,6 +117,7 @@ CASES = (
     ),
     # methods of layers
     *_each(mmaccel.SnapKV, "budget", (0, 32)),
+    *_each(mmaccel.SnapKV, "every", (0, 2.5)),
     *_each(mmaccel.SnapKV, "window", (0,)),
     _bad(mmaccel.SnapKV, ("kernel", "odd", "5"), kernel=4),
     *_each(mmaccel.PyramidKV, "budget", (32,)),

@@ -13,7 +13,7 @@ with the smaller cache: drafts are never evicted, so that no accepted token depe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -81,6 +81,9 @@ class CacheMethod(Method, ABC):
 
     Args:
         budget: entries that each row keeps in a layer, at least 1; rows with fewer keep all.
+        every: n, the method is asked again after every n generated tokens, so that the cache stays
+            small however many there are; at least the window of the policy. What it drops then is
+            attended to for n tokens more. None: it is asked once.
 
     Attributes:
         observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
@@ -91,10 +94,11 @@ class CacheMethod(Method, ABC):
         shared_layers: how many layers, one after the other, keep what the first of them chooses.
 
     Raises:
-        OptionError: a budget below 1.
+        OptionError: a budget or an `every` below 1.
     """
 
     budget: int = 1024
+    every: int | None = field(default=None, kw_only=True)
 
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "kv_cache"
@@ -103,6 +107,8 @@ class CacheMethod(Method, ABC):
 
     def __post_init__(self) -> None:
         check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
+        if self.every is not None:
+            check_int(f"{self.name}.every", self.every, 1, hint="64 suits most; None asks once")
 
     @property
     def name(self) -> str:

@@ -151,6 +151,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         evicting = methods.kv_cache
         if evicting is None:
             return ""
+        if methods.goes_on:
+            return "its cache is evicted once, after the prompt; leave every out"
         if self.model.config.cls_token_num == 1:
             return "its prompt is one class label, of which nothing can be evicted"
         if evicting.reads_keys:
