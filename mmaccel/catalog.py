@@ -220,6 +220,8 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "knorm": ("knorm:KNorm", "entries whose keys are short"),
             "keydiff": ("keydiff:KeyDiff", "entries whose keys are unlike the others"),
             "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
+            "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
+            "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
             "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),

@@ -128,6 +128,12 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _method("kv_cache", "knorm", budget=9, first_layer=1), ({"budget": 64}, {"first_layer": 99})
     ),
     ("kv_cache", "keydiff"): Example(_method("kv_cache", "keydiff", budget=9), ({"budget": 64},)),
+    ("kv_cache", "morphkv"): Example(
+        _method("kv_cache", "morphkv", budget=9, window=3), ({"budget": 64},)
+    ),
+    ("kv_cache", "linekv"): Example(
+        _method("kv_cache", "linekv", budget=9, every=5, lines=1, sinks=2), ({"budget": 64},)
+    ),
     ("kv_cache", "random-eviction"): Example(
         _method("kv_cache", "random-eviction", budget=9), ({"budget": 64},)
     ),

@@ -2,9 +2,10 @@
 
 A method is a frozen dataclass with `score`. Counts, recent entries, ragged rows and order are
 written once, in `select`. A method never sees the model; it looks at a `CachedLayer`. It is asked
-when the prompt is in the cache. What it keeps is moved together, and the memory of the rest is
-freed. Kept keys hold the rotary positions they were made at, and new tokens go on at their own
-positions, so that eviction is the same as a mask that hides the evicted entries.
+when the prompt is in the cache, and in rounds while tokens are generated, where `every` is given.
+What it keeps is moved together, and the memory of the rest is freed. Kept keys hold the rotary
+positions they were made at, and new tokens go on at their own positions, so that eviction is the
+same as a mask that hides the evicted entries.
 
 All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
 with the smaller cache: drafts are never evicted, so that no accepted token depends on them.

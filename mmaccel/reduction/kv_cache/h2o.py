@@ -5,9 +5,10 @@ Models", NeurIPS 2023 (arXiv:2306.14048), section 4 and algorithm 1. An entry's 
 attention that it has received from all queries so far. The entries with the highest scores, the
 heavy hitters, stay, and beside them the last ones, half of the budget each.
 
-Departures: the paper evicts one entry for every new token; here entries go once, when the prompt is
-processed. Query heads vote together for their key head. A row's last prompt token is processed with
-the first window, so that its query does not count.
+Departures: the paper evicts one entry for every new token; here entries go when the prompt is
+processed, and in rounds of `every` tokens where that is given. Query heads vote together for their
+key head. A row's last prompt token is processed with the first window, so that its query does not
+count.
 """
 
 from __future__ import annotations

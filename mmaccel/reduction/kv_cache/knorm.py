@@ -4,8 +4,8 @@ A. Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Co
 2024 (arXiv:2406.11430), section 3. In models that were looked at, keys of a small norm receive much
 attention. The first two layers do not follow the rule and keep everything.
 
-Departures: the paper evicts one entry for every new token beyond the budget; here entries go once,
-when the prompt is processed.
+Departures: the paper evicts one entry for every new token beyond the budget; here entries go when
+the prompt is processed, and in rounds of `every` tokens where that is given.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ M. Oren et al., "Transformers are Multi-State RNNs", EMNLP 2024 (arXiv:2401.0610
 Token omission via attention: the entries to which the newest token attends least, in the mean of
 all heads, go. Neither the first entries nor the recent ones are kept for where they stand.
 
-Departures: the paper evicts one entry for every new token; here entries go once, when the prompt is
-processed. A row's last prompt token is processed with the first window, so that the one before it
-votes, and stays.
+Departures: the paper evicts one entry for every new token; here entries go when the prompt is
+processed, and in rounds of `every` tokens where that is given. A row's last prompt token is
+processed with the first window, so that the one before it votes, and stays.
 """
 
 from __future__ import annotations
