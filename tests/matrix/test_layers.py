@@ -19,7 +19,7 @@ from tests.matrix.examples import Target, identities, make, names
 
 SLOTS = ("kv_cache", "attention")
 EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
-ROUNDS = [(slot, name, {}) for slot, name in EVERY] + [
+ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name in EVERY] + [
     ("kv_cache", name, {"every": 5}) for name in METHODS["kv_cache"]
 ]
 PLAIN = mmaccel.Autoregressive()

@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 import mmaccel
 from tests.fixtures import diffusion_gemma, llada2
 from tests.fixtures.canvas import masked
@@ -35,6 +37,15 @@ def _draw(family: str, **methods: Any) -> Any:
 
 def _attach_to(build: Callable[[], Any], *args: Any, **methods: Any) -> Any:
     return lambda: mmaccel.attach(build(), *args, **methods)
+
+
+def _decode(*args: Any, **methods: Any) -> Any:
+    def call() -> None:
+        model = build_lm("llama")
+        with mmaccel.attach(model, *args, strict=True, **methods):
+            model.generate(torch.arange(4, 24)[None], max_new_tokens=4, do_sample=False)
+
+    return call
 
 
 BLOCKS = mmaccel.Stepwise(cache="block")
@@ -106,6 +117,11 @@ CASES = (
         "rounds beside a window that may become wider",
         _attach(mmaccel.Jacobi(window="adaptive"), kv_cache=mmaccel.TOVA(every=8)),
         says=("kv_cache", "a fixed window", "adaptive", "up to 8"),
+    ),
+    Refused(
+        "rounds beside drafts of the model's own",
+        _decode(mmaccel.Speculative(4, drafts="vegas"), kv_cache=mmaccel.TOVA(every=8)),
+        says=("drafts", "Vegas", "TOVA(budget=1024, every=8)", "another source"),
     ),
     Refused(
         "rounds of eviction over a canvas",
