@@ -459,6 +459,15 @@ def check_speculation(reference: str, branches: int) -> None:
         assert torch.allclose(feed(method, branches, most), one_by_one, atol=1e-3)
 
 
+def test_rows_of_an_item_share_rounds_where_their_prompts_are_equally_long() -> None:
+    """Rows 0 and 2 do, rows 1 and 3 keep what they keep alone."""
+    method = mmaccel.SnapKV(budget=12, window=4, every=6)
+    alone, paired = feed(method, 1, 1), feed(method, 2, 1)
+    assert torch.allclose(alone[[1, 3]], paired[[1, 3]], atol=1e-3)
+    assert not torch.allclose(alone[0], paired[0], atol=1e-2)
+    assert not torch.allclose(alone[2], paired[2], atol=1e-2)
+
+
 def test_rounds_bound_the_store() -> None:
     """However many tokens are generated: the budget, three rounds, scratch and one unused."""
     model, rows = build_lm("llama"), draw_rows(40, 6)
