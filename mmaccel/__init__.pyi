@@ -38,10 +38,22 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.types import Speech
 from mmaccel.pipelines.text_to_speech.types import Utterance
+from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
+from mmaccel.reduction.kv_cache.citrus import CItruS
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.expected_attention import ExpectedAttention
+from mmaccel.reduction.kv_cache.h2o import H2O
+from mmaccel.reduction.kv_cache.keydiff import KeyDiff
+from mmaccel.reduction.kv_cache.knorm import KNorm
+from mmaccel.reduction.kv_cache.linekv import LineKV
+from mmaccel.reduction.kv_cache.morphkv import MorphKV
+from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
+from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
+from mmaccel.reduction.kv_cache.tova import TOVA
+from mmaccel.reduction.kv_cache.vatp import VATP
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.sparse_attention.dhsa import DHSA
 from mmaccel.reduction.sparse_attention.quest import Quest
@@ -106,11 +118,13 @@ __all__ = [
     "Autoregressive",
     "BusyError",
     "CDPruner",
+    "CItruS",
     "CacheMethod",
     "CachePlan",
     "CachedBlocks",
     "CachedLayer",
     "CausalLMWindow",
+    "ChunkKV",
     "Clip",
     "Clips",
     "Coarse",
@@ -125,6 +139,7 @@ __all__ = [
     "DySpec",
     "EVS",
     "EntropyBounded",
+    "ExpectedAttention",
     "FastV",
     "FiCoCoL",
     "FiCoCoV",
@@ -132,6 +147,7 @@ __all__ = [
     "Generation",
     "Grid",
     "GroupedSpeculative",
+    "H2O",
     "Handle",
     "HiRED",
     "HierarchyDrafting",
@@ -140,12 +156,16 @@ __all__ = [
     "ImageToVideo",
     "Jacobi",
     "KLStable",
+    "KNorm",
+    "KeyDiff",
     "LazyLLM",
+    "LineKV",
     "LocalLeap",
     "LosslessUnmask",
     "MMAccelError",
     "MaskedParallel",
     "MissingBackendError",
+    "MorphKV",
     "Noise",
     "NumericsError",
     "OptionError",
@@ -153,7 +173,9 @@ __all__ = [
     "Progress",
     "Prompt",
     "PyramidDrop",
+    "PyramidKV",
     "Quest",
+    "RandomEviction",
     "RandomTokens",
     "RepetitionAwareSampling",
     "Request",
@@ -170,6 +192,7 @@ __all__ = [
     "Stats",
     "Stepwise",
     "StreamingLLM",
+    "TOVA",
     "TextToImage",
     "TextToSpeech",
     "ToMe",
@@ -179,6 +202,7 @@ __all__ = [
     "UniformTokens",
     "UnsupportedModelError",
     "Utterance",
+    "VATP",
     "Vegas",
     "VidCom2",
     "VisionZip",
