@@ -64,7 +64,7 @@ def open_window(model: Any, methods: LayerMethods, arguments: argparse.Namespace
         keys = torch.randn(1, arguments.heads, filled, 64, generator=drawn)
         layer.update(keys, torch.randn(1, arguments.heads, filled, 64, generator=drawn))
     if methods.kv_cache is not None:
-        observer = Observer.of_last(torch.tensor([filled]), methods.kv_cache.observed)
+        observer = Observer(methods.kv_cache, torch.tensor([filled]))
         for number in range(len(layers)):
             drawn = torch.Generator().manual_seed(1000 + number)
             query = torch.randn(1, arguments.heads, filled, 64, generator=drawn)

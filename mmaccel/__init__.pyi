@@ -38,10 +38,22 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.types import Speech
 from mmaccel.pipelines.text_to_speech.types import Utterance
+from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
+from mmaccel.reduction.kv_cache.citrus import CItruS
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.expected_attention import ExpectedAttention
+from mmaccel.reduction.kv_cache.h2o import H2O
+from mmaccel.reduction.kv_cache.keydiff import KeyDiff
+from mmaccel.reduction.kv_cache.knorm import KNorm
+from mmaccel.reduction.kv_cache.linekv import LineKV
+from mmaccel.reduction.kv_cache.morphkv import MorphKV
+from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
+from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
+from mmaccel.reduction.kv_cache.tova import TOVA
+from mmaccel.reduction.kv_cache.vatp import VATP
 from mmaccel.reduction.sparse_attention.act_qkv import ActQKV
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.sparse_attention.contract import BlockScorer
@@ -122,11 +134,13 @@ __all__ = [
     "BlockScorer",
     "BusyError",
     "CDPruner",
+    "CItruS",
     "CacheMethod",
     "CachePlan",
     "CachedBlocks",
     "CachedLayer",
     "CausalLMWindow",
+    "ChunkKV",
     "Clip",
     "Clips",
     "Coarse",
@@ -141,6 +155,7 @@ __all__ = [
     "DySpec",
     "EVS",
     "EntropyBounded",
+    "ExpectedAttention",
     "FastV",
     "FiCoCoL",
     "FiCoCoV",
@@ -148,6 +163,7 @@ __all__ = [
     "Generation",
     "Grid",
     "GroupedSpeculative",
+    "H2O",
     "Handle",
     "HiP",
     "HiRED",
@@ -157,8 +173,11 @@ __all__ = [
     "ImageToVideo",
     "Jacobi",
     "KLStable",
+    "KNorm",
+    "KeyDiff",
     "LayerBlocks",
     "LazyLLM",
+    "LineKV",
     "LocalLeap",
     "LocalWindow",
     "LongHeads",
@@ -167,6 +186,7 @@ __all__ = [
     "MMAccelError",
     "MaskedParallel",
     "MissingBackendError",
+    "MorphKV",
     "Noise",
     "NumericsError",
     "OptionError",
@@ -176,7 +196,9 @@ __all__ = [
     "PromptBlocks",
     "PromptMethod",
     "PyramidDrop",
+    "PyramidKV",
     "Quest",
+    "RandomEviction",
     "RandomTokens",
     "RepetitionAwareSampling",
     "Request",
@@ -193,6 +215,7 @@ __all__ = [
     "Stats",
     "Stepwise",
     "StreamingLLM",
+    "TOVA",
     "TextToImage",
     "TextToSpeech",
     "TidalDecode",
@@ -205,6 +228,7 @@ __all__ = [
     "UniformTokens",
     "UnsupportedModelError",
     "Utterance",
+    "VATP",
     "Vegas",
     "VidCom2",
     "VideoChunks",

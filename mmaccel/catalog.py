@@ -207,7 +207,22 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
         "kv_cache",
         {
             "snapkv": ("snapkv:SnapKV", "what the end of the prompt attends to"),
+            "pyramidkv": ("pyramidkv:PyramidKV", "the same, and more of it in lower layers"),
+            "chunkkv": ("chunkkv:ChunkKV", "the same, as whole chunks of neighbours"),
+            "citrus": ("citrus:CItruS", "what the instruction at the end attends to"),
+            "tova": ("tova:TOVA", "what the last entry attends to"),
+            "h2o": ("h2o:H2O", "what the whole prompt attends to, and the last entries"),
+            "vatp": ("vatp:VATP", "the same, weighted by the size of values"),
+            "expected-attention": (
+                "expected_attention:ExpectedAttention",
+                "what queries to come are expected to attend to",
+            ),
+            "knorm": ("knorm:KNorm", "entries whose keys are short"),
+            "keydiff": ("keydiff:KeyDiff", "entries whose keys are unlike the others"),
             "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
+            "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
+            "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
+            "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),
     "attention": _slot(

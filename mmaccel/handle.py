@@ -207,7 +207,7 @@ def attach(
             `{"name": "divprune", "keep": 0.22}`, or a list of these for different stages; see
             `mmaccel.catalog.read_reducers`. The policy is then as exact as it says with
             respect to the model on these tokens. None keeps all.
-        kv_cache: which entries of a prompt stay in the layers' caches, such as
+        kv_cache: which entries stay in the layers' caches, such as
             `mmaccel.SnapKV(budget=1024)`, its short name, or a dictionary of a name and fields.
             The policy is then as exact as it says with respect to the model with this cache. None
             keeps all.

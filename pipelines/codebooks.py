@@ -95,6 +95,7 @@ class CodebookWindow(TokenModel):
         first = source[:, 0]
         n_steps = (width + self.n_codebooks - 2) // self.n_codebooks + 1
         logits = self.steps.forward(self._embed(first, n_steps))
+        self.n_evicted = self.steps.n_evicted
         by_book = logits.unflatten(-1, (self.n_codebooks, self.vocab_size))  # [R, S, C, V]
         row = torch.arange(len(indices), device=indices.device)[:, None]
         return by_book[row, source - first[:, None], target % self.n_codebooks]

@@ -71,7 +71,8 @@ def check_combination(
 
     Raises:
         OptionError: sparse attention beside a tree; a choice that layers share beside eviction; a
-            policy that keeps no finished blocks of a canvas.
+            policy that keeps no finished blocks of a canvas; eviction while tokens are generated
+            beside a tree, sparse attention or a wider window.
         UnsupportedModelError: eviction beside a reducer inside the language model.
     """
     if methods.attention is not None and has_tree(policy):
@@ -79,6 +80,8 @@ def check_combination(
             f"attention: expected a policy that verifies a chain beside {methods.attention!r}, "
             f"received {policy!r}; leave tree or attention out"
         )
+    if methods.goes_on:
+        _check_every(methods, policy)
     is_canvas = getattr(policy, "kind", "window") == "canvas"
     if methods and is_canvas and as_plan(getattr(policy, "cache", "none")).kind != "block":
         raise OptionError(
@@ -98,6 +101,29 @@ def check_combination(
             f"kv_cache: expected visual tokens that leave before the first layer, received "
             f"{inside!r}, which drops them inside the language model; take a method at the "
             "encoder's exit, such as DivPrune, or leave kv_cache out"
+        )
+
+
+def _check_every(methods: LayerMethods, policy: Policy) -> None:
+    """Raise OptionError unless eviction may go on while a policy generates tokens."""
+    evicting = methods.kv_cache
+    assert evicting is not None and evicting.every is not None
+    window = getattr(policy, "window", 1)
+    expected = ""
+    if has_tree(policy):
+        expected = f"a policy that verifies a chain, received {policy!r}; leave tree or every out"
+    elif methods.attention is not None:
+        expected = f"no attention, received {methods.attention!r}; leave attention or every out"
+    elif not isinstance(window, int):
+        expected = f"a fixed window, received {policy!r}; give it a number up to {evicting.every}"
+    elif window > evicting.every:
+        expected = (
+            f"a window of at most that, received {policy!r}; give a larger every or a narrower "
+            "window"
+        )
+    if expected:
+        raise OptionError(
+            f"kv_cache: beside {evicting.name}(every={evicting.every}), expected {expected}"
         )
 
 

@@ -103,9 +103,8 @@ def open_prompt(
 
 
 def _observe(mask: Tensor, method: CacheMethod) -> Observer:
-    """Of the last columns that each row of `mask` `[R, T]` attends to."""
-    order = mask.long().argsort(dim=1, stable=True)
-    return Observer(order[:, max(mask.shape[1] - method.observed, 0) :])
+    """Of the columns that each row of `mask` `[R, T]` attends to."""
+    return Observer(method, mask.sum(1), (~mask).long().argsort(dim=1, stable=True))
 
 
 def _inputs(call: GenerateCall) -> dict[str, Tensor]:

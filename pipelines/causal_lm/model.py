@@ -148,7 +148,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     @property
     def takes_trees(self) -> bool:
         """See `mmaccel.contracts.TokenModel`. Cost: as `find_layer_obstacle`."""
-        return self.methods.attention is None and not self.find_layer_obstacle(self.methods)
+        if self.methods.attention is not None or self.methods.goes_on:
+            return False
+        return not self.find_layer_obstacle(self.methods)
 
     @property
     def capture_obstacle(self) -> str:
@@ -241,7 +243,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         Raises:
             ShapeError: before `reserve`, or for another number of rows than reserved.
         """
-        return self.passes.forward(entries)
+        logits = self.passes.forward(entries)
+        self.n_evicted = self.run_caches().n_evicted
+        return logits
 
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward_draft`."""

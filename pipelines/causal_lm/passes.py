@@ -209,6 +209,7 @@ class WindowPasses:
             prompt=prompt,
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
+            rounds=caches.rounds,
         )
 
     @torch.no_grad()

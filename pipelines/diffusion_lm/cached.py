@@ -172,6 +172,8 @@ class CachedDenoiser(Denoiser):
                 f"it processes prompts in blocks that see each other, and {methods.attention.name} "
                 "is for causal prompts"
             )
+        if methods.goes_on:
+            return "its cache is evicted once, after the prompt; leave every out"
         return self.cached.find_obstacle()
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:

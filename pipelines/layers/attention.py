@@ -37,6 +37,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
+from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
 
@@ -81,6 +82,7 @@ class WindowPass:
         tree: `[R, W, W]` bool, which of the pass's entries an entry attends to; None: those before.
         prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
             index 0 on; None elsewhere.
+        rounds: evict while tokens are generated; None where nothing does.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
     """
@@ -95,6 +97,7 @@ class WindowPass:
     tree: Tensor | None = None
     prompt: Tensor | None = None
     reads: Tensor | None = None
+    rounds: Rounds | None = None
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(
@@ -134,6 +137,12 @@ class WindowPass:
                 )
         elif self.sparse is not None and self.watcher is None:
             options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
+        if self.rounds is not None:
+            self.rounds.record(layer, query, self.start)
+            hidden = self.rounds.find_hidden(layer, self.start, query, key)
+            if hidden is not None:
+                mask = self._find_mask(layout, window, query).masked_fill(hidden, float("-inf"))
+                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))

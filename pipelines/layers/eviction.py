@@ -1,45 +1,129 @@
-"""Eviction carried out: the queries that a method looks at, and the entries that stay.
+"""Eviction carried out: what a method looks at of a prompt, and the entries that stay.
 
-While the prompt is processed an `Observer` keeps the queries of each row's last entries. When the
-prompt is in the cache, `evict` asks the method layer by layer, moves what stays together and frees
-the rest. Position and cache index differ from then on, by as many entries as a row lost in a layer;
-the layer's `KVCacheLayout` alone knows.
+While the prompt is processed an `Observer` keeps the queries of each row's last entries, and adds
+up the attention of all where a method wants it. When the prompt is in the cache, `evict` asks the
+method layer by layer, moves what stays together and frees the rest. Position and cache index differ
+from then on, by as many entries as a row lost in a layer; the layer's `KVCacheLayout` alone knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from mmaccel.kernels import dispatch
+from mmaccel.kernels.column_mass import column_mass
+from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
+_PIECE = 64  # queries whose attention is added up at a time
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of a layer; see `CachedLayer`."""
+
+    queries: Tensor
+    scale: float
+    total: Tensor | None
+
+    def take(self, keep: Tensor) -> Observed:
+        """With the total of these entries `[R, 1 or H, K]`, of which negative ones are none."""
+        if self.total is None:
+            return self
+        keep = keep.expand(-1, self.total.shape[1], -1)
+        return replace(self, total=self.total.gather(2, keep.clamp(min=0)).where(keep >= 0, 0))
+
 
 class Observer:
-    """A `Watcher` that keeps the queries of some columns of a prompt, by layer.
+    """A `Watcher` that keeps what a method looks at of a prompt, by layer.
 
     Args:
-        columns: `[R, n]` int64, columns of the prompt's pass; negative where a row has fewer.
+        method: looks.
+        lengths: `[R]` int64, entries of each row.
+        columns: `[R, T]` int64, columns of a row's entries in the prompt's pass, in order, and
+            behind them those of padding. None: a row's entries are in its first columns.
     """
 
-    def __init__(self, columns: Tensor) -> None:
-        self._columns = columns.clamp(min=0)
-        self.queries: dict[int, tuple[Tensor, float]] = {}
-
-    @classmethod
-    def of_last(cls, lengths: Tensor, n: int) -> Observer:
-        """Of the last n entries of rows that begin at column 0 and have `lengths` `[R]`."""
-        return cls(lengths[:, None] - n + torch.arange(n, device=lengths.device))
+    def __init__(self, method: CacheMethod, lengths: Tensor, columns: Tensor | None = None) -> None:
+        self._accumulates = method.accumulates
+        self._lengths = lengths
+        self._columns = columns
+        index = torch.arange(method.observed, device=lengths.device)
+        last = (lengths[:, None] - method.observed + index).clamp(min=0)
+        self._last = last if columns is None else columns.gather(1, last)
+        self.layers: dict[int, Observed] = {}
 
     def keep(
         self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
     ) -> None:
-        """Keep what a layer asks with, `[R, Hq, T, D]`, and the scale of its scores."""
-        index = self._columns.to(query.device)[:, None, :, None]
+        """Keep what a layer asks with; see `Watcher.keep`."""
+        index = self._last.to(query.device)[:, None, :, None]
         index = index.expand(-1, query.shape[1], -1, query.shape[3])
-        self.queries[layer] = query.gather(2, index), scale
+        total = self._add_up(query, key, mask, scale) if self._accumulates else None
+        self.layers[layer] = Observed(query.gather(2, index), scale, total)
+
+    def _add_up(self, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        """The attention `[R, Hkv, S]` that each entry receives from all entries."""
+        device = query.device
+        lengths = self._lengths.to(device)
+        index = torch.arange(query.shape[2], device=device)
+        counts = (index < lengths[:, None]).float()  # [R, T], of columns
+        columns = None if self._columns is None else self._columns.to(device)
+        if columns is not None:
+            counts = torch.zeros_like(counts).scatter(1, columns, counts)
+        key = key.to(query.dtype)
+        total = query.new_zeros(key.shape[:3], dtype=torch.float32)
+        for first in range(0, query.shape[2], _PIECE):
+            piece = slice(first, first + _PIECE)
+            asking = query[:, :, piece]
+            weights = counts[:, piece]
+            if mask is None:
+                start = torch.full_like(lengths, first)
+                _, lse = dispatch.run(
+                    window_attention, asking, key, key, start, scale=scale, lse=True
+                )
+                total += dispatch.run(
+                    column_mass, asking, key, lse, start, scale=scale, weights=weights
+                )
+            else:
+                total += _mass_under(mask[:, :, piece], asking, key, weights, scale)
+        if columns is None:
+            return total
+        return total.gather(2, columns[:, None].expand_as(total))
+
+
+def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """As `column_mass`, under a mask `[R, 1, W, S]` of bools, or of numbers that are added."""
+    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
+    scores = (packed @ key[:, :, None].mT).float() * scale
+    if mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
+    else:
+        scores = scores + mask[:, :, None]
+    counts = weights[:, None, None, :, None]
+    attention = scores.softmax(-1).where(counts > 0, 0)  # queries that see nothing are NaN
+    return (attention * counts).sum((2, 3))
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """What an eviction has done.
+
+    Attributes:
+        n_dropped: entries that a layer dropped in the mean, rounded up.
+        n_entries: entries that there were, over all rows of a layer.
+        kept: of each layer, `[R, 1 or H, K]` int64, entries that stayed; empty where all did.
+    """
+
+    n_dropped: int
+    n_entries: int
+    kept: tuple[Tensor, ...] = ()
 
 
 def evict(
@@ -49,7 +133,7 @@ def evict(
     observer: Observer,
     branches: int,
     begins: Tensor | None = None,
-) -> tuple[int, int]:
+) -> Eviction:
     """Let every layer keep what a method chooses.
 
     Rows of one item under guidance that have equally long prompts keep the same entries, by the
@@ -64,32 +148,77 @@ def evict(
         begins: `[R]` int64, the cache index that later passes count each row's first entry by; it
             stands at 0 all the same. None: 0.
 
-    Returns:
-        Entries that the first layer dropped, of those that there were; zeros where none was.
-
     Cost: a host synchronisation a layer.
     """
     layout = layers[0].layout
-    if int(lengths.max()) <= method.budget:
-        return 0, 0
+    if int(lengths.max()) <= method.budget and method.every is None:
+        return Eviction(0, 0)
     first = torch.zeros_like(lengths) if begins is None else begins
-    per_item = lengths.view(branches, -1)
-    is_paired = (per_item == per_item[:1]).all(0)[None, :, None, None]  # [1, B, 1, 1]
-    shorter: dict[int, KVCacheLayout] = {}
+    is_paired = find_pairs(lengths, branches)
+    shorter: dict[tuple[int, ...], KVCacheLayout] = {}
+    kept: list[Tensor] = []
+    n_kept_in_all = 0
     for index, layer in enumerate(layers):
-        query, scale = observer.queries[index]
-        keys, values = layer.visible()
-        context = CachedLayer(index, len(layers), keys, values, lengths, query, scale)
-        scores = method.score(context)  # [R, H, S]
-        if branches > 1:
-            each = scores.unflatten(0, (branches, -1))
-            scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-        keep = method.select(scores, lengths)
+        context = look(observer.layers[index], layer, index, len(layers), lengths)
+        if index % method.shared_layers == 0:
+            keep = choose(method, context, is_paired)
+        kept.append(keep)
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
-        room = keep.shape[-1]
-        if room not in shorter:
-            shorter[room] = layout.shorten(first + lengths - n_kept)
-        layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[room])
-    dropped = layers[0].layout.dropped
-    assert dropped is not None
-    return int((dropped - first).sum()), int(lengths.sum())
+        room = find_room(method, context, keep.shape[-1] + (method.every or 0))
+        counts = (*n_kept.tolist(), room)
+        if counts not in shorter:
+            shorter[counts] = layout.shorten(first + lengths - n_kept, room)
+        layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
+        n_kept_in_all += int(n_kept.sum())
+    n_entries = int(lengths.sum())
+    n_dropped = n_entries * len(layers) - n_kept_in_all
+    return Eviction(-(-n_dropped // len(layers)), n_entries, tuple(kept))
+
+
+def find_pairs(lengths: Tensor, branches: int) -> Tensor:
+    """`[1, B, 1, 1]` bool, whether all rows of an item have `lengths` `[R]` alike."""
+    per_item = lengths.view(branches, -1)
+    return (per_item == per_item[:1]).all(0)[None, :, None, None]
+
+
+def look(
+    seen: Observed, layer: WindowLayer, index: int, depth: int, lengths: Tensor
+) -> CachedLayer:
+    """What a method may look at of a layer of which each row has `lengths` `[R]` entries."""
+    keys, values = layer.held()
+    total = seen.total
+    if total is not None:  # of the columns that its queries read
+        total = pad(total, (0, keys.shape[2] - total.shape[2]))
+    return CachedLayer(
+        index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
+        total=total,
+    )  # fmt: skip
+
+
+def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor:
+    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.select`.
+
+    Args:
+        is_paired: see `find_pairs`.
+    """
+    scores = method.score(layer)  # [R, H, S]
+    branches = len(layer.lengths) // is_paired.shape[1]
+    if branches > 1:
+        each = scores.unflatten(0, (branches, -1))
+        scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
+    return method.select(scores, layer.lengths, method.count(layer))
+
+
+def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:
+    """How many cache indices a layer needs from now on, however long its rows become; None where
+    every new entry stays.
+
+    Args:
+        n_next: the most entries that a row has at the end of its round.
+    """
+    if method.every is None:
+        return None
+    endless = replace(layer, lengths=torch.full_like(layer.lengths, 2**40))
+    most = max(int(method.count(endless).max()), method.budget)
+    # what is dropped stays for a round, a pass is not wider than one, and the last is scratch
+    return max(n_next, most + 2 * method.every) + method.every + 1

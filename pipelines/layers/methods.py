@@ -36,6 +36,11 @@ class LayerMethods:
         return " and ".join(name for name, method in given.items() if method is not None)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether entries are evicted while tokens are generated."""
+        return self.kv_cache is not None and self.kv_cache.every is not None
+
+    @property
     def capture_obstacle(self) -> str:
         """Why steps under methods are not captured; empty where there are none."""
         return f"{self.slots}, which allocates while a run goes on" if self else ""
@@ -48,7 +53,9 @@ class LayerMethods:
         """
         parts = []
         n_evicted, n_entries = model.n_evicted
-        if n_evicted:
+        if self.goes_on and n_evicted:
+            parts.append(f"the cached entries that {self.kv_cache!r} keeps")
+        elif n_evicted:
             kept = n_entries - n_evicted
             parts.append(f"{kept} of {n_entries} cached entries of its prompt ({self.kv_cache!r})")
         counts = model.block_counts

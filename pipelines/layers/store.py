@@ -89,12 +89,17 @@ class KVCacheLayout:
         index = index.clamp(max=reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1)
         return reads.gather(2, index) & is_inside
 
-    def shorten(self, dropped: Tensor) -> KVCacheLayout:
+    def shorten(self, dropped: Tensor, room: int | None = None) -> KVCacheLayout:
         """The layout of layers of which each row loses `dropped` `[R]` int64 entries.
+
+        Args:
+            dropped: see above.
+            room: cache indices that a row needs at most; None: all that are left.
 
         Cost: a host synchronisation.
         """
         length = self.max_length - int(dropped.min())
+        length = length if room is None else min(length, room)
         shorter = KVCacheLayout(self.max_rows, length, self._reports_past_only)
         shorter.dropped = dropped
         return shorter
@@ -211,6 +216,14 @@ class WindowLayer:
         """Views `[R, H, visible length, D]` of what the current pass reads."""
         assert self.keys is not None and self.values is not None
         return _view(self.layout, self.keys), _view(self.layout, self.values)
+
+    def held(self) -> tuple[Tensor, Tensor]:
+        """Views `[R, H, S, D]` of all keys and values that have memory."""
+        assert self.keys is not None and self.values is not None
+        rows = self.layout.max_rows
+        keys = self.keys.view(rows, -1, *self.keys.shape[1:])
+        values = self.values.view(rows, -1, *self.values.shape[1:])
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     def read(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[B, H, N, D]` at cache indices `[B, N]` of the first B rows.

@@ -12,6 +12,7 @@ from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks, DraftedBy
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.results import BlockCounts
@@ -34,6 +35,8 @@ class LayerStores:
         n_evicted: entries that were evicted, of those that there were, over all rows of a layer.
         sparse: chooses the blocks that passes attend to; None: all.
         drafting: chooses those of drafts and of the passes that verify them; None: nobody drafts.
+        rounds: evict while tokens are generated; None before the prompt is processed, and where
+            nothing is.
     """
 
     def __init__(
@@ -48,7 +51,8 @@ class LayerStores:
         self.layers = layers
         self.layout = layout
         self.windows = [None] * len(layers) if windows is None else windows
-        self.n_evicted = (0, 0)
+        self._n_evicted = (0, 0)
+        self.rounds: Rounds | None = None
         self._methods = methods
         self._branches = branches
         sparse = methods.attention
@@ -59,6 +63,14 @@ class LayerStores:
     def block_counts(self) -> BlockCounts | None:
         """What sparse attention has left out in the run; None where there is none."""
         return None if self.sparse is None else self.sparse.counts
+
+    @property
+    def n_evicted(self) -> tuple[int, int]:
+        """See the class."""
+        n_dropped, n_entries = self._n_evicted
+        if self.rounds is None:
+            return n_dropped, n_entries
+        return n_dropped + self.rounds.n_dropped, self.rounds.n_entries
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
@@ -90,6 +102,8 @@ class LayerStores:
             stride: without `reads` the attended length is rounded up to a multiple of it; None: all
                 is attended to.
         """
+        if self.rounds is not None:
+            self.rounds.advance(indices[:, 0])
         for layout in self.layouts:
             at = layout.to_index(indices)
             visible = layout.max_length
@@ -132,13 +146,15 @@ class LayerStores:
             layout.keep(rows)
         if self.sparse is not None:
             self.sparse.keep(rows)
+        if self.rounds is not None:
+            self.rounds.keep(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
         where nothing is evicted.
         """
         method = self._methods.kv_cache
-        return None if method is None else Observer.of_last(lengths, method.observed)
+        return None if method is None else Observer(method, lengths)
 
     def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
@@ -152,6 +168,10 @@ class LayerStores:
         """Let every layer drop entries of the prompt that an observer has seen; see `evict`."""
         method = self._methods.kv_cache
         assert method is not None
-        self.n_evicted = evict(
-            method, self.layers, lengths, observer, self._branches, begins=begins
-        )
+        made = evict(method, self.layers, lengths, observer, self._branches, begins=begins)
+        self._n_evicted = made.n_dropped, made.n_entries
+        if method.every is not None:
+            self.rounds = Rounds(
+                method, self.layers, self.layout, lengths, observer=observer, kept=made.kept,
+                branches=self._branches,
+            )  # fmt: skip

@@ -175,6 +175,8 @@ class StaticModelBuffers:
     def find_drafting_obstacle(self, drafts: Any) -> str:
         if self.methods.attention is not None:
             return f"every pass attends as {self.methods.attention!r} says"
+        if self.methods.goes_on:
+            return f"its cache is evicted while it decodes ({self.methods.kv_cache!r})"
         attention = drafts.attention
         method = attention if isinstance(attention, AttentionMethod) else None
         found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]

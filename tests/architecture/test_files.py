@@ -14,7 +14,9 @@ from tests.architecture.source import ROOT, TOP_FOLDERS, modules, parse
 
 # absolute paths below a folder that differs from machine to machine
 MACHINE_PATH = re.compile(r"(?<![\w.~/:\]\)}*])/(?:home|root|Users|work|tmp|opt|mnt|workspace)/\w")
-MOST_FILES = 22  # modules in one folder; a kernel and its Triton version count as one
+MOST_FILES = (
+    28  # modules in one folder, a method a file; a kernel and its Triton version count as one
+)
 
 
 def own_files() -> list[Path]:

@@ -14,7 +14,8 @@ from torch import Tensor
 from mmaccel.pipelines.transformers_release import CACHE
 
 NAME = "tests_masked"
-Hides = Callable[[int, Tensor, Tensor], Tensor]  # layer, queries, keys -> [R, Hkv, W, S] bool
+Hides = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Layer, queries, keys and values to `[R, Hkv, W, S]` bool."""
 _hides: list[tuple[Hides, bool]] = []
 
 
@@ -25,7 +26,7 @@ def _attend(
     groups = query.shape[1] // key.shape[1]
     width, length = query.shape[2], key.shape[2]
     hides, is_causal = _hides[-1]
-    hidden = hides(module.layer_idx, query, key).repeat_interleave(groups, 1)
+    hidden = hides(module.layer_idx, query, key, value).repeat_interleave(groups, 1)
     later = torch.ones(width, length, dtype=torch.bool).triu(length - width + 1) & is_causal
     scale = given.get("scaling") or query.shape[-1] ** -0.5
     scores = query @ key.repeat_interleave(groups, 1).mT * scale

@@ -89,7 +89,7 @@ def plain_loop(
     def run(branch: int, last: int) -> Tensor:
         at, base = torch.arange(last), ends[branch]
 
-        def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+        def hides(layer: int, query: Tensor, key: Tensor, _: Tensor) -> Tensor:
             votes[layer, branch] = votes_of(query[0, :, :base], key[0, :, :base])
             hidden = (at // block > at[:, None] // block).expand(1, key.shape[1], -1, -1).clone()
             if base <= SNAPKV.budget:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(5))
 @dataclass(frozen=True)
 class LargestValues(CacheMethod):
     """The entries with the largest values: what can be said of them where all keys are zero."""
+
+    reads_keys: ClassVar[bool] = False
 
     def score(self, layer: CachedLayer) -> Tensor:
         """Of every head."""

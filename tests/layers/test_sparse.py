@@ -238,7 +238,7 @@ def test_the_plain_loop_is_a_mask_over_the_full_cache(name: str, fused: bool, me
         memories: dict[int, dict[str, Any]] = {}
         begin = len(ids) - 1
 
-        def hides(layer: int, query: Tensor, key: Tensor) -> Tensor:
+        def hides(layer: int, query: Tensor, key: Tensor, _: Tensor) -> Tensor:
             hidden = torch.zeros(1, key.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
             if query.shape[2] > 1:  # the prompt
                 return hidden

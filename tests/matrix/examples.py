@@ -107,6 +107,36 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "snapkv"): Example(
         _method("kv_cache", "snapkv", budget=9, window=3), ({"budget": 64},)
     ),
+    ("kv_cache", "pyramidkv"): Example(
+        _method("kv_cache", "pyramidkv", budget=9, window=3, slope=4), ({"budget": 64},)
+    ),
+    ("kv_cache", "chunkkv"): Example(
+        _method("kv_cache", "chunkkv", budget=9, chunk=3, window=3), ({"budget": 64},)
+    ),
+    ("kv_cache", "citrus"): Example(
+        _method("kv_cache", "citrus", budget=9, instruction=3), ({"budget": 64},)
+    ),
+    ("kv_cache", "tova"): Example(_method("kv_cache", "tova", budget=9), ({"budget": 64},)),
+    ("kv_cache", "h2o"): Example(_method("kv_cache", "h2o", budget=9), ({"budget": 64},)),
+    ("kv_cache", "vatp"): Example(
+        _method("kv_cache", "vatp", budget=9, sinks=2), ({"budget": 64},)
+    ),
+    ("kv_cache", "expected-attention"): Example(
+        _method("kv_cache", "expected-attention", budget=9, sinks=2), ({"budget": 64},)
+    ),
+    ("kv_cache", "knorm"): Example(
+        _method("kv_cache", "knorm", budget=9, first_layer=1), ({"budget": 64}, {"first_layer": 99})
+    ),
+    ("kv_cache", "keydiff"): Example(_method("kv_cache", "keydiff", budget=9), ({"budget": 64},)),
+    ("kv_cache", "morphkv"): Example(
+        _method("kv_cache", "morphkv", budget=9, window=3), ({"budget": 64},)
+    ),
+    ("kv_cache", "linekv"): Example(
+        _method("kv_cache", "linekv", budget=9, every=5, lines=1, sinks=2), ({"budget": 64},)
+    ),
+    ("kv_cache", "random-eviction"): Example(
+        _method("kv_cache", "random-eviction", budget=9), ({"budget": 64},)
+    ),
     ("kv_cache", "streaming-llm"): Example(
         _method("kv_cache", "streaming-llm", budget=9, sinks=3), ({"budget": 64},)
     ),

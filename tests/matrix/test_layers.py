@@ -19,6 +19,9 @@ from tests.matrix.examples import Target, identities, make, names
 
 SLOTS = ("kv_cache", "attention")
 EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
+ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name in EVERY] + [
+    ("kv_cache", name, {"every": 5}) for name in METHODS["kv_cache"]
+]
 PLAIN = mmaccel.Autoregressive()
 LENGTHS = (26, 18, 30)  # scores of blocks tie
 
@@ -49,11 +52,13 @@ def test_a_full_budget_changes_nothing(slot: str, name: str, fused: bool, target
 
 
 @pytest.mark.parametrize("guidance", [1.0, 1.6])
-@pytest.mark.parametrize(("slot", "name"), EVERY)
-def test_what_every_method_keeps(slot: str, name: str, guidance: float, target: Target) -> None:
+@pytest.mark.parametrize(("slot", "name", "fields"), ROUNDS)
+def test_what_every_method_keeps(
+    slot: str, name: str, fields: dict[str, Any], guidance: float, target: Target
+) -> None:
     """Greedy, so that policies that are exact in distribution alone have one answer, too."""
     model, rows = target.model, draw_rows(*LENGTHS)
-    method = make(slot, name, target)
+    method = make(slot, name, target, **fields)
     guided: dict[str, Any] = {}
     if guidance > 1:
         guided["guidance_scale"] = guidance

@@ -7,6 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 import mmaccel
 from tests.fixtures import diffusion_gemma, llada2
 from tests.fixtures.canvas import masked
@@ -35,6 +37,15 @@ def _draw(family: str, **methods: Any) -> Any:
 
 def _attach_to(build: Callable[[], Any], *args: Any, **methods: Any) -> Any:
     return lambda: mmaccel.attach(build(), *args, **methods)
+
+
+def _decode(*args: Any, **methods: Any) -> Any:
+    def call() -> None:
+        model = build_lm("llama")
+        with mmaccel.attach(model, *args, strict=True, **methods):
+            model.generate(torch.arange(4, 24)[None], max_new_tokens=4, do_sample=False)
+
+    return call
 
 
 BLOCKS = mmaccel.Stepwise(cache="block")
@@ -83,6 +94,46 @@ CASES = (
         "a field that the method lacks",
         _attach("jacobi", kv_cache={"name": "snapkv", "bugdet": 8}),
         says=("snapkv", "'bugdet'", "budget"),
+    ),
+    Refused(
+        "rounds of eviction beside a tree",
+        _attach(
+            mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
+            kv_cache=mmaccel.TOVA(every=8),
+        ),
+        says=("kv_cache", "TOVA(every=8)", "a chain", "leave tree or every out"),
+    ),
+    Refused(
+        "rounds of eviction beside sparse attention",
+        _attach("jacobi", kv_cache=mmaccel.TOVA(every=64), attention=mmaccel.Quest()),
+        says=("kv_cache", "TOVA(every=64)", "no attention", "Quest"),
+    ),
+    Refused(
+        "rounds that are narrower than a window",
+        _attach(mmaccel.Jacobi(window=9), kv_cache=mmaccel.TOVA(every=8)),
+        says=("kv_cache", "TOVA(every=8)", "at most that", "window=9", "narrower window"),
+    ),
+    Refused(
+        "rounds beside a window that may become wider",
+        _attach(mmaccel.Jacobi(window="adaptive"), kv_cache=mmaccel.TOVA(every=8)),
+        says=("kv_cache", "a fixed window", "adaptive", "up to 8"),
+    ),
+    Refused(
+        "rounds beside drafts of the model's own",
+        _decode(mmaccel.Speculative(4, drafts="vegas"), kv_cache=mmaccel.TOVA(every=8)),
+        says=("drafts", "Vegas", "TOVA(budget=1024, every=8)", "another source"),
+    ),
+    Refused(
+        "rounds of eviction over a canvas",
+        _attach_to(TARGETS["masked-lm"], BLOCKS, kv_cache=mmaccel.TOVA(every=64)),
+        says=("kv_cache", "evicted once", "leave every out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "rounds of eviction in LlamaGen",
+        _draw("llamagen-t2i", kv_cache={"name": "streaming-llm", "every": 64}),
+        says=("kv_cache", "LlamaGenTransformer", "evicted once", "leave every out"),
+        error=mmaccel.UnsupportedModelError,
     ),
     Refused("a budget of nothing", lambda: mmaccel.SnapKV(budget=0), says=("budget", "0")),
     Refused(

@@ -2,9 +2,10 @@
 
 A method is a frozen dataclass with `score`. Counts, recent entries, ragged rows and order are
 written once, in `select`. A method never sees the model; it looks at a `CachedLayer`. It is asked
-when the prompt is in the cache. What it keeps is moved together, and the memory of the rest is
-freed. Kept keys hold the rotary positions they were made at, and new tokens go on at their own
-positions, so that eviction is the same as a mask that hides the evicted entries.
+when the prompt is in the cache, and in rounds while tokens are generated, where `every` is given.
+What it keeps is moved together, and the memory of the rest is freed. Kept keys hold the rotary
+positions they were made at, and new tokens go on at their own positions, so that eviction is the
+same as a mask that hides the evicted entries.
 
 All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
 with the smaller cache: drafts are never evicted, so that no accepted token depends on them.
@@ -13,7 +14,7 @@ with the smaller cache: drafts are never evicted, so that no accepted token depe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -42,6 +43,8 @@ class CachedLayer:
         lengths: `[R]` int64, entries of each row; those behind are padding.
         queries: `[R, Hq, n, D]`, of the row's last n entries; n is the method's `observed`.
         scale: what scores are multiplied by.
+        total: `[R, H, S]` float32, the attention that each entry received from all of the prompt,
+            added up over the query heads of a key head; None unless the method `accumulates`.
     """
 
     index: int
@@ -51,6 +54,12 @@ class CachedLayer:
     lengths: Tensor
     queries: Tensor
     scale: float
+    total: Tensor | None = None
+
+    def is_entry(self) -> Tensor:
+        """`[R, 1, S]` bool, False for padding."""
+        index = torch.arange(self.keys.shape[2], device=self.keys.device)
+        return index < self.lengths[:, None, None]
 
     def mass(self) -> Tensor:
         """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
@@ -73,21 +82,34 @@ class CacheMethod(Method, ABC):
 
     Args:
         budget: entries that each row keeps in a layer, at least 1; rows with fewer keep all.
+        every: n, the method is asked again after every n generated tokens, so that the cache stays
+            small however many there are; at least the window of the policy. What it drops then is
+            attended to for n tokens more. None: it is asked once.
 
     Attributes:
         observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
+        accumulates: whether `CachedLayer.total` is wanted; it costs the attention of the prompt a
+            second time.
+        reads_keys: whether scores depend on keys or queries. Only a method that needs none
+            serves layers in which those of a prompt say nothing.
+        shared_layers: how many layers, one after the other, keep what the first of them chooses.
 
     Raises:
-        OptionError: a budget below 1.
+        OptionError: a budget or an `every` below 1.
     """
 
     budget: int = 1024
+    every: int | None = field(default=None, kw_only=True)
 
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "kv_cache"
+    accumulates: ClassVar[bool] = False
+    reads_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
+        if self.every is not None:
+            check_int(f"{self.name}.every", self.every, 1, hint="64 suits most; None asks once")
 
     @property
     def name(self) -> str:
@@ -100,6 +122,11 @@ class CacheMethod(Method, ABC):
         return 0
 
     @property
+    def shared_layers(self) -> int:
+        """See the class."""
+        return 1
+
+    @property
     def n_recent(self) -> int:
         """How many of a row's last entries stay whatever their scores; at most the budget."""
         return min(max(self.observed, 1), self.budget)
@@ -108,23 +135,33 @@ class CacheMethod(Method, ABC):
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
-    def select(self, scores: Tensor, lengths: Tensor) -> Tensor:
+    def count(self, layer: CachedLayer) -> Tensor:
+        """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within
+        the budget.
+        """
+        return layer.lengths.clamp(max=self.budget)
+
+    def select(self, scores: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
         """The entries that stay.
 
         Args:
             scores: of `score`.
             lengths: `[R]` int64.
+            counts: of `count`.
 
         Returns:
             `[R, 1 or H, K]` int64, ascending; a row with fewer than K ends in -1.
+
+        Cost: a host synchronisation.
         """
         size = scores.shape[2]
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
-        scores = scores.masked_fill(index >= ends - self.n_recent, float("inf"))
+        wanted = counts[:, None, None]
+        is_recent = index >= ends - wanted.clamp(max=self.n_recent)
+        scores = scores.masked_fill(is_recent, float("inf"))
         scores = scores.masked_fill(index >= ends, float("-inf"))
-        n_kept = min(self.budget, size)
-        wanted = ends.clamp(max=n_kept)
+        n_kept = int(counts.max())
         is_kept = choose_highest(scores, wanted, n_kept)
         # [R, 1 or H, K], entries that go stand behind those that stay
         found = index.where(is_kept, size).sort(-1).values[..., :n_kept]

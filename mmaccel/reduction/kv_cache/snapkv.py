@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
@@ -62,7 +61,6 @@ class SnapKV(CacheMethod):
         """Pooled votes `[R, H, S]`."""
         votes = layer.mass()
         reach = self.kernel // 2
-        index = torch.arange(votes.shape[2], device=votes.device)
-        is_real = (index < layer.lengths[:, None, None]).float().expand_as(votes)
+        is_real = layer.is_entry().float().expand_as(votes)
         total = avg_pool1d(votes * is_real, self.kernel, 1, reach)
         return total / avg_pool1d(is_real, self.kernel, 1, reach).clamp(min=1e-6)

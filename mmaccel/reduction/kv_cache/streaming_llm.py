@@ -5,14 +5,15 @@ G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR
 the distribution of attention that the model was trained on is lost.
 
 Departures: the paper moves the window on with every token and counts positions inside the cache.
-Here entries go once, when the prompt is processed, what is generated later stays, and kept keys
-keep their positions. So the model sees positions up to the length of the whole text, which it has
-to know; a stream without an end is out of reach.
+Here entries go when the prompt is processed, and in rounds of `every` tokens where that is given,
+and kept keys keep their positions. So the model sees positions up to the length of the whole text,
+which it has to know; a stream without an end is out of reach.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class StreamingLLM(CacheMethod):
     """
 
     sinks: int = 4
+
+    reads_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

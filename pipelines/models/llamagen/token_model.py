@@ -154,13 +154,12 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         evicting = methods.kv_cache
         if evicting is None:
             return ""
+        if methods.goes_on:
+            return "its cache is evicted once, after the prompt; leave every out"
         if self.model.config.cls_token_num == 1:
             return "its prompt is one class label, of which nothing can be evicted"
-        if evicting.observed:
-            return (
-                f"the queries and keys of its prompt are zero, and {evicting.name} goes by the "
-                "attention among them"
-            )
+        if evicting.reads_keys:
+            return f"the queries and keys of its prompt are zero, and {evicting.name} goes by them"
         return ""
 
     def prefill(self, entries: Pass) -> None:

@@ -1,0 +1,74 @@
+"""ChunkKV: whole chunks of neighbouring entries.
+
+X. Liu et al., "ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM
+Inference", 2025 (arXiv:2502.00299), section 3. Words lose their sense without their neighbours: the
+votes of an observation window, of all heads together, are averaged over chunks, and the best chunks
+stay whole, in all heads. Neighbouring layers choose alike, so that one may choose for several.
+
+Departures: those of SnapKV. What the whole chunks leave of the budget is filled with the beginning
+of the next best one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class ChunkKV(CacheMethod):
+    """Keeps the chunks of the prompt that its last entries attend to.
+
+    Args:
+        budget: entries that each row keeps in a layer, the observation window among them.
+        chunk: entries of a chunk; of an image, the tokens of a row.
+        window: entries of the observation window.
+        reuse: how many layers, one after the other, keep what the first of them chooses.
+
+    Raises:
+        OptionError: a value out of range, or a budget that holds the window alone.
+    """
+
+    chunk: int = 10
+    window: int = 32
+    reuse: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.chunk", self.chunk, 1, hint="10 suits text")
+        check_int(f"{self.name}.window", self.window, 1, hint="32 suits most models")
+        check_int(f"{self.name}.reuse", self.reuse, 1, hint="1 lets every layer choose")
+        if self.budget <= self.window:
+            raise OptionError(
+                f"{self.name}.budget: expected more than the observation window of {self.window}, "
+                f"received {self.budget}; give a larger budget or a smaller window"
+            )
+
+    @property
+    def observed(self) -> int:
+        """The observation window."""
+        return self.window
+
+    @property
+    def shared_layers(self) -> int:
+        """See `CacheMethod`."""
+        return self.reuse
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Votes of an entry's chunk, `[R, 1, S]`."""
+        votes = layer.mass().sum(1, keepdim=True)
+        size = votes.shape[2]
+        index = torch.arange(size, device=votes.device)
+        counts = (index < (layer.lengths - self.window)[:, None, None]).float()
+        surplus = -size % self.chunk
+        total = pad(votes * counts, (0, surplus)).unflatten(2, (-1, self.chunk)).sum(-1)
+        n_real = pad(counts, (0, surplus)).unflatten(2, (-1, self.chunk)).sum(-1)
+        means = total / n_real.clamp(min=1)  # [R, 1, chunks]
+        return means.repeat_interleave(self.chunk, 2)[..., :size]

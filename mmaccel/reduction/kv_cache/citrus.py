@@ -1,0 +1,54 @@
+"""CItruS: what the instruction at the end of a prompt attends to.
+
+Y. Bai et al., "CItruS: Chunked Instruction-aware State Eviction for Long Sequence Modeling", EMNLP
+2024 (arXiv:2406.12018), section 3. A document is followed by an instruction. The tokens of the
+instruction vote with their attention in the mean of all heads, and all heads keep the same entries.
+
+Departures: the paper feeds a document in chunks, lets the instruction vote after each, and may hold
+a second cache for the flow of the text. Here the prompt is processed at once and the instruction
+votes once. It stays, of which the last token is processed with the first window and has no vote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class CItruS(CacheMethod):
+    """Keeps what the instruction at the end of the prompt attends to in the mean of all heads.
+
+    Args:
+        budget: entries that each row keeps in a layer, the instruction among them.
+        instruction: entries of the instruction, the last ones of the prompt.
+
+    Raises:
+        OptionError: a value out of range, or a budget that holds the instruction alone.
+    """
+
+    instruction: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "give the tokens of the question at the end of the prompt"
+        check_int(f"{self.name}.instruction", self.instruction, 1, hint=hint)
+        if self.budget <= self.instruction:
+            raise OptionError(
+                f"{self.name}.budget: expected more than the instruction of {self.instruction}, "
+                f"received {self.budget}; give a larger budget or a shorter instruction"
+            )
+
+    @property
+    def observed(self) -> int:
+        """The instruction."""
+        return self.instruction
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Votes of all heads together, `[R, 1, S]`."""
+        return layer.mass().sum(1, keepdim=True)

@@ -1,0 +1,53 @@
+"""H2O: the entries that the whole prompt attends to, and the most recent ones.
+
+Z. Zhang et al., "H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language
+Models", NeurIPS 2023 (arXiv:2306.14048), section 4 and algorithm 1. An entry's score is the
+attention that it has received from all queries so far. The entries with the highest scores, the
+heavy hitters, stay, and beside them the last ones, half of the budget each.
+
+Departures: the paper evicts one entry for every new token; here entries go when the prompt is
+processed, and in rounds of `every` tokens where that is given. Query heads vote together for their
+key head. A row's last prompt token is processed with the first window, so that its query does not
+count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class H2O(CacheMethod):
+    """Keeps what the whole prompt attends to, and the last entries.
+
+    Args:
+        budget: entries that each row keeps in a layer.
+        recent: share of the budget for the last entries, 0 to 1; at least one stays.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    recent: float = 0.5
+
+    accumulates: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number(f"{self.name}.recent", self.recent, 0, 1, "0.5 is the paper's")
+
+    @property
+    def n_recent(self) -> int:
+        """See `CacheMethod`."""
+        return max(1, int(self.budget * self.recent))
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """The attention received, `[R, H, S]`."""
+        assert layer.total is not None
+        return layer.total

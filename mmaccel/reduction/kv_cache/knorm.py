@@ -1,0 +1,45 @@
+"""KNorm: the entries whose keys are short.
+
+A. Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression", EMNLP
+2024 (arXiv:2406.11430), section 3. In models that were looked at, keys of a small norm receive much
+attention. The first two layers do not follow the rule and keep everything.
+
+Departures: the paper evicts one entry for every new token beyond the budget; here entries go when
+the prompt is processed, and in rounds of `every` tokens where that is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class KNorm(CacheMethod):
+    """Keeps the entries whose keys are shortest, head by head.
+
+    Args:
+        budget: entries that each row keeps in a layer.
+        first_layer: layers before it keep everything.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    first_layer: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.first_layer", self.first_layer, 0, hint="2 suits most models")
+
+    def count(self, layer: CachedLayer) -> Tensor:
+        """See `CacheMethod.count`."""
+        return layer.lengths if layer.index < self.first_layer else super().count(layer)
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """The shorter the better, `[R, H, S]`."""
+        return -layer.keys.float().norm(dim=-1)

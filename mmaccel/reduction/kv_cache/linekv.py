@@ -1,0 +1,71 @@
+"""LineKV: an image is drawn row by row, and each row decides what the next ones need.
+
+Z. Qin et al., "Autoregressive Image Generation Needs Only a Few Lines of Cached Tokens" (LineAR),
+2025 (arXiv:2512.04857). Tokens of an image attend to its beginning (the prompt and the first ones,
+their anchors), to the last rows, and to a few between. Neighbouring rows attend alike: when a row
+is finished, what it attends to stays, and what it does not is of no use to the rows below.
+
+Departures: written from the paper's description; its code is not public. Each key head chooses
+alone. A finished row's last token is processed with the first of the next, so that a round ends one
+token before the row does. What goes is attended to for a row more, see `every`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class LineKV(CacheMethod):
+    """Keeps the first entries, the last rows, and what the last row attends to, row by row.
+
+    Args:
+        budget: entries that each row of the batch keeps in a layer.
+        every: tokens of a row of the image.
+        lines: how many of the last rows stay.
+        sinks: how many of the first entries stay: those of the prompt, say.
+
+    Raises:
+        OptionError: a value out of range, or a budget that rows and first entries fill.
+    """
+
+    every: int | None = field(default=24, kw_only=True)
+    lines: int = 2
+    sinks: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "give the tokens of a row of the image"
+        check_int(f"{self.name}.every", self.every, 1, hint=hint)
+        check_int(f"{self.name}.lines", self.lines, 1, hint="2 suits most models")
+        check_int(f"{self.name}.sinks", self.sinks, 0, hint="give the prompt's entries")
+        if self.budget <= self.n_recent + self.sinks:
+            raise OptionError(
+                f"{self.name}.budget: expected more than {self.n_recent} entries of the last rows "
+                f"and {self.sinks} first ones, received {self.budget}; give a larger budget, or "
+                "fewer lines or sinks"
+            )
+
+    @property
+    def observed(self) -> int:
+        """The last row."""
+        assert self.every is not None
+        return self.every
+
+    @property
+    def n_recent(self) -> int:
+        """The last rows."""
+        return self.lines * self.observed
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Votes of the last row, `[R, H, S]`; the first entries are best."""
+        votes = layer.mass()
+        index = torch.arange(votes.shape[2], device=votes.device)
+        return votes.masked_fill(index < self.sinks, float("inf"))

@@ -1,0 +1,56 @@
+"""MorphKV: a cache of constant size, by what the most recent entries attend to.
+
+R. Ghadia et al., "Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in
+LLMs", ICML 2025 (arXiv:2503.00979), section 3. The last `window` entries stay, and of those before
+them what they attend to. Nothing is added up over a whole text, so that old entries have no
+advantage; as the answer goes on, other entries become recent, and choose anew among what is left.
+
+Departures: the paper evicts one entry for every new token; here a round of `every` tokens evicts as
+many, and what goes is attended to for a round more. Votes of the window are added up (the paper's
+sum fusion; its maximum is not offered). Query heads vote together for their key head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class MorphKV(CacheMethod):
+    """Keeps what the most recent entries attend to, again after every `every` tokens.
+
+    Args:
+        budget: entries that each row keeps in a layer, the recent ones among them.
+        every: see `CacheMethod`.
+        window: how many recent entries stay, and vote.
+
+    Raises:
+        OptionError: a value out of range, or a budget that holds the recent entries alone.
+    """
+
+    every: int | None = field(default=64, kw_only=True)
+    window: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.window", self.window, 1, hint="32 suits most models")
+        if self.budget <= self.window:
+            raise OptionError(
+                f"{self.name}.budget: expected more than the window of {self.window}, received "
+                f"{self.budget}; give a larger budget or a smaller window"
+            )
+
+    @property
+    def observed(self) -> int:
+        """The recent entries."""
+        return self.window
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Votes `[R, H, S]`."""
+        return layer.mass()

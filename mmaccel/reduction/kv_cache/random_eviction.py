@@ -1,0 +1,52 @@
+"""RandomEviction: a random choice of entries, a control.
+
+Source: the baseline of every paper on eviction. A method that is not better than it on some task
+has chosen nothing there.
+
+Departures: none. Numbers come from a counter-based generator, so that the choice for an entry
+depends on the seed, its layer, head and index, and on nothing else of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.kernels.noise import key_schedule, philox
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class RandomEviction(CacheMethod):
+    """Keeps random entries, and the last one.
+
+    Args:
+        budget: entries that each row keeps in a layer.
+        seed: of the choice.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    seed: int = 0
+
+    reads_keys: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.seed", self.seed, 0, 2**32 - 1, hint="0 will do")
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Uniform random numbers, `[R, H, S]`."""
+        n_rows, n_heads, n_entries, _ = layer.keys.shape
+        device = layer.keys.device
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        entry = torch.arange(n_entries, device=device)[None]
+        head = torch.arange(n_heads, device=device)[:, None]
+        schedule = key_schedule((zero + self.seed, zero))
+        numbers = philox((entry, head, zero + layer.index, zero), schedule)[0]
+        return numbers.double().expand(n_rows, -1, -1)

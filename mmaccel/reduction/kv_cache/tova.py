@@ -1,0 +1,36 @@
+"""TOVA: what the last entry attends to.
+
+M. Oren et al., "Transformers are Multi-State RNNs", EMNLP 2024 (arXiv:2401.06104), section 3.2.
+Token omission via attention: the entries to which the newest token attends least, in the mean of
+all heads, go. Neither the first entries nor the recent ones are kept for where they stand.
+
+Departures: the paper evicts one entry for every new token; here entries go when the prompt is
+processed, and in rounds of `every` tokens where that is given. A row's last prompt token is
+processed with the first window, so that the one before it votes, and stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class TOVA(CacheMethod):
+    """Keeps what the last entry attends to in the mean of all heads.
+
+    Args:
+        budget: entries that each row keeps in a layer.
+    """
+
+    @property
+    def observed(self) -> int:
+        """The last entry alone."""
+        return 1
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Attention of all heads together, `[R, 1, S]`."""
+        return layer.mass().sum(1, keepdim=True)

@@ -1,0 +1,55 @@
+"""VATP: attention received, times the size of the value.
+
+Z. Guo, H. Kamigaito, T. Watanabe, "Attention Score Is Not All You Need for Token Importance
+Indicator in KV Cache Reduction: Value Also Matters", EMNLP 2024 (arXiv:2406.12335), section 4. What
+an entry adds to the output is its attention times its value, so that the attention of H2O is
+multiplied by the l1 norm of the value. The first entries attract much attention and have tiny
+values; they stay in any case.
+
+Departures: those of H2O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.h2o import H2O
+
+
+@dataclass(frozen=True)
+class VATP(H2O):
+    """Keeps what the whole prompt attends to and has a large value, the first and the last entries.
+
+    Args:
+        budget: entries that each row keeps in a layer.
+        recent: share of the budget for the last entries, 0 to 1; at least one stays.
+        sinks: how many of the first entries stay; the budget holds them beside the last ones.
+
+    Raises:
+        OptionError: a value out of range, or too many sinks.
+    """
+
+    sinks: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.sinks", self.sinks, 0, hint="20 is the paper's")
+        room = self.budget - self.n_recent
+        if self.sinks > room:
+            raise OptionError(
+                f"{self.name}.sinks: expected at most {room}, which a budget of {self.budget} "
+                f"leaves beside the last entries, received {self.sinks}; give a larger budget or "
+                "fewer sinks"
+            )
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Attention times the value's norm, `[R, H, S]`; the first entries are best."""
+        norms = layer.values.float().norm(p=1, dim=-1)
+        index = torch.arange(norms.shape[2], device=norms.device)
+        return (super().score(layer) * norms).masked_fill(index < self.sinks, float("inf"))
