@@ -121,7 +121,7 @@ def check_model(name: str, method: PromptMethod, fused: bool, **methods: Any) ->
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
     for row, ids in enumerate(rows):
-        with masked(model, lambda *layer: hide(name, method, groups, *layer)):
+        with masked(model, lambda *layer: hide(name, method, groups, *layer[:3])):
             expected = greedy(model, torch.tensor([ids]), N_NEW)
         assert received[row].tolist() == expected[0].tolist()
 
@@ -186,7 +186,7 @@ def check_own_prompt(name: str, method: PromptMethod) -> None:
     assert handle.stats is not None and repr(method) in handle.stats.reference
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
     for row, ids in enumerate(rows):
-        with masked(model, lambda *layer: hide(name, method, groups, *layer)):
+        with masked(model, lambda *layer: hide(name, method, groups, *layer[:3])):
             expected = greedy_after(model, torch.tensor([ids]), N_NEW)
         assert received[row].tolist() == expected[0].tolist()
 
