@@ -162,8 +162,10 @@ def _make_policies(
 
 
 def _has(name: str, field: str) -> bool:
-    """Whether the policy of a name has a field."""
-    return field in {own.name for own in fields(load(find_policy(name).target))}
+    """Whether the policy of a name has a field that the name leaves open."""
+    entry = find_policy(name)
+    known = {own.name for own in fields(load(entry.target))}
+    return field in known - entry.preset.keys()
 
 
 def _describe_coarse(
