@@ -203,8 +203,8 @@ def kept_columns() -> Iterator[list[Tensor]]:
     """The columns `[B, T']` that are left after each cut inside the block."""
     run, found = PrefillPass.run, list[Tensor]()
 
-    def record(self: PrefillPass) -> PromptStates:
-        states = run(self)
+    def record(self: PrefillPass, *given: Any) -> PromptStates:
+        states = run(self, *given)
         found.extend(cut.columns for cut in states.cuts)
         return states
 
