@@ -23,6 +23,12 @@ Each has its `-export` and `-card`. The features of images are trained and measu
     python -m scripts.training vqa-export --work runs/vqa
     python -m scripts.training vqa-card   --work runs/vqa
 
+`recall`, a language model of long documents, is trained in three stages:
+
+    python -m scripts.training recall        --work runs/recall
+    python -m scripts.training recall-export --work runs/recall
+    python -m scripts.training recall-card   --work runs/recall
+
 A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
@@ -43,7 +49,7 @@ from pathlib import Path
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
-from scripts.training import coarse, vqa_command
+from scripts.training import coarse, recall_command, vqa_command
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -73,6 +79,7 @@ def main() -> None:
     """Reads the command line and runs one part."""
     own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main}
     own |= {part: partial(vqa_command.main, part) for part in vqa_command.PARTS}
+    own |= {part: partial(recall_command.main, part) for part in recall_command.PARTS}
     if sys.argv[1:2] and sys.argv[1] in own:
         own[sys.argv[1]](sys.argv[2:])
         return

@@ -1,0 +1,1 @@
+"""Long documents of statements and fillers, with questions that have one right answer."""

@@ -1,0 +1,212 @@
+"""Documents of a given length, and questions about them.
+
+A document is fillers with statements between them, in random order:
+
+- a fact, `k17 v3`: a key and its value;
+- an assignment, `x4 v9`: a name may be assigned several times;
+- a span, `s2 l5 l60 ...`: a name and the letters of a passage, none of which comes twice;
+- an item, `i7`, alone; it comes a few times.
+
+Questions of five tasks are asked after it. Each answer ends in `<eos>`.
+
+- `recall k17`: the key's value;
+- `needles k3 k9 k17 =`: the values of three keys, in the order of the question;
+- `last x4`: the value that the name was assigned last;
+- `copy s2`: the letters of the passage;
+- `count i7`: how many times the item came, `n1` to `n6`.
+
+The tasks are those of C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context
+Language Models?", 2024 (arXiv:2404.06654): retrieval of one and of several needles, variable
+tracking, aggregation. Departures: words of one token each, fillers that say nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mmaccel.checks import check_int
+from mmaccel.demo.recall.words import (
+    BOS,
+    EOS,
+    EQUALS,
+    FILLER,
+    IDS,
+    ITEM,
+    KEY,
+    LETTER,
+    N_FILLERS,
+    N_ITEMS,
+    N_KEYS,
+    N_LETTERS,
+    N_NAMES,
+    N_SPANS,
+    N_VALUES,
+    NAME,
+    NUMBER,
+    SPAN,
+    TASKS,
+    VALUE,
+)
+
+TRAIN_SEED = 31
+VALIDATION_SEED = 32
+EVALUATION_SEED = 33
+SHORTEST = 64
+NEEDLES = 3
+MOST_TIMES = 6  # an item comes
+_MOST_ASSIGNED = 4  # times that a name is assigned
+_SPAN_LETTERS = (4, 8)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a document.
+
+    Attributes:
+        task: one of `TASKS`.
+        prompt: ids, from the task's word on.
+        answer: ids, `<eos>` at the end.
+    """
+
+    task: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document with questions.
+
+    Attributes:
+        tokens: ids, `<bos>` first.
+        questions: about it, in random order; no two are about the same word, except that `needles`
+            has keys that `recall` has not.
+    """
+
+    tokens: tuple[int, ...]
+    questions: tuple[Question, ...]
+
+
+def make_document(seed: int, index: int, length: int) -> Document:
+    """Document `index` of the collection `seed`, of `length` tokens.
+
+    Raises:
+        OptionError: fewer than `SHORTEST` tokens.
+    """
+    check_int("length", length, SHORTEST, hint="2048 is what the embedded model was measured at")
+    rng = np.random.default_rng((seed, index, length))
+    facts, asked = _draw_facts(rng, min(max(length // 16, 5), 64))
+    names, asked_last = _draw_assignments(rng, min(max(length // 64, 1), 16))
+    spans, asked_copy = _draw_spans(rng, min(max(length // 256, 1), 6))
+    items, asked_count = _draw_items(rng, min(max(length // 128, 1), 10))
+    statements = [*facts, *names, *spans, *items]
+    order = rng.permutation(len(statements))
+    # assignments of a name are equal until here: their order is that of the permutation
+    ordered = [statements[k] for k in order]
+    tokens = [BOS, *_spread(rng, ordered, length - 1)]
+    questions = [*asked, *_ask_last(ordered, asked_last), *asked_copy, *asked_count]
+    shuffled = rng.permutation(len(questions))
+    return Document(tuple(tokens), tuple(questions[k] for k in shuffled))
+
+
+def make_documents(seed: int, indices: Iterable[int], length: int) -> Iterator[Document]:
+    """Several of `make_document`."""
+    for index in indices:
+        yield make_document(seed, index, length)
+
+
+Statement = tuple[int, ...]
+
+
+def _pick(rng: np.random.Generator, first: int, count: int, n: int) -> list[int]:
+    """`n` different ids of the `count` from `first` on."""
+    found: list[int] = (first + rng.permutation(count)[:n]).tolist()
+    return found
+
+
+def _draw_facts(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
+    """Facts about n keys; three of four fifths are asked alone, the others together."""
+    keys = _pick(rng, KEY, N_KEYS, n)
+    values = (VALUE + rng.integers(N_VALUES, size=n)).tolist()
+    facts = [(key, value) for key, value in zip(keys, values, strict=True)]
+    groups = max(1, n // (3 * NEEDLES))
+    asked = []
+    for g in range(groups):
+        some = facts[g * NEEDLES : (g + 1) * NEEDLES]
+        prompt = (IDS["needles"], *(key for key, _ in some), EQUALS)
+        asked.append(Question("needles", prompt, (*(value for _, value in some), EOS)))
+    for key, value in facts[groups * NEEDLES : 2 * groups * NEEDLES + 2]:
+        asked.append(Question("recall", (IDS["recall"], key), (value, EOS)))
+    return facts, asked
+
+
+def _draw_assignments(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[int]]:
+    """Assignments of n names, and the names that are asked."""
+    statements = []
+    names = _pick(rng, NAME, N_NAMES, n)
+    for name in names:
+        times = int(rng.integers(2, _MOST_ASSIGNED + 1))
+        statements += [(name, value) for value in _pick(rng, VALUE, N_VALUES, times)]
+    return statements, names
+
+
+def _ask_last(ordered: list[Statement], names: list[int]) -> list[Question]:
+    last = {statement[0]: statement[1] for statement in ordered if len(statement) == 2}
+    return [Question("last", (IDS["last"], name), (last[name], EOS)) for name in names]
+
+
+def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
+    """Spans; all are asked."""
+    letters = _pick(rng, LETTER, N_LETTERS, N_LETTERS)
+    statements, asked = [], []
+    for name in _pick(rng, SPAN, N_SPANS, n):
+        size = int(rng.integers(_SPAN_LETTERS[0], _SPAN_LETTERS[1] + 1))
+        passage = tuple(letters[:size])
+        letters = letters[size:]
+        statements.append((name, *passage))
+        asked.append(Question("copy", (IDS["copy"], name), (*passage, EOS)))
+    return statements, asked
+
+
+def _draw_items(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
+    """Items, each as often as it comes; all are asked."""
+    statements: list[Statement] = []
+    asked = []
+    for item in _pick(rng, ITEM, N_ITEMS, n):
+        times = int(rng.integers(1, MOST_TIMES + 1))
+        statements += [(item,)] * times
+        asked.append(Question("count", (IDS["count"], item), (NUMBER + times, EOS)))
+    return statements, asked
+
+
+def _spread(rng: np.random.Generator, statements: list[Statement], length: int) -> list[int]:
+    """The statements in order, fillers between them, `length` ids in all."""
+    free = length - sum(map(len, statements))
+    fillers = (FILLER + rng.integers(N_FILLERS, size=free)).tolist()
+    ends = np.sort(rng.integers(free + 1, size=len(statements))).tolist()
+    tokens: list[int] = []
+    begin = 0
+    for end, statement in zip(ends, statements, strict=True):
+        tokens += fillers[begin:end]
+        tokens += statement
+        begin = end
+    return tokens + fillers[begin:]
+
+
+def list_questions(
+    per_task: int, length: int, seed: int = EVALUATION_SEED
+) -> Iterator[tuple[Document, Question]]:
+    """Documents with one question each, `per_task` of each task, document by document."""
+    left = dict.fromkeys(TASKS, per_task)
+    index = 0
+    while any(left.values()):
+        document = make_document(seed, index, length)
+        index += 1
+        asked = {question.task: question for question in document.questions}  # one of each task
+        for task in TASKS:
+            if left[task]:
+                left[task] -= 1
+                yield document, asked[task]

@@ -1,0 +1,47 @@
+"""The commands of `recall`: train all stages, export the weights, measure the card."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from scripts.training.recall import PLANS, STAGES, train_recall
+
+TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "recall"
+PARTS = ("recall", "recall-export", "recall-card")
+
+
+def main(part: str, arguments: Sequence[str]) -> None:
+    """Reads the options of one of `PARTS` and runs it."""
+    parser = argparse.ArgumentParser(prog=f"python -m scripts.training {part}", description=__doc__)
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/recall"), help="folder for logs and checkpoints"
+    )
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    for stage in STAGES:
+        plan = PLANS[stage]
+        parser.add_argument(f"--{stage}-steps", type=int, default=plan.steps)
+        parser.add_argument(f"--{stage}-fall", type=int, default=plan.fall)
+        parser.add_argument(f"--{stage}-batch", type=int, default=plan.batch, help="in tokens")
+    args = parser.parse_args(arguments)
+    options = vars(args)
+    if part == "recall":
+        plans = {
+            stage: replace(
+                PLANS[stage],
+                steps=options[f"{stage}_steps"],
+                fall=options[f"{stage}_fall"],
+                batch=options[f"{stage}_batch"],
+            )
+            for stage in STAGES
+        }
+        cuda = torch.cuda.is_available()
+        device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+        train_recall(args.work, plans, device, args.compile)
