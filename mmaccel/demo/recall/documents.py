@@ -9,11 +9,11 @@ A document is fillers with statements between them, in random order:
 
 Questions of five tasks are asked after it. Each answer ends in `<eos>`.
 
-- `recall k17`: the key's value;
+- `recall k17 =`: the key's value;
 - `needles k3 k9 k17 =`: the values of three keys, in the order of the question;
-- `last x4`: the value that the name was assigned last;
-- `copy s2`: the letters of the passage;
-- `count i7`: how many times the item came, `n1` to `n6`.
+- `last x4 =`: the value that the name was assigned last;
+- `copy s2 =`: the letters of the passage;
+- `count i7 =`: how many times the item came, `n1` to `n6`.
 
 The tasks are those of C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context
 Language Models?", 2024 (arXiv:2404.06654): retrieval of one and of several needles, variable
@@ -82,8 +82,7 @@ class Document:
 
     Attributes:
         tokens: ids, `<bos>` first.
-        questions: about it, in random order; no two are about the same word, except that `needles`
-            has keys that `recall` has not.
+        questions: about it, in random order; no word is asked about twice.
     """
 
     tokens: tuple[int, ...]
@@ -98,10 +97,10 @@ def make_document(seed: int, index: int, length: int) -> Document:
     """
     check_int("length", length, SHORTEST, hint="2048 is what the embedded model was measured at")
     rng = np.random.default_rng((seed, index, length))
-    facts, asked = _draw_facts(rng, min(max(length // 16, 5), 64))
-    names, asked_last = _draw_assignments(rng, min(max(length // 64, 1), 16))
-    spans, asked_copy = _draw_spans(rng, min(max(length // 256, 1), 6))
-    items, asked_count = _draw_items(rng, min(max(length // 128, 1), 10))
+    facts, asked = _draw_facts(rng, min(max(length // 16, 8), 64))
+    names, asked_last = _draw_assignments(rng, min(max(length // 64, 2), 16))
+    spans, asked_copy = _draw_spans(rng, min(max(length // 256, 2), 6))
+    items, asked_count = _draw_items(rng, min(max(length // 128, 2), 10))
     statements = [*facts, *names, *spans, *items]
     order = rng.permutation(len(statements))
     # assignments of a name are equal until here: their order is that of the permutation
@@ -128,18 +127,18 @@ def _pick(rng: np.random.Generator, first: int, count: int, n: int) -> list[int]
 
 
 def _draw_facts(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
-    """Facts about n keys; three of four fifths are asked alone, the others together."""
+    """Facts about n keys: about half are asked together, the others alone."""
     keys = _pick(rng, KEY, N_KEYS, n)
     values = (VALUE + rng.integers(N_VALUES, size=n)).tolist()
-    facts = [(key, value) for key, value in zip(keys, values, strict=True)]
-    groups = max(1, n // (3 * NEEDLES))
+    facts = list(zip(keys, values, strict=True))
+    groups = max(1, n // (2 * NEEDLES))
     asked = []
     for g in range(groups):
         some = facts[g * NEEDLES : (g + 1) * NEEDLES]
         prompt = (IDS["needles"], *(key for key, _ in some), EQUALS)
         asked.append(Question("needles", prompt, (*(value for _, value in some), EOS)))
-    for key, value in facts[groups * NEEDLES : 2 * groups * NEEDLES + 2]:
-        asked.append(Question("recall", (IDS["recall"], key), (value, EOS)))
+    for key, value in facts[groups * NEEDLES :]:
+        asked.append(Question("recall", (IDS["recall"], key, EQUALS), (value, EOS)))
     return facts, asked
 
 
@@ -155,7 +154,7 @@ def _draw_assignments(rng: np.random.Generator, n: int) -> tuple[list[Statement]
 
 def _ask_last(ordered: list[Statement], names: list[int]) -> list[Question]:
     last = {statement[0]: statement[1] for statement in ordered if len(statement) == 2}
-    return [Question("last", (IDS["last"], name), (last[name], EOS)) for name in names]
+    return [Question("last", (IDS["last"], name, EQUALS), (last[name], EOS)) for name in names]
 
 
 def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
@@ -167,7 +166,7 @@ def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
         passage = tuple(letters[:size])
         letters = letters[size:]
         statements.append((name, *passage))
-        asked.append(Question("copy", (IDS["copy"], name), (*passage, EOS)))
+        asked.append(Question("copy", (IDS["copy"], name, EQUALS), (*passage, EOS)))
     return statements, asked
 
 
@@ -178,7 +177,7 @@ def _draw_items(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
     for item in _pick(rng, ITEM, N_ITEMS, n):
         times = int(rng.integers(1, MOST_TIMES + 1))
         statements += [(item,)] * times
-        asked.append(Question("count", (IDS["count"], item), (NUMBER + times, EOS)))
+        asked.append(Question("count", (IDS["count"], item, EQUALS), (NUMBER + times, EOS)))
     return statements, asked
 
 
