@@ -60,7 +60,7 @@ _PUBLIC = {
     "attach": "mmaccel.handle",
     "decoder": "mmaccel.custom_generate",
     "detach": "mmaccel.handle",
-    "load_demo": "mmaccel.demo.vision",
+    "load_demo": "mmaccel.demo.loading",
     "plan_visual_tokens": "mmaccel.evaluation.visual_tokens.planner",
     "VisualTokenPlan": "mmaccel.evaluation.visual_tokens.planner",
     "supports": "mmaccel.handle",

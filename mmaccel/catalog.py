@@ -324,8 +324,8 @@ MODELS["scenes-masked"] = replace(
 DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
 """A folder for each demo model, by its name."""
 
-VISION_DEMO = "mmaccel.demo.vision:load_demo"
-"""Loads a model of `VISION_MODELS`: "module:function" of its name."""
+VISION_DEMO = "mmaccel.demo.loading:load_demo"
+"""Loads a model of `VISION_MODELS`, or `recall`: "module:function" of its name."""
 
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}

@@ -41,6 +41,23 @@ def visual_tokens_cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def cache_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the first table of `mmaccel evaluate cache`."""
+    share = row["accuracy"]["all"]
+    low, right, high = (100 * share[name] for name in ("low", "right", "high"))
+    return (
+        row["method"],
+        "-" if row["budget"] is None else f"{row['budget']:g}",
+        f"{right:.1f} ({low:.1f}…{high:.1f})",
+        _points(row["to_full"]),
+        _points(row["to_random"]),
+        f"{100 * row['kept']:.0f}",
+        f"{row['bytes'] / 1024:.0f}",
+        f"{1000 * row['pass_seconds']:.1f}",
+        f"{1000 * row['prefill_seconds']:.0f}",
+    )
+
+
 def kind_cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
     """Right answers of a row by kind, %."""
     shares = (row["accuracy"][name] for name in names)

@@ -78,8 +78,11 @@ NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "sc
 def main() -> None:
     """Reads the command line and runs one part."""
     own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main}
-    own |= {part: partial(vqa_command.main, part) for part in vqa_command.PARTS}
-    own |= {part: partial(recall_command.main, part) for part in recall_command.PARTS}
+    own |= {
+        part: partial(command.main, part)
+        for command in (vqa_command, recall_command)
+        for part in command.PARTS
+    }
     if sys.argv[1:2] and sys.argv[1] in own:
         own[sys.argv[1]](sys.argv[2:])
         return

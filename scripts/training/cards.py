@@ -376,6 +376,82 @@ def write_vqa_card(card: dict[str, Any]) -> str:
     return text + _made_by(card)
 
 
+_RECALL = """# recall
+
+A small language model made by this repository: `LlamaForCausalLM` of transformers, {parameters}
+parameters, float16 on disk, {depth} layers of {heads} query heads and {key_heads} key heads of
+{width}. It answers questions about long synthetic documents, of words that stand for nothing, and
+knows nothing else. It exists so that what is done to caches and to attention can be measured
+without a download.
+
+```python
+model, tokenizer = mmaccel.load_demo("recall")
+inputs = tokenizer("f1 k17 v3 f9 x4 v9 f2 x4 v1 recall k17 =", return_tensors="pt")
+answer = model.generate(**inputs, max_new_tokens=10)[:, inputs["input_ids"].shape[1] :]
+tokenizer.batch_decode(answer, skip_special_tokens=True)
+```
+
+Documents, tasks and words: `mmaccel.demo.recall`. What cache policies cost on it:
+`mmaccel evaluate cache recall`.
+
+## Right answers
+
+Greedy, full cache, documents that training never saw, one question each; an answer is right in
+every token, or wrong.
+
+"""
+_TASKS = {
+    "recall": ("recall k17 =", "v3"),
+    "needles": ("needles k3 k9 k17 =", "v8 v8 v3"),
+    "last": ("last x4 =", "v1"),
+    "copy": ("copy s2 =", "l5 l60 l1 l33"),
+    "count": ("count i7 =", "n4"),
+    "all": ("", ""),
+}
+
+
+def write_recall_card(card: dict[str, Any]) -> str:
+    """The card of `recall`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    text = _RECALL.format(parameters=_millions(card["parameters"]), **card["sizes"])
+    lengths = list(card["right"])
+    rows = []
+    for task, (question, answer) in _TASKS.items():
+        shares = []
+        for length in lengths:
+            found = card["right"][length][task]
+            low, right, high = (f"{100 * found[k]:.1f}" for k in ("low", "right", "high"))
+            shares.append(f"{right} ({low} to {high})")
+        rows.append((task, question, answer, *shares))
+    heads = ("task", "such as", "answer", *(f"{length} tokens, % (95 %)" for length in lengths))
+    text += _table(heads, rows)
+    n_questions = card["right"][lengths[0]]["recall"]["questions"]
+    text += f"\n{n_questions} questions of each task at each length.\n\n## Training\n\n"
+    text += _table(
+        ("stage", "documents of", "tokens a step", "steps", "minutes", "validation loss"),
+        [
+            (
+                name,
+                ", ".join(map(str, c["lengths"])),
+                f"{c['batch']}",
+                f"{c['done']}",
+                f"{c['minutes']}",
+                f"{c['validation']}",
+            )
+            for name, c in card["training"].items()
+        ],
+    )
+    text += f"\nMinutes are of one thread. Measured on {_device(card)}.\n"
+    text += "".join(f"\n{note}\n" for note in card["notes"])
+    return text + _made_by(card)
+
+
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = tuple(heads)
     lines = (heads, ("---",) * len(heads), *rows)

@@ -24,7 +24,17 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from mmaccel.demo.recall.documents import TRAIN_SEED, VALIDATION_SEED, Document, make_document
-from mmaccel.demo.recall.words import BOS, EOS, LETTER, N_LETTERS, N_VALUES, PAD, TASKS, VALUE, WORDS
+from mmaccel.demo.recall.words import (
+    BOS,
+    EOS,
+    LETTER,
+    N_LETTERS,
+    N_VALUES,
+    PAD,
+    TASKS,
+    VALUE,
+    WORDS,
+)
 from scripts.training.data import IGNORE
 from scripts.training.generator import GeneratorTraining, train_generator
 
@@ -184,7 +194,7 @@ class Recall:
         return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Ids and positions [B, 2, T], and labels [B, T], of documents with `size` tokens in all."""
+        """Ids and positions [B, 2, T], labels [B, T]; documents have `size` tokens in all."""
         stage = STAGES.index(self.stage)
         rng = np.random.default_rng((TRAIN_SEED, stage, step, _LENGTH))
         length = int(rng.choice(LENGTHS[self.stage]))
@@ -261,5 +271,7 @@ def train_recall(
             continue
         folder = Path(work) / stage
         folder.mkdir(parents=True, exist_ok=True)
-        train_generator(folder, Recall(stage, compiled), replace(plans[stage], start=before), device)
+        train_generator(
+            folder, Recall(stage, compiled), replace(plans[stage], start=before), device
+        )
         before = str(folder)

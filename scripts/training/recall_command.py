@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from scripts.training.recall import PLANS, STAGES, train_recall
+from scripts.training.recall_export import export_recall, export_recall_card
 
 TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "recall"
 PARTS = ("recall", "recall-export", "recall-card")
@@ -25,6 +26,8 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    parser.add_argument("--questions", type=int, default=200, help="of each task, for the card")
+    parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     for stage in STAGES:
         plan = PLANS[stage]
         parser.add_argument(f"--{stage}-steps", type=int, default=plan.steps)
@@ -45,3 +48,8 @@ def main(part: str, arguments: Sequence[str]) -> None:
         cuda = torch.cuda.is_available()
         device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
         train_recall(args.work, plans, device, args.compile)
+    elif part == "recall-export":
+        export_recall(args.work, args.target)
+    else:
+        card = export_recall_card(args.work, args.target, args.questions, args.note)
+        print(json.dumps(card, indent=2))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mmaccel.demo.vision import load_demo
+from mmaccel.demo.loading import load_demo
 from scripts.training.cards import write_vqa_card
 from scripts.training.export import (
     GENERATOR_FILES,

@@ -1,11 +1,12 @@
 """`mmaccel evaluate`: quality of images and words, exactness and speed of policies, and what fewer
-visual tokens cost.
+visual tokens, smaller caches and sparse attention cost.
 """
 
 from __future__ import annotations
 
 import typer
 
+from mmaccel.commands.evaluate.cache import cache
 from mmaccel.commands.evaluate.exactness import exactness
 from mmaccel.commands.evaluate.export import export
 from mmaccel.commands.evaluate.images import images
@@ -20,5 +21,5 @@ evaluate = typer.Typer(
     add_completion=False,
 )
 evaluate.command("pictures")(images)
-for command in (exactness, speed, visual_tokens, words, export):
+for command in (exactness, speed, visual_tokens, cache, words, export):
     evaluate.command()(command)

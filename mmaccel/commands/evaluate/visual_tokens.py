@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,9 +145,14 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
     from mmaccel.commands.files import write_json
     from mmaccel.commands.process import Stopped
     from mmaccel.commands.terminal import watch
-    from mmaccel.evaluation.visual_tokens.measure import count_rounds, measure_sides, new_record
+    from mmaccel.evaluation.visual_tokens.measure import (
+        PER_ROUND,
+        count_rounds,
+        measure_sides,
+        new_record,
+    )
 
-    records, sessions = _read_records(file, report)
+    records, sessions = read_records(file, report, _SAME, PER_ROUND)
     for side in sides:
         records.setdefault(side.key, new_record())
     rounds = count_rounds(asked, report["batch"])
@@ -186,16 +192,21 @@ def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | 
 _SAME = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device", "seed")
 
 
-def _read_records(
-    file: Path | None, report: dict[str, Any]
+def read_records(
+    file: Path | None, report: dict[str, Any], same: Sequence[str], per_round: Sequence[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The records and runs of an earlier report; empty where there is no file.
+
+    Args:
+        file: of `--json`.
+        report: the new one.
+        same: what has to be the same in both.
+        per_round: lists of a record, with an entry a round.
 
     Raises:
         OptionError: a report of other questions, settings or weights, or no report.
     """
     from mmaccel.checks import show
-    from mmaccel.evaluation.visual_tokens.measure import PER_ROUND
     from mmaccel.limits import parse_json, read_whole
 
     if file is None or not file.exists():
@@ -204,7 +215,7 @@ def _read_records(
         found = parse_json(read_whole(file, "--json"))
         records = {key: dict(record) for key, record in found["records"].items()}
         sessions = list(found["sessions"])
-        lengths = [{len(record[name]) for name in PER_ROUND} for record in records.values()]
+        lengths = [{len(record[name]) for name in per_round} for record in records.values()]
         is_whole = all(len(own) == 1 for own in lengths)
     except (ValueError, KeyError, TypeError, AttributeError):
         is_whole = False
@@ -213,7 +224,7 @@ def _read_records(
             f"--json: expected no file yet, or a report of this command to go on from, received "
             f"{str(file)!r}; choose another name"
         )
-    for name in _SAME:
+    for name in same:
         if found.get(name) != report[name]:
             raise OptionError(
                 f"--json: expected a report with the same {name} ({show(report[name])}) to go on "

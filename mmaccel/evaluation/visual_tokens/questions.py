@@ -91,7 +91,7 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> VisionModel:
         UnsupportedModelError: a model or processor that transformers does not open.
         MissingBackendError: a package that its processor needs is not installed.
     """
-    from mmaccel.demo.vision import load_demo
+    from mmaccel.demo.loading import load_demo
 
     folder = None if name == DEMO else find_model(name, {})
     if folder is None or (folder.is_dir() and not any(folder.glob("*token*"))):

@@ -1,24 +1,21 @@
-"""Opens the embedded vision-language models."""
+"""Opens the embedded models that are transformers' own classes with tokenizer or processor."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError
 
-if TYPE_CHECKING:
-    from transformers import LlavaNextForConditionalGeneration, LlavaNextProcessor
-
 WEIGHTS = Path(__file__).parent / "weights"
-NAMES = ("scenes-vqa",)
+NAMES = ("scenes-vqa", "recall")
+_TRAINED_BY = {"scenes-vqa": "vqa", "recall": "recall"}
 
 
-def load_demo(
-    name: str, folder: str | Path | None = None
-) -> tuple[LlavaNextForConditionalGeneration, LlavaNextProcessor]:
-    """Opens an embedded vision-language model and its processor.
+def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
+    """Opens an embedded vision-language model and its processor, or the language model of long
+    documents and its tokenizer.
 
     >>> model, processor = mmaccel.load_demo("scenes-vqa")
     >>> inputs = processor(images=[image], text=["<image> what is here?"], return_tensors="pt")
@@ -26,12 +23,14 @@ def load_demo(
     >>> processor.batch_decode(answer, skip_special_tokens=True)
 
     Args:
-        name: "scenes-vqa".
+        name: "scenes-vqa" or "recall".
         folder: other weights of the same kind, such as `full/generator` of a work folder.
 
     Returns:
-        The model, float32, in evaluation mode, on the CPU; and its processor, which pads on the
-        left. Token ids are [B, T]; see `mmaccel.demo.scenes_vqa.processor`.
+        The model, float32, in evaluation mode, on the CPU: a `LlavaNextForConditionalGeneration`
+        or a `LlamaForCausalLM`. And its `LlavaNextProcessor` or its tokenizer, which pad on the
+        left. Token ids are [B, T]; see `mmaccel.demo.scenes_vqa.processor` and
+        `mmaccel.demo.recall.words`.
 
     Raises:
         OptionError: another name, or a folder without weights.
@@ -40,16 +39,22 @@ def load_demo(
     check_choice("name", name, NAMES)
     source = WEIGHTS / name if folder is None else Path(folder)
     if not (source / "model.safetensors").is_file():
+        part = _TRAINED_BY[name]
         raise OptionError(
             f"folder: expected config.json and model.safetensors in {source}, received none; "
-            "`python -m scripts.training vqa` trains them, `vqa-export` writes them there"
+            f"`python -m scripts.training {part}` trains them, `{part}-export` writes them there"
         )
     import torch
-    from transformers import LlavaNextForConditionalGeneration
+    from transformers import LlamaForCausalLM, LlavaNextForConditionalGeneration
 
+    from mmaccel.demo.recall.words import make_tokenizer
     from mmaccel.demo.scenes_vqa.processor import make_processor
     from mmaccel.pipelines.loading.headers import check_folder
 
     check_folder(source, "folder")
+    model: Any
+    if name == "recall":
+        model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
+        return model.eval(), make_tokenizer()
     model = LlavaNextForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
     return model.eval(), make_processor()

@@ -1,0 +1,250 @@
+"""`mmaccel evaluate cache`: what smaller caches and sparse attention cost in answers, and save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mmaccel.commands import options as shared
+from mmaccel.commands.flags import with_flags
+from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+from mmaccel.own_code import TypedName
+
+_HELP_MODEL = "recall, a folder with weights of it, or a causal language model (with --data)"
+_HELP_METHODS = (
+    "NAME[:field=value…] with commas, also module:Name; by default all that the model takes. "
+    "Controls are always measured"
+)
+_HELP_BUDGETS = "fractions of a prompt, with commas: entries that stay, or blocks that are read"
+_HELP_DATA = 'a line {"prompt": …, "answer": …, "task": …} for each question'
+_HELP_LENGTH = "tokens of a document of recall"
+_HELP_JSON = "write figures here; a run that was stopped goes on from them"
+_HELP_TOKENS = "of an answer; by default 10 for recall, 16 for others"
+_HELP_PLOT = "draw accuracy against budget and bytes (PNG)"
+_BUDGETS = "0.5,0.25,0.1"
+_LONGEST = 65_536  # tokens of a document, sixteen times what `recall` reads
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheFlags:
+    """Which methods are asked which questions, and where the figures go."""
+
+    budgets: Annotated[str, typer.Option(help=_HELP_BUDGETS)] = _BUDGETS
+    methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = ""
+    questions: Annotated[int, typer.Option(help="of each task, at most")] = 40
+    length: Annotated[int, typer.Option(help=_HELP_LENGTH)] = 2048
+    data: Annotated[
+        Path | None, typer.Option(help=_HELP_DATA, parser=shared.parse_path, metavar="FILE")
+    ] = None
+    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 8
+    max_new_tokens: Annotated[int | None, typer.Option(help=_HELP_TOKENS)] = None
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", help=_HELP_JSON, parser=shared.parse_path, metavar="FILE"),
+    ] = None
+    plot: Annotated[
+        Path | None, typer.Option(help=_HELP_PLOT, parser=shared.parse_path, metavar="FILE")
+    ] = None
+
+    def check(self) -> None:
+        """Look at all that can be checked without a model.
+
+        Raises:
+            OptionError: a value outside its domain, or a file that cannot be written.
+            MissingBackendError: a plot without matplotlib.
+        """
+        from mmaccel.checks import check_int
+        from mmaccel.commands.files import check_file
+        from mmaccel.demo.recall.documents import SHORTEST
+        from mmaccel.evaluation.visual_tokens.plots import check_plots
+
+        shared.check_count("questions", self.questions, MAX_MEASURED)
+        shared.check_count("batch", self.batch_size, MAX_BATCH)
+        check_int("--length", self.length, SHORTEST, _LONGEST, hint="recall reads 4096 at most")
+        if self.max_new_tokens is not None:
+            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
+        for option, file in (("--json", self.json_file), ("--plot", self.plot)):
+            check_file(option, file)
+        if self.plot is not None:
+            check_plots()
+
+
+@with_flags
+def cache(
+    model: Annotated[str, typer.Argument(help=_HELP_MODEL)] = "recall",
+    *,
+    flags: CacheFlags,
+    device: shared.Device = "auto",
+    dtype: shared.Dtype = "auto",
+) -> None:
+    """Accuracy by task, cached entries, bytes and seconds, of every method for caches and attention
+    at every budget, next to the full cache and controls."""
+    from mmaccel.commands.files import new_report
+    from mmaccel.evaluation.cache.documents import (
+        check_lengths,
+        digest_questions,
+        draw_questions,
+        open_model,
+        read_questions,
+    )
+    from mmaccel.evaluation.cache.methods import list_sides, parse_budgets, parse_methods
+    from mmaccel.evaluation.cache.plots import draw_plots
+    from mmaccel.evaluation.visual_tokens.questions import digest_weights
+    from mmaccel.loading import choose_names
+    from mmaccel.outputs.whole_files import write_whole
+    from mmaccel.pipelines.loading.placement import choose_dtype
+
+    flags.check()
+    device, dtype = choose_names(device, dtype)
+    texts = shared.split_values("--methods", flags.methods)
+    methods = parse_methods(_parse_method(text) for text in texts)
+    budgets = parse_budgets(shared.split_values("--budgets", flags.budgets))
+    asked = None if flags.data is None else read_questions(flags.data, flags.questions)
+    text_model = open_model(model, device, choose_dtype(dtype))
+    if asked is None:
+        if not text_model.is_demo:
+            raise OptionError(
+                f"--data: expected questions for {model}, received none; only recall has its own. "
+                "Write a JSON object a line and give the file"
+            )
+        asked = draw_questions(flags.questions, flags.length)
+    max_new_tokens = flags.max_new_tokens or (10 if text_model.is_demo else 16)
+    prompts = text_model.encode(asked)
+    check_lengths(text_model, prompts, max_new_tokens)
+    lengths = sorted(len(prompt) for prompt in prompts)
+    sides, left_out = list_sides(text_model.model, methods, budgets, lengths[0])
+    tasks = sorted({question.task for question in asked})
+    report = new_report(
+        device,
+        model=model,
+        weights=digest_weights(text_model.model),
+        data=None if flags.data is None else flags.data.name,
+        questions=len(asked),
+        digest=digest_questions(asked),
+        prompt_tokens=[lengths[0], lengths[-1]],
+        batch=flags.batch_size,
+        max_new_tokens=max_new_tokens,
+        dtype=dtype,
+        left_out=left_out,
+        budgets=budgets,
+        task_names=tasks,
+    )
+    report["device"] = device
+    report["tasks"] = " ".join(str(tasks.index(question.task)) for question in asked)
+    _run(report, text_model, asked, sides, flags.json_file)
+    if flags.plot is not None:
+        write_whole(flags.plot, lambda path: draw_plots(path, report))
+    _print(report)
+
+
+def _parse_method(text: str) -> dict[str, Any]:
+    """The name and the fields in `NAME[:field=value…]`, where the name may be a `module:Name`."""
+    name, *own = text.split(":")
+    if own and "=" not in own[0]:
+        name = f"{name}:{own.pop(0)}"
+    options = shared.parse_fields(own, "--methods", "--methods snapkv:window=16")
+    return {"name": TypedName(name.strip()), **options}
+
+
+def _run(
+    report: dict[str, Any], text_model: Any, asked: Any, sides: Any, file: Path | None
+) -> None:
+    """Measure what is not in the file yet, and put the records and their summary into the report.
+
+    Raises:
+        Stopped: by a signal; what was measured is in the file.
+    """
+    from mmaccel.commands.evaluate.visual_tokens import read_records
+    from mmaccel.commands.files import write_json
+    from mmaccel.commands.process import Stopped
+    from mmaccel.commands.terminal import watch
+    from mmaccel.evaluation.cache.measure import (
+        PER_ROUND,
+        count_rounds,
+        measure_sides,
+        new_record,
+    )
+    from mmaccel.evaluation.cache.summary import summarise
+
+    records, sessions = read_records(file, report, _SAME, PER_ROUND)
+    for side in sides:
+        records.setdefault(side.key, new_record())
+    rounds = count_rounds(len(asked), report["batch"])
+    missing = sum(rounds - len(records[side.key]["seconds"]) for side in sides)
+    if missing:
+        sessions.append({"command": report["command"], "machine": report["machine"]})
+    report |= {"sessions": sessions, "records": records}
+
+    def keep() -> None:
+        tasks = [question.task for question in asked]
+        report["cache_sides"] = summarise(sides, records, tasks, report["batch"])
+        write_json(file, report)
+
+    measured = measure_sides(
+        text_model,
+        asked,
+        sides,
+        records,
+        batch=report["batch"],
+        max_new_tokens=report["max_new_tokens"],
+        session=len(sessions) - 1,
+    )
+    done = 0
+    try:
+        for done, _ in enumerate(watch(measured, missing, "answering"), 1):
+            if done % len(sides) == 0:
+                keep()
+    except KeyboardInterrupt:
+        remains = f"the same command with --json {file} goes on" if file else "nothing is kept"
+        raise Stopped(f"stopped; {done} of {missing} batches answered, {remains}") from None
+    finally:
+        keep()
+
+
+_SAME = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device")
+_HEADS = (
+    "budget",
+    "right % (95 %)",
+    "less full",
+    "over random",
+    "entries kept %",
+    "KiB a row",
+    "pass ms",
+    "prefill ms",
+)
+
+
+def _print(report: dict[str, Any]) -> None:
+    from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.evaluation.tables import cache_cells, kind_cells
+
+    console, rows = wide_console(), report["cache_sides"]
+    names = report["task_names"]
+    shortest, longest = report["prompt_tokens"]
+    title = (
+        f"{report['model']}: {report['questions']} questions of {len(names)} tasks, prompts of "
+        f"{shortest} to {longest} tokens"
+    )
+    table = make_table("method", *_HEADS, title=title)
+    for row in rows:
+        table.add_row(*cache_cells(row))
+    console.print(table)
+    tasks = make_table("right, %", "budget", *names, title="by task")
+    for row in rows:
+        cells = cache_cells(row)
+        tasks.add_row(*cells[:2], *kind_cells(row, names))
+    console.print(tasks)
+    for name, reason in report["left_out"].items():
+        console.print(f"{name} is left out: {reason}")
+    console.print(
+        "less, over: points of accuracy (95 %). budget: entries that stay, or blocks that are "
+        "read, of a prompt's. kept: cached entries, mean over layers. KiB: keys and values as "
+        "allocated, a row. ms: medians, a pass of one token, and the prompt a question, batch "
+        f"{report['batch']}. Answers are compared without case, extra blanks and final punctuation."
+    )
+    if len(report["sessions"]) > 1:
+        console.print("Measured in several runs; seconds of different runs are hard to compare.")

@@ -1,0 +1,196 @@
+"""Answers to the same questions by every side, batch by batch, and what each cost.
+
+A round is one batch of questions, answered by all sides one after the other; from round to round
+the sides change places, so that a machine that slows down slows all. What a side has answered is
+kept as a record of lists, one entry a round, ready for JSON: a run that was stopped goes on with
+the first round that a side lacks.
+
+Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt without
+its last token, after which entries are evicted, then one token a pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmaccel.contracts import Pass
+from mmaccel.evaluation.cache.documents import TextModel, TextQuestion, is_right
+from mmaccel.evaluation.cache.methods import Side
+from mmaccel.evaluation.speed.measure import order_of, synchronise_for
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers.methods import LayerMethods, reducing
+
+Record = dict[str, Any]
+"""What a side did: `right`, a character for each question, "1" where its answer was right; and
+lists with a number a round: `seconds` and `prefill_seconds` of the batch, `pass_seconds`, the
+median of its passes of one token; `kept` and `bytes`, see `Cost`. `sessions` has the run that
+measured the round.
+"""
+PER_ROUND = ("seconds", "prefill_seconds", "pass_seconds", "kept", "bytes", "sessions")
+
+
+@dataclass
+class Cost:
+    """What the answers to R questions cost.
+
+    Attributes:
+        prefill_seconds: of the prompts' pass and the eviction.
+        pass_seconds: of each pass of one token; the first one is left out, which allocates.
+        kept: cached entries of a prompt that stayed, of those that there were, mean over layers.
+        bytes: of keys and values of one row in all layers, as they are allocated.
+    """
+
+    prefill_seconds: float = 0.0
+    pass_seconds: list[float] = field(default_factory=list)
+    kept: float = 1.0
+    bytes: float = 0.0
+
+
+def new_record() -> Record:
+    """A record of nothing."""
+    return {"right": "", **{name: [] for name in PER_ROUND}}
+
+
+def count_rounds(n_questions: int, batch: int) -> int:
+    """Rounds in all."""
+    return -(-n_questions // batch)
+
+
+def measure_sides(
+    text_model: TextModel,
+    questions: Sequence[TextQuestion],
+    sides: Sequence[Side],
+    records: dict[str, Record],
+    *,
+    batch: int,
+    max_new_tokens: int,
+    session: int,
+) -> Iterator[str]:
+    """Fill the records, round by round; yields the key of the side that has answered a batch.
+
+    Args:
+        text_model: the model.
+        questions: all of them.
+        sides: who answers.
+        records: by the sides' keys; changed.
+        batch: questions answered together.
+        max_new_tokens: of an answer.
+        session: number of this run, for the records.
+    """
+    window = CausalLMWindow(text_model.model)
+    synchronise = synchronise_for(str(window.device))
+    by_key = {side.key: side for side in sides}
+    is_warm = False
+    for index in range(count_rounds(len(questions), batch)):
+        order = order_of(list(by_key), index)
+        wanted = [by_key[key] for key in order if len(records[key]["seconds"]) <= index]
+        if not wanted:
+            continue
+        asked = questions[index * batch : (index + 1) * batch]
+        prompts = text_model.encode(asked)
+        n_tokens = round(fmean(len(prompt) for prompt in prompts))
+
+        def ask(side: Side, prompts: list[Tensor], n_tokens: int) -> tuple[Tensor, Cost]:
+            methods = side.make(n_tokens)
+            return answer(
+                window, prompts, methods, text_model.ends,
+                max_new_tokens=max_new_tokens, synchronise=synchronise,
+            )  # fmt: skip
+
+        if not is_warm:
+            ask(wanted[0], prompts, n_tokens)
+            is_warm = True
+        for side in wanted:
+            began = time.perf_counter()
+            tokens, cost = ask(side, prompts, n_tokens)
+            seconds = time.perf_counter() - began
+            texts = text_model.decode(tokens)
+            record = records[side.key]
+            record["right"] += "".join(
+                "01"[is_right(text, question)] for text, question in zip(texts, asked, strict=True)
+            )
+            entry = {
+                "seconds": round(seconds, 5),
+                "prefill_seconds": round(cost.prefill_seconds, 5),
+                "pass_seconds": round(median(cost.pass_seconds), 6),
+                "kept": round(cost.kept, 5),
+                "bytes": round(cost.bytes),
+                "sessions": session,
+            }
+            for name, value in entry.items():
+                record[name].append(value)
+            yield side.key
+
+
+@torch.no_grad()
+def answer(
+    window: CausalLMWindow,
+    prompts: Sequence[Tensor],
+    methods: LayerMethods,
+    ends: Sequence[int],
+    *,
+    max_new_tokens: int,
+    synchronise: Callable[[], object] = lambda: None,
+) -> tuple[Tensor, Cost]:
+    """Greedy answers to R prompts, and what they cost.
+
+    Args:
+        window: over the model.
+        prompts: ids `[T]` int64 of each, at least 2.
+        methods: of the layers.
+        ends: ids that end an answer.
+        max_new_tokens: of an answer.
+        synchronise: waits for the device.
+
+    Returns:
+        `[R, L]` int64, tokens up to the last row's end; what follows a row's own end means nothing.
+    """
+    device = window.device
+    cost = Cost()
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    tokens = pad_sequence(list(prompts), batch_first=True).to(device)  # [R, T]
+    stops = torch.tensor(list(ends), device=device)
+    made = []
+    with reducing(window, methods, 1):
+        synchronise()
+        began = time.perf_counter()
+        window.reserve(len(prompts), tokens.shape[1] + max_new_tokens)
+        window.prefill(Pass(tokens[:, :-1], torch.zeros_like(lengths), lengths=lengths - 1))
+        synchronise()
+        cost.prefill_seconds = time.perf_counter() - began
+        last = tokens.gather(1, lengths[:, None] - 1)  # [R, 1]
+        has_ended = torch.zeros_like(last, dtype=torch.bool)
+        for k in range(max_new_tokens):
+            began = time.perf_counter()
+            last = window.forward(Pass(last, lengths - 1 + k)).argmax(-1)
+            synchronise()
+            cost.pass_seconds.append(time.perf_counter() - began)
+            made.append(last)
+            has_ended |= torch.isin(last, stops)
+            if has_ended.all():
+                break
+        cost.kept, cost.bytes = _measure_cache(window, lengths - 1)
+    cost.pass_seconds = cost.pass_seconds[1:] or cost.pass_seconds
+    return torch.cat(made, 1).cpu(), cost
+
+
+def _measure_cache(window: CausalLMWindow, lengths: Tensor) -> tuple[float, float]:
+    """`Cost.kept` and `Cost.bytes` of a window that holds prompts of `lengths` `[R]`."""
+    kept = []
+    n_bytes = 0
+    for layer in window.run_caches().layers:
+        dropped = layer.layout.dropped
+        stayed = lengths if dropped is None else lengths - dropped.to(lengths.device)
+        kept.append(float(stayed.sum() / lengths.sum()))
+        for store in (layer.keys, layer.values):
+            assert store is not None  # the prompt is in it
+            n_bytes += store.nbytes
+    return fmean(kept), n_bytes / len(lengths)
