@@ -58,6 +58,7 @@ PLANS = {  # `batch` counts tokens of documents
 }
 _SKIPS = 8
 _END_WEIGHT = 0.2
+_LETTER_WEIGHT = 0.2
 _LENGTH, _POSITIONS = 1, 2
 
 
@@ -210,11 +211,14 @@ class Recall:
         return steps * size
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-        """See `Task`: nats per token of the answers; their ends, which are easy, count less."""
+        """See `Task`: nats per token of the answers; ends and letters, of which there are many,
+        count less.
+        """
         words, positions = ids.unbind(1)
         logits, target = answer_logits(model, words, labels, positions)
         weights = torch.ones(len(WORDS), device=logits.device)
         weights[EOS] = _END_WEIGHT
+        weights[LETTER : LETTER + N_LETTERS] = _LETTER_WEIGHT
         return cross_entropy(logits, target, weights)
 
     @torch.no_grad()

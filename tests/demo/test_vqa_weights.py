@@ -6,8 +6,8 @@ import json
 from collections import defaultdict
 
 import mmaccel
-from mmaccel.demo.scenes_vqa.data import list_questions
 from mmaccel.demo.loading import WEIGHTS
+from mmaccel.demo.scenes_vqa.data import list_questions
 from scripts.training.vqa_answers import answer, interval
 
 # kinds that the card has at 95 % or more: a broken tower, tokenizer or order of tiles loses them

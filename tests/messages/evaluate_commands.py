@@ -194,4 +194,20 @@ VISUAL = (
         **{"empty/tokenizer.json": ""},
     ),
 )
-CASES = (*PICTURES, *LISTS, *SUITES, *SPEED, *VISUAL, *OTHERS)
+LINE = '{"prompt": "a b", "answer": "c", "task": "t"}'
+CACHE = (
+    _case("budget", ("cache", "--budgets", "1.5"), "--budgets", "a number in (0, 1]"),
+    _case("no budget", ("cache", "--budgets", ","), "--budgets", "write for example"),
+    _case("a policy", ("cache", "--methods", "nonsense"), "--methods: expected some of"),
+    _case("no field", ("cache", "--methods", "snapkv:window"), "--methods: expected name=value"),
+    _case("a short document", ("cache", "--length", "8"), "--length", "64..65536"),
+    _case("no question", ("cache", "--questions", "0"), "--questions", "at least 1"),
+    _case("no lines", ("cache", "--data", "no.jsonl"), "--data: expected a file"),
+    _case("an empty file", ("cache", "--data", "q"), "received none in 'q'", q="\n"),
+    _case("half a line", ("cache", "--data", "q"), "on line 2", q=f"{LINE}\n{LINE[:30]}\n"),
+    _case("no task", ("cache", "--data", "q"), "texts prompt, answer", q='{"prompt": "a"}\n'),
+    _case("all tasks", ("cache", "--data", "q"), 'but "all"', q=LINE.replace('"t"', '"all"')),
+    _case("nowhere", ("cache", "nowhere"), "model: expected a folder"),
+    _case("another command", ("cache", "scenes"), "which is for mmaccel generate; take recall"),
+)
+CASES = (*PICTURES, *LISTS, *SUITES, *SPEED, *VISUAL, *CACHE, *OTHERS)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from mmaccel.demo.loading import load_demo
 from mmaccel.demo.scenes_vqa.data import TRAIN_SEED, make_examples
 from mmaccel.demo.scenes_vqa.processor import EOS, make_processor
 from mmaccel.demo.scenes_vqa.questions import Question
 from mmaccel.demo.scenes_vqa.views import split_views
-from mmaccel.demo.loading import load_demo
 from scripts.training import vqa, vqa_export, vqa_tower
 from scripts.training.data import IGNORE
 from scripts.training.generator import GeneratorTraining

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.catalog import METHODS
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import with_flags
 from mmaccel.errors import OptionError
@@ -144,7 +145,8 @@ def cache(
 def _parse_method(text: str) -> dict[str, Any]:
     """The name and the fields in `NAME[:field=value…]`, where the name may be a `module:Name`."""
     name, *own = text.split(":")
-    if own and "=" not in own[0]:
+    is_known = name.strip() in METHODS["kv_cache"] | METHODS["attention"]
+    if own and "=" not in own[0] and not is_known:
         name = f"{name}:{own.pop(0)}"
     options = shared.parse_fields(own, "--methods", "--methods snapkv:window=16")
     return {"name": TypedName(name.strip()), **options}
