@@ -18,6 +18,7 @@ from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.gpu.tables import GPU_TABLES
 from benchmarks.method_tables import TABLES
 from benchmarks.tables import (
+    cache_tables,
     canvas_tables,
     routes_tables,
     sampler_share_tables,
@@ -483,6 +484,7 @@ _OWN = {
     "visual-prefill": visual_prefill_tables,
     "fastv-eager": fastv_eager_tables,
     "visual-tokens": visual_tokens_tables,
+    "cache": cache_tables,
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }

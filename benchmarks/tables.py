@@ -2,14 +2,21 @@
 
 `routes_tables` are those of `benchmarks/routes.py`: what an attached policy costs. `canvas_tables`
 are those of `mmaccel bench --family canvas`: what canvas policies cost and make.
-`visual_tokens_tables` are those of `mmaccel evaluate visual-tokens`.
+`visual_tokens_tables` are those of `mmaccel evaluate visual-tokens`, `cache_tables` those of
+`mmaccel evaluate cache`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from mmaccel.evaluation.tables import SHOWN, grid, kind_cells, visual_tokens_cells
+from mmaccel.evaluation.tables import (
+    SHOWN,
+    cache_cells,
+    grid,
+    kind_cells,
+    visual_tokens_cells,
+)
 
 _CANVAS_HEADS = (
     "policy",
@@ -41,6 +48,17 @@ _VISUAL_HEADS = (
     "GFLOP of the prefill",
     "prefill, ms",
     "image to answer, ms",
+)
+_CACHE_HEADS = (
+    "method",
+    "budget",
+    "right, % (95 %)",
+    "less full",
+    "over `random`",
+    "entries kept, %",
+    "KiB a row",
+    "pass, ms",
+    "prefill, ms",
 )
 _ROUTE_NAMES = {
     "library": "transformers alone",
@@ -167,3 +185,37 @@ def visual_tokens_tables(reports: dict[str, dict[str, Any]]) -> str:
             ),
         ]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def cache_tables(reports: dict[str, dict[str, Any]]) -> str:
+    """Two tables for each report of cache policies and sparse attention, and for each of kvpress:
+    what each costs, and accuracy by task.
+    """
+    parts = []
+    for name in ("cache_sides", "kvpress_sides"):
+        for report in (r for r in reports.values() if name in r):
+            rows, tasks = report[name], report["task_names"]
+            parts += [
+                _describe_caches(report),
+                grid(_CACHE_HEADS, [cache_cells(row) for row in rows]),
+                "Right answers by task, %:",
+                grid(
+                    ("method", "budget", *tasks),
+                    [(*cache_cells(row)[:2], *kind_cells(row, tasks)) for row in rows],
+                ),
+            ]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def _describe_caches(report: dict[str, Any]) -> str:
+    machine = report["machine"]
+    shortest, longest = report["prompt_tokens"]
+    packages = [f"{name} {release}" for name, release in machine["versions"].items()]
+    used = [one for one in packages if one.split()[0] in ("torch", "transformers", "kvpress")]
+    note = f" {report['note']}" if "note" in report else ""
+    return (
+        f"`{report['model']}`, {report['questions']} questions of {len(report['task_names'])} "
+        f"tasks, prompts of {shortest} to {longest} tokens, batch {report['batch']}, "
+        f"{report['dtype']}; {machine['name']}, {machine['threads']} threads, {', '.join(used)}. "
+        f"Made by `{report['command']}`.{note}"
+    )

@@ -26,7 +26,7 @@ from mmaccel.evaluation.cache.methods import (
     parse_budgets,
     parse_methods,
 )
-from mmaccel.evaluation.visual_tokens.summary import paired_difference
+from mmaccel.evaluation.shares import paired_difference
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
 

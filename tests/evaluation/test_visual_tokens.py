@@ -21,6 +21,7 @@ from mmaccel.demo.scenes_vqa.data import make_examples
 from mmaccel.demo.scenes_vqa.processor import make_processor
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.quality.report import wilson
+from mmaccel.evaluation.shares import paired_difference
 from mmaccel.evaluation.visual_tokens import measure, prefill, questions, summary
 from mmaccel.evaluation.visual_tokens.methods import (
     CONTROLS,
@@ -201,15 +202,15 @@ def test_the_published_example_of_the_paired_interval() -> None:
     """`ci.prop.ps(.05, 12, 26, 4, 6)` of statpsych, by the same authors."""
     first = "0" * 12 + "1" * 26 + "0" * 4 + "1" * 6
     second = "0" * 12 + "0" * 26 + "1" * 4 + "1" * 6
-    found = summary.paired_difference(first, second)
+    found = paired_difference(first, second)
     assert found is not None
     assert (found["low"], found["high"]) == pytest.approx((0.2548067, 0.6251933), abs=1e-5)
     assert found["difference"] == pytest.approx(22 / 48, abs=1e-5)
     assert (found["only_first"], found["only_second"]) == (26, 4)
-    back = summary.paired_difference(second, first)
+    back = paired_difference(second, first)
     assert back is not None and back["high"] == pytest.approx(-found["low"])
-    assert summary.paired_difference("", second) is None
-    same = summary.paired_difference("1111", "1111")
+    assert paired_difference("", second) is None
+    same = paired_difference("1111", "1111")
     assert same is not None and same["low"] == -same["high"] < 0 == same["difference"]
 
 
@@ -262,12 +263,12 @@ def test_rows_against_a_slow_reference() -> None:
         whole = records["all tokens"]["right"]
         random_key = repr(mmaccel.RandomTokens(keep=side.keep))
         down = records[repr(mmaccel.Downsample(keep=side.keep))]["right"]
-        assert row["to_all"] == summary.paired_difference(record["right"], whole)
+        assert row["to_all"] == paired_difference(record["right"], whole)
         if side.name == "RandomTokens":
             assert row["to_random"] is None
         else:
             other = records[random_key]["right"]
-            assert row["to_random"] == summary.paired_difference(record["right"], other)
+            assert row["to_random"] == paired_difference(record["right"], other)
         some = [k for k in range(8) if (whole[k], down[k]) == ("1", "0")]
         assert row["informative"]["questions"] == len(some) > 0
         right = sum(record["right"][k] == "1" for k in some)

@@ -1,6 +1,6 @@
 """What the records of a measurement say: accuracy by task, costs, and paired differences.
 
-Intervals are those of `mmaccel.evaluation.visual_tokens.summary`.
+Intervals are those of `mmaccel.evaluation.shares`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from mmaccel.evaluation.cache.documents import ALL
 from mmaccel.evaluation.cache.measure import Record
 from mmaccel.evaluation.cache.methods import CHANCE, Side
-from mmaccel.evaluation.visual_tokens.summary import paired_difference, share_of
+from mmaccel.evaluation.shares import paired_difference, share_of
 
 
 def summarise(

@@ -1,10 +1,7 @@
 """What the records of a measurement say: accuracy by kind, costs, and paired differences.
 
-Shares have 95 % intervals by Wilson. Two sides answered the same questions, so their difference is
-that of paired shares; its interval is D. G. Bonett's and R. M. Price's adjusted one ("Adjusted Wald
-confidence interval for a difference of binomial proportions based on paired data", Journal of
-Educational and Behavioral Statistics 37, 2012), which holds for few disagreements too. Both take
-questions for independent; several about one image are not quite.
+Intervals are those of `mmaccel.evaluation.shares`. They take questions for independent; several
+about one image are not quite.
 
 Informative questions are those of VTC-Bench ("Are we using the right benchmark: an evaluation
 framework for visual token compression methods", arXiv:2510.07143): all tokens answer rightly, and
@@ -15,17 +12,15 @@ averaged instead (`Downsample`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from mmaccel.evaluation.quality.report import wilson
+from mmaccel.evaluation.shares import paired_difference, share_of
 from mmaccel.evaluation.visual_tokens.measure import Record
 from mmaccel.evaluation.visual_tokens.methods import ALL_TOKENS, DOWNSAMPLING, Side
 from mmaccel.evaluation.visual_tokens.questions import ALL
 
-_Z = 1.959964  # of a two-sided 95 %
 _COUNTED = ("visual_tokens", "layer_tokens", "flops")
 _TIMED = ("encoder_seconds", "prefill_seconds", "seconds")
 
@@ -85,16 +80,6 @@ def _accuracies(right: str, kinds: Sequence[str]) -> dict[str, Any]:
     return {kind: share_of(own) for kind, own in (by_kind | {ALL: right}).items()}
 
 
-def share_of(right: str) -> dict[str, Any] | None:
-    """The share of "1", its interval and the number of questions; None without any."""
-    if not right:
-        return None
-    share = right.count("1") / len(right)
-    low, high = wilson(share, len(right))
-    figures = {"right": share, "low": low, "high": high}
-    return {name: round(x, 5) for name, x in figures.items()} | {"questions": len(right)}
-
-
 def _costs(record: Record, batch: int, answered: int) -> dict[str, float]:
     rounds = len(record["seconds"])
     sizes = [min(batch, answered - k * batch) for k in range(rounds)]
@@ -103,32 +88,6 @@ def _costs(record: Record, batch: int, answered: int) -> dict[str, float]:
         name: fmean(record[name], weights=[float(size) for size in sizes]) for name in _COUNTED
     }
     return counted | {name: median(record[name][k] / sizes[k] for k in full) for name in _TIMED}
-
-
-def paired_difference(first: str, second: str) -> dict[str, Any] | None:
-    """Accuracy of the first less that of the second, on the questions that both have answered.
-
-    Args:
-        first, second: a character for each question, "1" where the answer is right.
-
-    Returns:
-        `difference`, its 95 % interval `low` and `high`, `only_first` and `only_second`: questions
-        that one of them alone answered rightly. None without questions.
-    """
-    pairs = list(zip(first, second, strict=False))
-    if not pairs:
-        return None
-    gained, lost = pairs.count(("1", "0")), pairs.count(("0", "1"))
-    n = len(pairs) + 2
-    up, down = (gained + 1) / n, (lost + 1) / n
-    half = _Z * math.sqrt((up + down - (up - down) ** 2) / n)
-    figures = {
-        "difference": (gained - lost) / len(pairs),
-        "low": max(up - down - half, -1.0),
-        "high": min(up - down + half, 1.0),
-    }
-    rounded = {name: round(x, 5) for name, x in figures.items()}
-    return rounded | {"only_first": gained, "only_second": lost}
 
 
 def keep_informative(right: str, whole: str, downsampled: str) -> str:
