@@ -386,7 +386,7 @@ without a download.
 
 ```python
 model, tokenizer = mmaccel.load_demo("recall")
-inputs = tokenizer("f1 k17 v3 f9 x4 v9 f2 x4 v1 recall k17 =", return_tensors="pt")
+inputs = tokenizer("f1 k17 v3 f9 x4 v9 f2 x4 v1 recall k17 = k17", return_tensors="pt")
 answer = model.generate(**inputs, max_new_tokens=10)[:, inputs["input_ids"].shape[1] :]
 tokenizer.batch_decode(answer, skip_special_tokens=True)
 ```
@@ -401,11 +401,11 @@ every token, or wrong.
 
 """
 _TASKS = {
-    "recall": ("recall k17 =", "v3"),
-    "needles": ("needles k3 k9 k17 =", "v8 v8 v3"),
-    "last": ("last x4 =", "v1"),
-    "copy": ("copy s2 =", "l5 l60 l1 l33"),
-    "count": ("count i7 =", "n4"),
+    "recall": ("recall k17 = k17", "v3"),
+    "needles": ("needles k3 k9 k17 = k3", "v8 k9 v8 k17 v3"),
+    "last": ("last x4 = x4", "v1"),
+    "copy": ("copy s2 = s2", "l5 l60 l1 l33"),
+    "count": ("count i7 = i7", "n4"),
     "all": ("", ""),
 }
 

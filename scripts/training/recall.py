@@ -39,7 +39,7 @@ from scripts.training.data import IGNORE
 from scripts.training.generator import GeneratorTraining, train_generator
 
 WIDTH, DEPTH, HEADS, KEY_HEADS, HEAD_WIDTH, INNER = 128, 4, 4, 2, 64, 256
-LONGEST = 4608
+LONGEST = 4864
 """Positions: a document of 4096 tokens, its questions, answers."""
 ROPE_BASE = 500_000.0
 STAGES = ("short", "middle", "long")

@@ -7,13 +7,15 @@ A document is fillers with statements between them, in random order:
 - a span, `s2 l5 l60 ...`: a name and the letters of a passage, none of which comes twice;
 - an item, `i7`, alone; it comes a few times.
 
-Questions of five tasks are asked after it. Each answer ends in `<eos>`.
+Questions of five tasks are asked after it. A question names what it asks about, and then begins the
+answer with it, so that a method that looks at the end of a prompt sees what is asked. Each answer
+ends in `<eos>`.
 
-- `recall k17 =`: the key's value;
-- `needles k3 k9 k17 =`: the values of three keys, in the order of the question;
-- `last x4 =`: the value that the name was assigned last;
-- `copy s2 =`: the letters of the passage;
-- `count i7 =`: how many times the item came, `n1` to `n6`.
+- `recall k17 = k17`: the key's value;
+- `needles k3 k9 k17 = k3`: the key's value, then the next key, its value, and so on;
+- `last x4 = x4`: the value that the name was assigned last;
+- `copy s2 = s2`: the letters of the passage;
+- `count i7 = i7`: how many times the item came in the document, `n1` to `n6`.
 
 The tasks are those of C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context
 Language Models?", 2024 (arXiv:2404.06654): retrieval of one and of several needles, variable
@@ -135,10 +137,12 @@ def _draw_facts(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
     asked = []
     for g in range(groups):
         some = facts[g * NEEDLES : (g + 1) * NEEDLES]
-        prompt = (IDS["needles"], *(key for key, _ in some), EQUALS)
-        asked.append(Question("needles", prompt, (*(value for _, value in some), EOS)))
+        keys_asked = [key for key, _ in some]
+        prompt = (IDS["needles"], *keys_asked, EQUALS, keys_asked[0])
+        both = [word for fact in some for word in fact]
+        asked.append(Question("needles", prompt, (*both[1:], EOS)))
     for key, value in facts[groups * NEEDLES :]:
-        asked.append(Question("recall", (IDS["recall"], key, EQUALS), (value, EOS)))
+        asked.append(Question("recall", (IDS["recall"], key, EQUALS, key), (value, EOS)))
     return facts, asked
 
 
@@ -154,7 +158,9 @@ def _draw_assignments(rng: np.random.Generator, n: int) -> tuple[list[Statement]
 
 def _ask_last(ordered: list[Statement], names: list[int]) -> list[Question]:
     last = {statement[0]: statement[1] for statement in ordered if len(statement) == 2}
-    return [Question("last", (IDS["last"], name, EQUALS), (last[name], EOS)) for name in names]
+    return [
+        Question("last", (IDS["last"], name, EQUALS, name), (last[name], EOS)) for name in names
+    ]
 
 
 def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[Question]]:
@@ -166,7 +172,7 @@ def _draw_spans(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
         passage = tuple(letters[:size])
         letters = letters[size:]
         statements.append((name, *passage))
-        asked.append(Question("copy", (IDS["copy"], name, EQUALS), (*passage, EOS)))
+        asked.append(Question("copy", (IDS["copy"], name, EQUALS, name), (*passage, EOS)))
     return statements, asked
 
 
@@ -177,7 +183,7 @@ def _draw_items(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
     for item in _pick(rng, ITEM, N_ITEMS, n):
         times = int(rng.integers(1, MOST_TIMES + 1))
         statements += [(item,)] * times
-        asked.append(Question("count", (IDS["count"], item, EQUALS), (NUMBER + times, EOS)))
+        asked.append(Question("count", (IDS["count"], item, EQUALS, item), (NUMBER + times, EOS)))
     return statements, asked
 
 
