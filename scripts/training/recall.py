@@ -29,7 +29,9 @@ from mmaccel.demo.recall.words import (
     EOS,
     LETTER,
     N_LETTERS,
+    N_NUMBERS,
     N_VALUES,
+    NUMBER,
     PAD,
     TASKS,
     VALUE,
@@ -45,20 +47,26 @@ ROPE_BASE = 500_000.0
 STAGES = ("short", "middle", "long")
 LENGTHS = {  # tokens of a document, drawn at random for each batch
     "short": (64, 96, 128),
-    "middle": (128, 256, 512),
+    "middle": (128, 256, 512, 1024),
     "long": (512, 1024, 2048, 2048),
 }
 CHECKED = {"short": (128, 512), "middle": (512, 2048), "long": (1024, 2048, 4096)}
 PLANS = {  # `batch` counts tokens of documents
-    "short": GeneratorTraining(steps=3000, fall=500, batch=4096, snapshots=(), mixed=False),
-    "middle": GeneratorTraining(steps=1500, fall=500, batch=8192, snapshots=(), mixed=False),
-    "long": GeneratorTraining(
-        steps=600, fall=400, batch=8192, rate=1.5e-3, rate_rest=1e-3, snapshots=(), mixed=False
+    "short": GeneratorTraining(
+        steps=2200, fall=200, batch=2048, average=0.95, snapshots=(), mixed=False
     ),
-}
+    "middle": GeneratorTraining(
+        steps=500, fall=200, batch=4096, average=0.98, snapshots=(), mixed=False
+    ),
+    "long": GeneratorTraining(
+        steps=250, fall=200, batch=4096, rate=1.5e-3, rate_rest=1e-3, warmup=20, average=0.98,
+        snapshots=(), mixed=False,
+    ),
+}  # fmt: skip
 _SKIPS = 8
 _END_WEIGHT = 0.2
 _LETTER_WEIGHT = 0.2
+_NUMBER_WEIGHT = 3.0
 _LENGTH, _POSITIONS = 1, 2
 
 
@@ -212,13 +220,14 @@ class Recall:
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
         """See `Task`: nats per token of the answers; ends and letters, of which there are many,
-        count less.
+        count less, and numbers more, which are learnt last.
         """
         words, positions = ids.unbind(1)
         logits, target = answer_logits(model, words, labels, positions)
         weights = torch.ones(len(WORDS), device=logits.device)
         weights[EOS] = _END_WEIGHT
         weights[LETTER : LETTER + N_LETTERS] = _LETTER_WEIGHT
+        weights[NUMBER : NUMBER + N_NUMBERS] = _NUMBER_WEIGHT
         return cross_entropy(logits, target, weights)
 
     @torch.no_grad()
