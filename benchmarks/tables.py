@@ -54,7 +54,7 @@ _CACHE_HEADS = (
     "budget",
     "right, % (95 %)",
     "less full",
-    "over `random`",
+    "over random",
     "entries kept, %",
     "KiB a row",
     "pass, ms",

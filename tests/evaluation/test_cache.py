@@ -19,6 +19,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.cache import documents, measure, plots, summary
 from mmaccel.evaluation.cache.documents import TextModel, TextQuestion
 from mmaccel.evaluation.cache.methods import (
+    CHANCE,
     FULL,
     Method,
     Side,
@@ -160,7 +161,7 @@ def test_answers_end_with_the_last_row(text_model: TextModel, asked: list[TextQu
 
 def test_rows_against_a_slow_reference() -> None:
     rng = random.Random(3)
-    chance = Method("kv_cache", "random")
+    chance = Method("kv_cache", CHANCE)
     sides = [Side(), *(Side(m, b) for m in (chance, SNAP) for b in (0.5, 0.25)), Side(QUEST)]
     tasks = rng.choices("xyz", k=8)
     records = {
@@ -189,7 +190,7 @@ def test_rows_against_a_slow_reference() -> None:
             assert row["to_full"] is row["to_random"] is None
             continue
         assert row["to_full"] == paired_difference(record["right"], records[FULL]["right"])
-        by_chance = records.get(f"random at {side.budget}")
+        by_chance = records.get(f"{CHANCE} at {side.budget}")
         if side.method == SNAP and by_chance is not None:
             assert row["to_random"] == paired_difference(record["right"], by_chance["right"])
         else:
@@ -220,7 +221,7 @@ def test_names_and_budgets() -> None:
     quest = parse_methods([{"name": "quest", "block": 8}])
     assert quest[-1] == Method("attention", "quest", {"block": 8})
     assert len(quest) == len(every) - len(METHODS["kv_cache"] | METHODS["attention"]) + 1 + (
-        "random" in METHODS["kv_cache"]
+        CHANCE in METHODS["kv_cache"]
     )
     assert quest[-1].label == "quest:block=8" and quest[-1].takes_budget
     fixed = Method("kv_cache", "snapkv", {"budget": 64})

@@ -20,7 +20,7 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 
 FULL = "full cache"
 SLOTS = ("kv_cache", "attention")
-CHANCE = "random"
+CHANCE = "random-eviction"
 CONTROLS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("kv_cache", CHANCE, {}),
     ("kv_cache", "streaming-llm", {"sinks": 0}),
@@ -48,15 +48,17 @@ class Method:
 
     @property
     def takes_budget(self) -> bool:
-        """Whether its budget may be chosen."""
+        """Whether its budget may be chosen: not where its own fields or another rule fix it, so
+        that its budget is all by default.
+        """
         if not self.slot or "budget" in self.options:
             return False
         entry = METHODS[self.slot].get(self.name)
         target = find_own(self.slot, self.name) if entry is None else entry.target
         assert target is not None
         preset = {} if entry is None else entry.preset
-        names = {one.name for one in fields(load(target)) if one.init}
-        return "budget" in names - preset.keys()
+        defaults = {one.name: one.default for one in fields(load(target)) if one.init}
+        return "budget" in defaults.keys() - preset.keys() and defaults["budget"] != 1.0
 
 
 @dataclass(frozen=True)
