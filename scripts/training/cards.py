@@ -405,7 +405,7 @@ _TASKS = {
     "needles": ("needles k3 k9 k17 = k3", "v8 k9 v8 k17 v3"),
     "last": ("last x4 = x4", "v1"),
     "copy": ("copy s2 = s2", "l5 l60 l1 l33"),
-    "count": ("count i7 = i7", "n4"),
+    "count": ("count i7 = i7", "n2"),
     "all": ("", ""),
 }
 

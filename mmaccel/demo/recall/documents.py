@@ -15,7 +15,7 @@ ends in `<eos>`.
 - `needles k3 k9 k17 = k3`: the key's value, then the next key, its value, and so on;
 - `last x4 = x4`: the value that the name was assigned last;
 - `copy s2 = s2`: the letters of the passage;
-- `count i7 = i7`: how many times the item came in the document, `n1` to `n6`.
+- `count i7 = i7`: how many times the item came in the document, `n1` to `n3`.
 
 The tasks are those of C.-P. Hsieh et al., "RULER: What's the Real Context Size of Your Long-Context
 Language Models?", 2024 (arXiv:2404.06654): retrieval of one and of several needles, variable
@@ -58,7 +58,7 @@ VALIDATION_SEED = 32
 EVALUATION_SEED = 33
 SHORTEST = 64
 NEEDLES = 3
-MOST_TIMES = 6  # an item comes
+MOST_TIMES = 3  # an item comes
 _MOST_ASSIGNED = 4  # times that a name is assigned
 _SPAN_LETTERS = (4, 8)
 
