@@ -102,7 +102,7 @@ def make_document(seed: int, index: int, length: int) -> Document:
     facts, asked = _draw_facts(rng, min(max(length // 16, 8), 64))
     names, asked_last = _draw_assignments(rng, min(max(length // 64, 2), 16))
     spans, asked_copy = _draw_spans(rng, min(max(length // 256, 2), 6))
-    items, asked_count = _draw_items(rng, min(max(length // 128, 2), 10))
+    items, asked_count = _draw_items(rng, min(max(length // 32, 2), 14))
     statements = [*facts, *names, *spans, *items]
     order = rng.permutation(len(statements))
     # assignments of a name are equal until here: their order is that of the permutation
