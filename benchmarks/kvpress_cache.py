@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from mmaccel.demo.recall.documents import list_questions  # noqa: E402
-from mmaccel.demo.recall.words import EOS, TASKS  # noqa: E402
+from mmaccel.demo.recall.words import ANSWERED, EOS  # noqa: E402
 from mmaccel.evaluation.shares import paired_difference, share_of  # noqa: E402
 
 FULL = "full cache"
@@ -173,7 +173,7 @@ def answer(
 
 
 def _accuracies(right: str, tasks: Sequence[str]) -> dict[str, Any]:
-    own = {task: "" for task in TASKS}
+    own = {task: "" for task in ANSWERED}
     for is_right, task in zip(right, tasks, strict=True):
         own[task] += is_right
     return {task: share_of(found) for task, found in (own | {"all": right}).items()}

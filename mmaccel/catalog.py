@@ -328,7 +328,10 @@ VISION_DEMO = "mmaccel.demo.loading:load_demo"
 """Loads a model of `VISION_MODELS`, or `recall`: "module:function" of its name."""
 
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
-TEXT_MODELS = {"grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench"}
+TEXT_MODELS = {
+    "grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench",
+    "recall": "answers questions about long documents; for mmaccel evaluate cache",
+}
 
 
 def policy_names(kind: str = "window") -> list[str]:

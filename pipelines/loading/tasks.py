@@ -13,20 +13,25 @@ from mmaccel.errors import OptionError
 
 
 class Task(NamedTuple):
-    """What a command does, the pipeline of the same, and a model to try, "" where none ships."""
+    """What a command does, the pipeline of the same, a model to try, "" where none ships, and what
+    stands before a model's name on its command line.
+    """
 
     does: str
     pipeline: str
     demo: str = ""
+    option: str = "--model "
 
 
 _TEXTS = "bench --family canvas"
+_CACHES = "evaluate cache"
 TASKS = {
     "generate": Task("makes images from prompts", "TextToImage", "scenes"),
     "answer": Task("answers questions about images", "ImageToText", "scenes-vqa"),
     "speak": Task("speaks texts", "TextToSpeech"),
     "animate": Task("continues images to clips", "ImageToVideo"),
     _TEXTS: Task("fills in short texts", "docs/canvas.md"),
+    _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
 }
 _MAKES_IMAGES = ("janus", "emu3", "chameleon", "chameleon_xllmx", "imagegpt")  # some also answer
 _PIPELINES = ("GlmImagePipeline",)
@@ -54,10 +59,10 @@ def check_task(name: Any, command: str, option: str = "model") -> None:
     if own is None or own == command:
         return
     wanted, found = TASKS[command], TASKS[own]
-    instead = f"give --model {wanted.demo}, or run" if wanted.demo else "run"
+    instead = f"give {wanted.option}{wanted.demo}, or run" if wanted.demo else "run"
     raise OptionError(
         f"{option}: expected a model that {wanted.does} ({wanted.pipeline}), received {name}, "
-        f"which {found.does} ({found.pipeline}); {instead} mmaccel {own} --model {name}"
+        f"which {found.does} ({found.pipeline}); {instead} mmaccel {own} {found.option}{name}"
     )
 
 
@@ -68,7 +73,10 @@ def find_command(folder: Path) -> str | None:
         UnsupportedModelError: a configuration that cannot be read.
     """
     if isfile(folder / "words.json"):
-        return _TEXTS if "tasks" in _read(folder / "words.json") else "generate"
+        words = _read(folder / "words.json")
+        if "questions" in words:
+            return _CACHES
+        return _TEXTS if "tasks" in words else "generate"
     if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:
         return "generate"
     config = _read(folder / "config.json")

@@ -397,7 +397,8 @@ Documents, tasks and words: `mmaccel.demo.recall`. What cache policies cost on i
 ## Right answers
 
 Greedy, full cache, documents that training never saw, one question each; an answer is right in
-every token, or wrong.
+every token, or wrong. *All* leaves out counting, which the model has not learnt: a guess is right
+one time in three. `mmaccel evaluate cache` does not ask it.
 
 """
 _TASKS = {

@@ -47,7 +47,7 @@ ROPE_BASE = 500_000.0
 STAGES = ("short", "middle", "long")
 LENGTHS = {  # tokens of a document, drawn at random for each batch
     "short": (64, 96, 128),
-    "middle": (128, 256, 512, 1024),
+    "middle": (64, 64, 96, 128, 128, 256, 512, 1024),
     "long": (512, 1024, 2048, 2048),
 }
 CHECKED = {"short": (128, 512), "middle": (512, 2048), "long": (1024, 2048, 4096)}
@@ -56,7 +56,7 @@ PLANS = {  # `batch` counts tokens of documents
         steps=2200, fall=200, batch=2048, average=0.95, snapshots=(), mixed=False
     ),
     "middle": GeneratorTraining(
-        steps=500, fall=200, batch=4096, average=0.98, snapshots=(), mixed=False
+        steps=1000, fall=200, batch=2048, average=0.98, snapshots=(), mixed=False
     ),
     "long": GeneratorTraining(
         steps=250, fall=200, batch=4096, rate=1.5e-3, rate_rest=1e-3, warmup=20, average=0.98,
@@ -66,7 +66,7 @@ PLANS = {  # `batch` counts tokens of documents
 _SKIPS = 8
 _END_WEIGHT = 0.2
 _LETTER_WEIGHT = 0.2
-_NUMBER_WEIGHT = 3.0
+_NUMBER_WEIGHT = 0.5
 _LENGTH, _POSITIONS = 1, 2
 
 
@@ -220,7 +220,7 @@ class Recall:
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
         """See `Task`: nats per token of the answers; ends and letters, of which there are many,
-        count less, and numbers more, which are learnt last.
+        and numbers, which are not learnt, count less.
         """
         words, positions = ids.unbind(1)
         logits, target = answer_logits(model, words, labels, positions)

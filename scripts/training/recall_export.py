@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmaccel.demo.loading import load_demo
 from mmaccel.demo.recall.documents import EVALUATION_SEED, Question, list_questions
-from mmaccel.demo.recall.words import TASKS, make_tokenizer
+from mmaccel.demo.recall.words import ANSWERED, TASKS, WORDS, make_tokenizer
 from scripts.training.cards import write_recall_card
 from scripts.training.export import (
     GENERATOR_FILES,
@@ -45,6 +45,8 @@ def export_recall(work: str | Path, target: str | Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     copy_files(source, target, GENERATOR_FILES)
     make_tokenizer().save_pretrained(target)
+    words = {"words": list(WORDS), "questions": list(ANSWERED)}
+    (target / "words.json").write_text(json.dumps(words, indent=2) + "\n", encoding="utf-8")
 
 
 def export_recall_card(
@@ -108,15 +110,17 @@ def measure_answers(
         seed: of the documents.
 
     Returns:
-        By task, and under `all`: `right`, `low`, `high` in 0..1, and `questions`.
+        By task, and under `all` of those in `ANSWERED`: `right`, `low`, `high` in 0..1, and
+        `questions`.
     """
     right: dict[str, list[bool]] = defaultdict(list)
-    for document, question in list_questions(per_task, length, seed):
+    for document, question in list_questions(per_task, length, seed, TASKS):
         ids = torch.tensor([[*document.tokens, *question.prompt, *question.answer]])
         logits = model(ids[:, :-1], logits_to_keep=len(question.answer)).logits
         found = _is_right(logits[0], question)
         right[question.task].append(found)
-        right["all"].append(found)
+        if question.task in ANSWERED:
+            right["all"].append(found)
     shares = {}
     for task in (*TASKS, "all"):
         low, high = interval(sum(right[task]), len(right[task]))

@@ -13,6 +13,7 @@ from scripts.training.cards import (
     write_features_card,
     write_grammar_card,
     write_masked_card,
+    write_recall_card,
     write_scenes_card,
     write_vqa_card,
 )
@@ -25,6 +26,7 @@ CARDS = {
     "scenes-masked": write_masked_card,
     "grammar-masked": write_grammar_card,
     "scenes-vqa": write_vqa_card,
+    "recall": write_recall_card,
 }
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

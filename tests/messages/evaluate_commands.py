@@ -208,6 +208,10 @@ CACHE = (
     _case("no task", ("cache", "--data", "q"), "texts prompt, answer", q='{"prompt": "a"}\n'),
     _case("all tasks", ("cache", "--data", "q"), 'but "all"', q=LINE.replace('"t"', '"all"')),
     _case("nowhere", ("cache", "nowhere"), "model: expected a folder"),
-    _case("another command", ("cache", "scenes"), "which is for mmaccel generate; take recall"),
+    _case(
+        "another command",
+        ("cache", "scenes"),
+        "give recall, or run mmaccel generate --model scenes",
+    ),
 )
 CASES = (*PICTURES, *LISTS, *SUITES, *SPEED, *VISUAL, *CACHE, *OTHERS)

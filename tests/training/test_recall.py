@@ -109,5 +109,5 @@ def test_three_stages_go_on_where_they_were_stopped(tiny: None, tmp_path: Path) 
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, average[name].half().float()), name
     card = recall_export.export_recall_card(tmp_path / "run", tmp_path / "out", 1, ["A note."])
-    assert card["right"]["64"]["all"]["questions"] == 5
+    assert card["right"]["64"]["all"]["questions"] == 4
     assert "A note." in (tmp_path / "out" / "README.md").read_text()

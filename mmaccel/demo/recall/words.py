@@ -10,6 +10,8 @@ from typing import Any
 
 PAD, BOS, EOS, UNKNOWN, EQUALS = range(5)
 TASKS = ("recall", "needles", "last", "copy", "count")
+ANSWERED = ("recall", "needles", "last", "copy")
+"""Tasks that the embedded model has learnt; counting it has not."""
 
 N_KEYS, N_NAMES, N_SPANS, N_ITEMS = 96, 32, 16, 16
 N_VALUES, N_LETTERS, N_NUMBERS, N_FILLERS = 64, 64, 8, 48

@@ -25,9 +25,10 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.limits import parse_json, read_lines
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model, load_processor
 from mmaccel.pipelines.loading.sources import find_model
-from mmaccel.pipelines.loading.tasks import find_command, find_demos
+from mmaccel.pipelines.loading.tasks import check_task
 
 DEMO = "recall"
+_COMMAND = "evaluate cache"
 ALL = "all"  # questions of all tasks together
 _FIELDS = ("prompt", "answer", "task")
 
@@ -97,13 +98,9 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> TextModel:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    source = find_model(name, {DEMO: DEMO_WEIGHTS / DEMO, **find_demos()})
-    own = find_command(source)
-    if own is not None:
-        raise OptionError(
-            f"model: expected a language model with its tokenizer, received {name}, which is for "
-            f"mmaccel {own}; take {DEMO}, or a folder with such a model"
-        )
+    check_task(name, _COMMAND)
+    source = find_model(name, {DEMO: DEMO_WEIGHTS / DEMO})
+    check_task(source, _COMMAND)
     load_config = LoadConfig(device=device, dtype=dtype)
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     model = load_model(AutoModelForCausalLM, source, load_config)
