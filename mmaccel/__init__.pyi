@@ -6,7 +6,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.contracts import TokenModel
 from mmaccel.contracts import VisualTokenizer
 from mmaccel.custom_generate import decoder
-from mmaccel.demo.vision import load_demo
+from mmaccel.demo.loading import load_demo
 from mmaccel.errors import AttachError
 from mmaccel.errors import BusyError
 from mmaccel.errors import MMAccelError

@@ -145,7 +145,7 @@ def _cost(folder: Path) -> dict[str, Any]:
     dropped = ("share", "pictures", "distinct")
     return {
         "steps": plan["steps"],
-        "done": lines[-1]["step"],
+        "done": min(lines[-1]["step"], plan["steps"]),  # fewer where a run went back
         "fall": plan["fall"],
         "batch": plan["batch"],
         "lengths": sorted(set(LENGTHS[folder.name])),

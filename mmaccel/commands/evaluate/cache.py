@@ -13,6 +13,7 @@ from mmaccel.commands import options as shared
 from mmaccel.commands.flags import with_flags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
+from mmaccel.options import LoadOptions
 from mmaccel.own_code import TypedName
 
 _HELP_MODEL = "recall, a folder with weights of it, or a causal language model (with --data)"
@@ -95,17 +96,17 @@ def cache(
     from mmaccel.evaluation.cache.methods import list_sides, parse_budgets, parse_methods
     from mmaccel.evaluation.cache.plots import draw_plots
     from mmaccel.evaluation.visual_tokens.questions import digest_weights
-    from mmaccel.loading import choose_names
+    from mmaccel.loading import place
     from mmaccel.outputs.whole_files import write_whole
     from mmaccel.pipelines.loading.placement import choose_dtype
 
     flags.check()
-    device, dtype = choose_names(device, dtype)
+    load = place(LoadOptions(device=device, dtype=dtype))
     texts = shared.split_values("--methods", flags.methods)
     methods = parse_methods(_parse_method(text) for text in texts)
     budgets = parse_budgets(shared.split_values("--budgets", flags.budgets))
     asked = None if flags.data is None else read_questions(flags.data, flags.questions)
-    text_model = open_model(model, device, choose_dtype(dtype))
+    text_model = open_model(model, load.device, choose_dtype(load.dtype))
     if asked is None:
         if not text_model.is_demo:
             raise OptionError(
@@ -120,7 +121,7 @@ def cache(
     sides, left_out = list_sides(text_model.model, methods, budgets, lengths[0])
     tasks = sorted({question.task for question in asked})
     report = new_report(
-        device,
+        load.device,
         model=model,
         weights=digest_weights(text_model.model),
         data=None if flags.data is None else flags.data.name,
@@ -129,12 +130,12 @@ def cache(
         prompt_tokens=[lengths[0], lengths[-1]],
         batch=flags.batch_size,
         max_new_tokens=max_new_tokens,
-        dtype=dtype,
+        dtype=load.dtype,
         left_out=left_out,
         budgets=budgets,
         task_names=tasks,
     )
-    report["device"] = device
+    report["device"] = load.device
     report["tasks"] = " ".join(str(tasks.index(question.task)) for question in asked)
     _run(report, text_model, asked, sides, flags.json_file)
     if flags.plot is not None:
