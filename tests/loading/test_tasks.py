@@ -39,7 +39,7 @@ def test_another_command_is_named(command: str, name: str) -> None:
             CLASSES[command].from_pretrained(given)
         message = str(caught.value)
         assert TASKS[command].pipeline in message and TASKS[own].does in message
-        assert f"mmaccel {own} --model {given}" in message
+        assert f"mmaccel {own} {TASKS[own].option}{given}" in message
 
 
 @pytest.mark.parametrize(
