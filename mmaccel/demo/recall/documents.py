@@ -132,23 +132,23 @@ def _draw_facts(rng: np.random.Generator, n: int) -> tuple[list[Statement], list
     """Facts about n keys: about half are asked together, the others alone."""
     keys = _pick(rng, KEY, N_KEYS, n)
     values = (VALUE + rng.integers(N_VALUES, size=n)).tolist()
-    facts = list(zip(keys, values, strict=True))
+    facts: list[Statement] = list(zip(keys, values, strict=True))
     groups = max(1, n // (2 * NEEDLES))
     asked = []
     for g in range(groups):
         some = facts[g * NEEDLES : (g + 1) * NEEDLES]
-        keys_asked = [key for key, _ in some]
+        keys_asked = keys[g * NEEDLES : (g + 1) * NEEDLES]
         prompt = (IDS["needles"], *keys_asked, EQUALS, keys_asked[0])
         both = [word for fact in some for word in fact]
         asked.append(Question("needles", prompt, (*both[1:], EOS)))
-    for key, value in facts[groups * NEEDLES :]:
+    for key, value in zip(keys[groups * NEEDLES :], values[groups * NEEDLES :], strict=True):
         asked.append(Question("recall", (IDS["recall"], key, EQUALS, key), (value, EOS)))
     return facts, asked
 
 
 def _draw_assignments(rng: np.random.Generator, n: int) -> tuple[list[Statement], list[int]]:
     """Assignments of n names, and the names that are asked."""
-    statements = []
+    statements: list[Statement] = []
     names = _pick(rng, NAME, N_NAMES, n)
     for name in names:
         times = int(rng.integers(2, _MOST_ASSIGNED + 1))
