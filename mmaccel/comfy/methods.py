@@ -182,6 +182,7 @@ def method_inputs(
     return tuple(
         field_input(field, notes[field.name], _taken(build, field.name))
         for field in fields(cls)
+        if field.init
         if field.name not in left_out
     )
 

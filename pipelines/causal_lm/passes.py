@@ -199,7 +199,7 @@ class WindowPasses:
         if caches.steps is not None or not attends:
             return None
         return WindowPass(
-            indices[:, 0],
+            indices[:, 0].contiguous() if entries.start is None else entries.start,
             caches.windows,
             caches.layers,
             by_kernel=by_kernel,

@@ -121,7 +121,8 @@ class LayerStores:
             fields: further fields of `WindowPass`.
         """
         self.prepare(indices, reads)
-        return WindowPass(indices[:, 0], self.windows, self.layers, reads=reads, **fields)
+        start = indices[:, 0].contiguous()  # once, and not by the kernel in every layer
+        return WindowPass(start, self.windows, self.layers, reads=reads, **fields)
 
     def read(self, index: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values `[B, H, N, D]` of every layer at cache indices `[B, N]` of B rows.

@@ -17,7 +17,7 @@ from mmaccel import OptionError
 from mmaccel.cli import main
 from mmaccel.comfy.loading import LoadedModel
 from mmaccel.comfy.speech import pad_sounds
-from mmaccel.demo import vision
+from mmaccel.demo import loading as demo_loading
 from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
 from mmaccel.results import Stats
 from tests.comfy.fake_comfy import Host, policy, run
@@ -81,7 +81,11 @@ def test_methods_for_layers_reach_the_run(
     word: str, node: str, slot: str, kind_of: KindOf, loaded: Load
 ) -> None:
     kind = kind_of(word)
-    fields = {"budget": 4, "window": 2} if slot == "kv_cache" else {"budget": 0.5, "block": 4}
+    fields = (
+        {"budget": 4, "window": 2}
+        if slot == "kv_cache"
+        else {"budget": 0.1, "block": 1, "first_layer": 0}
+    )
     method = run(node, **fields).values[0]
     _, *_, record = kind.make(loaded(kind), batch_size=kind.rows, **{slot: method})
     assert repr(method) in record.stats.reference
@@ -188,7 +192,7 @@ def test_what_only_a_speaker_knows_is_said_in_its_node(
 def test_weights_that_are_not_there_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind_of: KindOf, tiny_folder: Path
 ) -> None:
-    monkeypatch.setattr(vision, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(demo_loading, "WEIGHTS", tmp_path)
     with pytest.raises(OptionError, match="scripts.training vqa"):
         run("LoadVisionModel")
     for word in ("Speech", "Video"):

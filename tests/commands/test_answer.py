@@ -15,7 +15,7 @@ from PIL import Image
 import mmaccel
 from mmaccel import ImageToText
 from mmaccel.cli import main
-from mmaccel.demo import vision
+from mmaccel.demo import loading as demo_loading
 from mmaccel.outputs import whole_files
 from mmaccel.pipelines.image_to_text.kept_picture import draw_kept
 from tests.fixtures.tiny_vlms import encodes_first
@@ -190,7 +190,7 @@ def test_what_the_model_refuses_makes_no_folder(
 def test_the_embedded_model_is_the_default_and_says_how_to_make_it(
     files: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(vision, "WEIGHTS", tmp_path / "weights")
+    monkeypatch.setattr(demo_loading, "WEIGHTS", tmp_path / "weights")
     assert main(["answer", files[0], QUESTION]) == 2
     assert "python -m scripts.training vqa" in capsys.readouterr().err
     build_vqa().save_pretrained(tmp_path / "weights" / "scenes-vqa")

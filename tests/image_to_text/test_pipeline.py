@@ -12,7 +12,7 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import ImageToText, OptionError
-from mmaccel.demo import vision
+from mmaccel.demo import loading as demo_loading
 from mmaccel.demo.scenes_vqa.processor import IMAGE, make_processor
 from mmaccel.pipelines.image_to_text.prompts import make_inputs, read_image
 from tests.fixtures.tiny_vlms import build_vlm, encodes_first
@@ -225,7 +225,7 @@ def test_from_a_folder(tmp_path: Path, model: Any, pipe: ImageToText) -> None:
 def test_the_embedded_model_has_its_own_loader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vision, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(demo_loading, "WEIGHTS", tmp_path)
     with pytest.raises(OptionError, match="scripts.training vqa"):
         ImageToText.from_pretrained("scenes-vqa")
     build_vqa().save_pretrained(tmp_path / "scenes-vqa")

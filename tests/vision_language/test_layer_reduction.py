@@ -43,8 +43,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, tuple[Tensor, Tensor]]:
     found: dict[int, tuple[Tensor, Tensor]] = {}
     run = PrefillPass.run
 
-    def record(self: PrefillPass) -> PromptStates:
-        states = run(self)
+    def record(self: PrefillPass, *given: Any) -> PromptStates:
+        states = run(self, *given)
         found.update({cut.first: (cut.columns, cut.mask) for cut in states.cuts})
         return states
 
