@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, Field, dataclass, replace
+from dataclasses import MISSING, Field, dataclass
 from typing import Any, Literal
 
 from mmaccel.catalog import METHODS
@@ -139,8 +139,7 @@ def field_input(field: Field[Any], note: str, choices: Sequence[str]) -> Widget 
         bounds = _NUMBERS.get(name, (0.0, _LARGE, 0.01))
         return number(name, "float", default, note, Numbers(*bounds, unset))
     if "int" in types:
-        found = _integer(name, types, default, note)
-        return replace(found, is_seed=name == "seed")
+        return _integer(name, types, default, note)
     return _text(name, default, note, choices, is_optional=is_optional)
 
 
