@@ -108,8 +108,8 @@ class Pass:
     entries read all of its scale; a step of C codebooks is one entry, the sum of their embeddings.
 
     Attributes:
-        tokens: `[R, W]` int64; or `[R, W, D]` floating point, what the layers take in the place of
-            embeddings of tokens, for a model that `takes_embeddings`.
+        tokens: `[R, W]` int64; or `[R, W, D]` floating point, embeddings that the layers take
+            as they are, for a model that `takes_embeddings`.
         start: `[R]` int64, the first cache index of each row; None where `cache_indices` are given.
         positions: `[R, W]` int64, not negative; None: they follow from the cache indices.
         parents: `[R, W]` int64, a tree: the entry that each entry follows, smaller than its own

@@ -13,7 +13,6 @@ from torch import Tensor
 from mmaccel.kernels.window_attention import Blocks
 
 _NOWHERE = 2**30  # behind every query
-_COPIED = 2**21  # bytes of keys and values that are copied together at a time
 
 
 def gathered_attention(
@@ -41,8 +40,7 @@ def gathered_attention(
     Returns:
         `[R, Hq, W, D]` of q's dtype.
 
-    Cost: a copy of the listed keys and values and scores `[R, Hq, W, NB * size]`, of a few heads at
-    a time.
+    Cost: a copy of the listed keys and values, and scores `[R, Hq, W, NB * size]`.
     """
     heads, capacity = k.shape[1:3]
     width = q.shape[2]
@@ -53,7 +51,6 @@ def gathered_attention(
     at = at.masked_fill(~is_listed, _NOWHERE).flatten(2)  # [R, H, M]
 
     index = at.clamp(max=capacity - 1).long()
-    dtype = torch.promote_types(q.dtype, torch.float32)
     # a query sees listed keys up to its own position
     ahead = (at - start[:, None, None].int())[:, :, None]  # [R, H, 1, M], positions after the first
     entry = torch.arange(width, device=k.device, dtype=torch.int32)[:, None]  # [W, 1]
@@ -65,24 +62,18 @@ def gathered_attention(
         hidden = (at == _NOWHERE)[:, :, None] | ~reads[:, None].expand(-1, heads, -1, -1).gather(
             3, wide
         )
-    groups = q.shape[1] // heads
+    keys, values = _gather(k, index), _gather(v, index)  # [R, H, M, D]
     packed = q.unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
-    hidden = hidden.expand(-1, heads, -1, -1)
-    # a few heads at a time: what was copied is read again while it is in the processor's cache
-    n_copied = 2 * len(q) * at.shape[2] * k.shape[3] * k.element_size()  # bytes a head
-    step = max(_COPIED // n_copied, 1) if n_copied else heads
-    found = []
-    for first in range(0, heads, step):
-        some = slice(first, first + step)
-        keys = _gather(k[:, some], index[:, some])  # [R, n, M, D]
-        scores = (packed[:, some] @ keys.mT).to(dtype).mul_(scale)
-        if softcap is not None:
-            scores = softcap * (scores / softcap).tanh()
-        scores = scores.unflatten(2, (groups, width))
-        scores = scores.masked_fill_(hidden[:, some, None], torch.finfo(dtype).min)
-        weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)
-        found.append(weights @ _gather(v[:, some], index[:, some]))
-    return torch.cat(found, 1).unflatten(2, (groups, width)).flatten(1, 2)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    scores = (packed @ keys.mT).to(dtype).mul_(scale)
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
+    groups = q.shape[1] // heads
+    scores = scores.unflatten(2, (groups, width)).masked_fill_(
+        hidden[:, :, None], torch.finfo(dtype).min
+    )
+    weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
+    return (weights @ values).unflatten(2, (groups, width)).flatten(1, 2)
 
 
 def _gather(states: Tensor, index: Tensor) -> Tensor:

@@ -179,6 +179,8 @@ class StaticModelBuffers:
             return f"its cache is evicted while it decodes ({self.methods.kv_cache!r})"
         attention = drafts.attention
         method = attention if isinstance(attention, AttentionMethod) else None
+        if method is not None and method.chooses_prompts:
+            return f"{method.name} chooses for the queries of a prompt alone"
         found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]
         return found
 

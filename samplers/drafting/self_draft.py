@@ -110,7 +110,13 @@ class SelfDraft(SelfDrafting):
     method: Any = field()
 
     def __post_init__(self) -> None:
-        check_method("attention", self.method, Method, "mmaccel.Quest(budget=0.05)")
+        example = "mmaccel.Quest(budget=0.05)"
+        check_method("attention", self.method, Method, example)
+        if self.method.slot != "attention":
+            raise OptionError(
+                f"SelfDraft: expected a method of attention such as {example}, received "
+                f"{self.method!r}; it goes into {self.method.slot}="
+            )
 
     @property
     def attention(self) -> Method:

@@ -305,6 +305,16 @@ def test_models_that_cannot() -> None:
         policy.sample(window, prompt, 4, **given)
 
 
+def test_methods_that_choose_nothing_for_drafts() -> None:
+    with pytest.raises(OptionError, match=r"received SnapKV\(.*; it goes into kv_cache="):
+        mmaccel.SelfDraft(mmaccel.SnapKV(budget=64))
+    with pytest.raises(OptionError, match="expected a method such as"):
+        mmaccel.SelfDraft("quest")
+    policy = Jacobi(window=4, drafts=mmaccel.SelfDraft(mmaccel.XAttention()))
+    with pytest.raises(OptionError, match="XAttention chooses for the queries of a prompt alone"):
+        decode(policy)
+
+
 def test_a_run_that_has_ended_leaves_nothing_behind() -> None:
     window = CausalLMWindow(build_lm("llama"))
     prompt = make_prompt(rows_of(1))
