@@ -50,6 +50,13 @@ POLICIES: tuple[Policy, ...] = (
 )
 BATCHES = ((1, 1), (1, 4), (3, 4), (8, 1))  # rows, passes between two reads of the host
 SCALES = (1.0, 2.5)
+CASES = (
+    "scenes, fused",
+    "tiny llama, fused",
+    "scenes, own forward",
+    "tiny llama, own forward",
+)
+ATTACHED = "attached"  # the tiny Llama through `attach`
 LENGTH = 48
 GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.25}  # of scores without guidance; it multiplies them
 LEAST = 0.9  # share of equal tokens, where there is no gap to read
@@ -92,20 +99,17 @@ def tiny_llama(device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
     return model.to(device, dtype).eval()
 
 
-def make_cases(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Case]:
-    """`scenes` and the tiny Llama, each by both forwards."""
-    number = str(dtype).removeprefix("torch.")
-    found = []
-    for fused, route in ((True, "fused"), (False, "own forward")):
-        pipe = TextToImage.from_pretrained("scenes", device=device, dtype=number)
-        scenes: Any = pipe.model
-        scenes.fused = fused
+def make_case(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Case:
+    """`scenes` or the tiny Llama by one of its forwards; `name` is one of `CASES`."""
+    fused = name.endswith("fused")
+    if name.startswith("tiny llama"):
         llama = CausalLMWindow(tiny_llama(device, dtype), fused=fused)
-        found += [
-            Case(f"scenes, {route}", scenes, partial(_caption, pipe.image_model)),
-            Case(f"tiny llama, {route}", llama, partial(_ragged, device)),
-        ]
-    return found
+        return Case(name, llama, partial(_ragged, device))
+    number = str(dtype).removeprefix("torch.")
+    pipe = TextToImage.from_pretrained("scenes", device=device, dtype=number)
+    scenes: Any = pipe.model
+    scenes.fused = fused
+    return Case(name, scenes, partial(_caption, pipe.image_model))
 
 
 def _caption(image_model: Any, rows: int, guided: bool) -> Prompt:
@@ -184,6 +188,7 @@ def check_promise(
     device: torch.device,
     make_runner: MakeRunner = engine_runner,
     *,
+    names: Sequence[str] = CASES,
     cases: Sequence[Case] | None = None,
     dtypes: Sequence[torch.dtype] = tuple(GAPS),
     windows: Sequence[int] = (4, 16, 32),
@@ -193,13 +198,21 @@ def check_promise(
 ) -> dict[str, Any]:
     """Jacobi against Autoregressive, as a part of the report keeps it.
 
+    Args:
+        device: where they run.
+        make_runner: see `compare`.
+        names: of `CASES`.
+        cases: instead of these, whatever the dtype.
+        dtypes, windows, rows, scales, length: of the runs.
+
     Raises:
         CheckError: some run parted from the plain loop where the scores were not next to equal, was
             not captured, or claims another exactness than its number format allows.
     """
     found: list[Row] = []
     for dtype in dtypes:
-        for case in make_cases(device, dtype) if cases is None else cases:
+        own = (make_case(name, device, dtype) for name in names) if cases is None else cases
+        for case in own:
             for scale in scales:
                 plain = decode(case, _PLAIN, rows, scale, True, 1, make_runner, length)
                 for window in windows:
@@ -335,16 +348,30 @@ def find_mistake(
 
 
 def check_bitwise(
-    device: torch.device, make_runner: MakeRunner = engine_runner, **options: Any
+    device: torch.device,
+    make_runner: MakeRunner = engine_runner,
+    *,
+    names: Sequence[str] = (*CASES, ATTACHED),
+    **options: Any,
 ) -> dict[str, Any]:
-    """All runs, as a part of the report keeps them.
+    """Captured runs against runs pass by pass, as a part of the report keeps them.
+
+    Args:
+        device: where they run.
+        make_runner: see `compare`.
+        names: of `CASES`, and `ATTACHED`.
+        options: of `compare`.
 
     Raises:
         CheckError: some differ or ran without a graph; all of them are named.
     """
-    runs = [run for case in make_cases(device) for run in compare(case, make_runner, **options)]
-    chosen = {key: options[key] for key in ("policies", "length") if key in options}
-    runs += compare_attached(tiny_llama(device), **chosen)
+    runs: list[Row] = []
+    for name in names:
+        if name != ATTACHED:
+            runs += compare(make_case(name, device), make_runner, **options)
+            continue
+        chosen = {key: options[key] for key in ("policies", "length") if key in options}
+        runs += compare_attached(tiny_llama(device), **chosen)
     return _report(runs, "bitwise")
 
 

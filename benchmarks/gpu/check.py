@@ -24,7 +24,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.attention import attention_parts
+from benchmarks.gpu.bitwise import ATTACHED, CASES, check_bitwise, check_promise
 from benchmarks.gpu.machine import describe, slug
+from benchmarks.gpu.methods import KINDS, check_methods
 from benchmarks.gpu.models import SIZES, Size, build, open_window, shrink
 from benchmarks.gpu.parts import CheckError, Part, attempt, failed_parts, run_parts
 from benchmarks.gpu.scenes import BATCHES, measure_scenes
@@ -32,6 +34,8 @@ from benchmarks.gpu.steps import CONTEXTS, device_clock, measure_steps, routes_o
 from benchmarks.gpu.timing import copy_bandwidth, timing_parts
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.kernels.dispatch import KERNELS, find_obstacle
+from mmaccel.samplers.window.autoregressive import Autoregressive
+from mmaccel.samplers.window.jacobi import Jacobi
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLS = ("correctness", "llama", "others", "kernels", "profile")
@@ -135,8 +139,15 @@ def make_calls(
     others = [size for size in SIZES if size not in llama]
     found = {
         "correctness": [
-            Part("engine-bitwise", partial(run_bitwise, tiny=tiny)),
-            Part("engine-promise", partial(run_promise, tiny=tiny)),
+            *(
+                Part(f"engine-bitwise-{slug(name)}", partial(run_bitwise, name, tiny=tiny))
+                for name in (*CASES, ATTACHED)
+            ),
+            *(
+                Part(f"engine-promise-{slug(name)}", partial(run_promise, name, tiny=tiny))
+                for name in CASES
+            ),
+            *(Part(f"methods-{kind}", partial(check_methods, kind)) for kind in KINDS),
         ],
         "llama": [part for size in llama for part in _step_parts(size, tiny)],
         "others": [
@@ -215,26 +226,21 @@ def _step_parts(size: Size, tiny: bool) -> list[Part]:
     ]
 
 
-def run_bitwise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
+def run_bitwise(name: str, device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """See `bitwise.check_bitwise`."""
-    from benchmarks.gpu.bitwise import check_bitwise
-    from mmaccel.samplers.window.jacobi import Jacobi
-
     few: dict[str, Any] = {
         "policies": (Jacobi(4),),
         "batches": ((2, 4),),
         "scales": (1.0,),
         "length": 6,
     }
-    return check_bitwise(device, **(few if tiny else {}))
+    return check_bitwise(device, names=(name,), **(few if tiny else {}))
 
 
-def run_promise(device: torch.device, tiny: bool = False) -> dict[str, Any]:
+def run_promise(name: str, device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """See `bitwise.check_promise`."""
-    from benchmarks.gpu.bitwise import check_promise
-
     few: dict[str, Any] = {"windows": (4,), "rows": 1, "scales": (1.0,), "length": 6}
-    return check_promise(device, **(few if tiny else {}))
+    return check_promise(device, names=(name,), **(few if tiny else {}))
 
 
 def run_scenes(batch: int, device: torch.device, tiny: bool = False) -> dict[str, Any]:
@@ -281,9 +287,6 @@ def run_size(size: Size, context: int, device: torch.device, tiny: bool = False)
 
 def run_profile(size: Size, device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """The nodes of a captured pass that take longest, of five replays, by forward and window."""
-    from mmaccel.samplers.window.autoregressive import Autoregressive
-    from mmaccel.samplers.window.jacobi import Jacobi
-
     size = shrink(size) if tiny else size
     model: Any = build(size, device)
     rows = []

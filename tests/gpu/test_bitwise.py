@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from benchmarks.gpu.bitwise import (
+    CASES,
     POLICIES,
     SCALES,
     Case,
     compare,
     compare_attached,
-    make_cases,
+    make_case,
     tiny_llama,
 )
 from mmaccel.contracts import Policy
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 @cache
 def cases() -> dict[str, Case]:
-    return {case.name: case for case in make_cases(torch.device("cuda"))}
+    return {name: make_case(name, torch.device("cuda")) for name in CASES}
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -212,8 +212,8 @@ def llama_case() -> Case:
 
 
 def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [llama_case()]
-    monkeypatch.setattr(bitwise, "make_cases", lambda device: cases)
+    case = llama_case()
+    monkeypatch.setattr(bitwise, "make_case", lambda name, device: case)
     monkeypatch.setattr(Engine, "check", lambda *_: None)
     shared = [True]
 
@@ -223,6 +223,7 @@ def test_the_same_tokens_captured_and_attached(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Engine, "runner", runner)
     batches = ((1, 1), (3, 4))
     both = {"policies": (Jacobi(4), SpeculativeJacobi(4)), "batches": batches, "length": 14}
+    both["names"] = ("tiny", bitwise.ATTACHED)
     one = both | {"policies": (Jacobi(4),)}
     # 2 policies, 2 scales and 2 batches; attached 2 policies, 2 rhythms, guided and not
     assert check_bitwise(CPU, choose, **both) == {"passed": 16, "least_same": 1.0, "bitwise": []}
@@ -317,7 +318,7 @@ def test_jacobi_makes_the_plain_loop_s_tokens(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_model_has_prompts_for_every_batch_and_runs_by_its_forward() -> None:
-    cases = bitwise.make_cases(CPU)
+    cases = [bitwise.make_case(name, CPU) for name in bitwise.CASES]
     for case, route in zip(cases, ("fused", "fused", "model", "model"), strict=True):
         assert decode(case, Jacobi(4), 2, 1.0, False, 1, choose, 4).stats.route == route
         for rows, guided in ((1, False), (3, True), (8, True)):
@@ -494,8 +495,15 @@ def test_a_child_writes_what_its_part_found(tmp_path: Path) -> None:
     assert made["status"] == "passed" and made["copy_gb_per_s"] > 0
 
 
-TINY = ("engine-promise", "engine-step-emu3-8b-24", "scenes-1", "profile-janus-pro-1b",
-        "time-compact", "time-window_attention-4")  # fmt: skip
+TINY = (
+    "engine-promise-tiny-llama-fused",
+    "methods-layers",
+    "engine-step-emu3-8b-24",
+    "scenes-1",
+    "profile-janus-pro-1b",
+    "time-compact",
+    "time-window_attention-4",
+)
 
 
 def test_the_check_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

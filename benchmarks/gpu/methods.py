@@ -1,0 +1,207 @@
+"""Every method of the catalog on the device at hand, against the same call on a CPU.
+
+Tiny models of real classes and the embedded image models, in float32, with the seeds of the call:
+noise is a function of seed, row and slot on every device, so a method makes the same tokens where
+sums round alike. Where two scores are next to equal a row goes another way from there on; so
+`LEAST` of the tokens have to be the same, and a method that raises has failed. Random weights give
+no nearly equal scores often: most methods have all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mmaccel
+from benchmarks.gpu.parts import CheckError
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.kernels.device_errors import is_device_error
+
+LEAST = 0.8  # share of equal tokens
+KINDS = ("layers", "policies", "drafts", "trees", "canvas", "visual-tokens")
+_CPU = torch.device("cpu")
+_LENGTHS = (40, 26, 33, 40)
+_N_NEW = 32
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method, and a call with it.
+
+    Attributes:
+        name: in the report.
+        make: tokens `[B, L]` and statistics of the call on a device.
+    """
+
+    name: str
+    make: Callable[[torch.device], tuple[Tensor, Any]]
+
+
+def check_methods(
+    kind: str, device: torch.device, calls: Iterator[Call] | None = None
+) -> dict[str, Any]:
+    """All methods of a kind, as a part of the report keeps them.
+
+    Args:
+        kind: of `KINDS`.
+        device: where they run.
+        calls: what is compared; None: all methods of the kind.
+
+    Raises:
+        CheckError: some raised or made other tokens than on a CPU; all of them are named.
+        RuntimeError: the device failed.
+    """
+    rows = [_compare(call, device) for call in (calls or _CALLS[kind]())]
+    failed = {row["name"]: row["wrong"] for row in rows if row["wrong"]}
+    found = {"passed": len(rows) - len(failed), "methods": rows}
+    if failed:
+        named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
+        raise CheckError(f"{len(failed)} of {len(rows)} methods failed: {named}", found)
+    return found
+
+
+def _compare(call: Call, device: torch.device) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": call.name, "same": 0.0, "wrong": ""}
+    try:
+        plain, _ = call.make(_CPU)
+        made, stats = call.make(device)
+    except UnsupportedModelError as error:
+        return row | {"refused": " ".join(str(error).split())[:200]}
+    except Exception as error:
+        if is_device_error(error):
+            error.add_note(f"in {call.name}")
+            raise
+        return row | {"wrong": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    made = made.cpu()
+    row |= {"runner": stats.runner, "reason": stats.runner_reason, "passes": stats.passes}
+    if plain.shape != made.shape:
+        return row | {"wrong": f"expected {list(plain.shape)} tokens, received {list(made.shape)}"}
+    row["same"] = float((plain == made).float().mean())
+    wrong = f"{row['same']:.2f} of the tokens are those of a CPU, expected {LEAST:g}"
+    return row | {"wrong": wrong * (row["same"] < LEAST)}
+
+
+def _layer_calls() -> Iterator[Call]:
+    """Methods of caches and attention on a tiny Llama, ragged rows, under Jacobi."""
+    from mmaccel.catalog import METHODS
+    from tests.fixtures.tiny_lms import build_lm
+    from tests.matrix.examples import Target, make
+
+    model = build_lm("llama")
+    for slot in ("kv_cache", "attention"):
+        for name in METHODS[slot]:
+            for fields in ({}, {"every": 5}) if slot == "kv_cache" else ({},):
+                method = make(slot, name, Target(model), **fields)
+                run = partial(_generate, model, mmaccel.Jacobi(window=5), **{slot: method})
+                yield Call(f"{name}{' in rounds' * bool(fields)}", run)
+
+
+def _generate(model: Any, policy: Any, device: torch.device, **methods: Any) -> tuple[Tensor, Any]:
+    """A sampled call with rows padded on the left."""
+    from tests.fixtures.tiny_lms import PAD, VOCAB, left_padded
+
+    drawn = torch.Generator().manual_seed(3)
+    rows = [torch.randint(4, VOCAB, (n,), generator=drawn).tolist() for n in _LENGTHS]
+    prompts = {key: value.to(device) for key, value in left_padded(rows).items()}
+    own = deepcopy(model).to(device)
+    options = {"do_sample": True, "eos_token_id": None, "pad_token_id": PAD}
+    with mmaccel.attach(own, policy, seed=[4, 5, 6, 7], strict=True, **methods) as run:
+        made = own.generate(**prompts, **options, max_new_tokens=_N_NEW)
+    return made[:, prompts["input_ids"].shape[1] :], run.stats
+
+
+def _policy_calls() -> Iterator[Call]:
+    """Window policies with their default drafts, on `scenes` with guidance."""
+    from tests.fixtures.tiny_lms import build_lm
+    from tests.matrix.examples import Target, make, names
+
+    lm = build_lm("llama")
+    target = Target(lm)
+    for name in names("policies", "window"):
+        if name != "speculative":
+            policy = make("policies", name, target)
+            yield Call(f"{name} on scenes", partial(_paint, "scenes", policy))
+            yield Call(f"{name} on text", partial(_generate, lm, policy))
+    for drafts in ("vegas", "triforce"):
+        policy = mmaccel.Speculative(drafts=drafts)
+        yield Call(f"speculative, {drafts}", partial(_generate, lm, policy))
+
+
+def _draft_calls() -> Iterator[Call]:
+    """Draft sources under Jacobi, on `scenes`."""
+    from mmaccel.samplers.drafting.sources import SOURCES
+
+    for name, source in SOURCES.items():
+        if not source.needs_layers:
+            policy = mmaccel.Jacobi(window=16, drafts=name)
+            yield Call(name, partial(_paint, "scenes", policy))
+
+
+def _tree_calls() -> Iterator[Call]:
+    """Tree shapes over coarse drafts, on `scenes`."""
+    from tests.matrix.examples import Target, make, names
+
+    for name in names("tree"):
+        tree = make("tree", name, Target(None))
+        policy = mmaccel.Jacobi(window=32, drafts="coarse", tree=tree)
+        yield Call(name, partial(_paint, "scenes", policy))
+
+
+def _canvas_calls() -> Iterator[Call]:
+    """Canvas policies on `scenes-masked`."""
+    from tests.matrix.examples import Target, make, names
+
+    for name in names("policies", "canvas"):
+        policy = make("policies", name, Target(None))
+        yield Call(name, partial(_paint, "scenes-masked", policy))
+
+
+def _paint(model: str, policy: Any, device: torch.device) -> tuple[Tensor, Any]:
+    """Two images of an embedded model."""
+    pipe = mmaccel.TextToImage.from_pretrained(model, device=device, dtype="float32")
+    examples = pipe.image_model.examples
+    captions = [examples[n % len(examples)] for n in range(2)]
+    made = pipe(captions, policy=policy, seed=[1, 2])
+    return made.tokens, made.stats
+
+
+def _visual_calls() -> Iterator[Call]:
+    """Reducers on tiny models of three classes; those of videos on videos."""
+    from mmaccel.catalog import REDUCERS
+    from tests.vision_language.runs import METHODS
+
+    for family in ("llava", "llava_onevision", "qwen2_5_vl"):
+        for name in REDUCERS:
+            yield Call(f"{name} on {family}", partial(_answer, family, METHODS[name](keep=0.5)))
+
+
+def _answer(family: str, reducer: Any, device: torch.device) -> tuple[Tensor, Any]:
+    from tests.fixtures.tiny_vlms import draw_prompts, draw_videos, shared_vlm
+    from tests.vision_language.runs import answer
+
+    model = shared_vlm(family)
+    if type(reducer).__name__ in ("VidCom2", "EVS"):
+        inputs = draw_videos(family, model, (3, 3))
+    else:
+        inputs = draw_prompts(family, model, (2, 0, 1))
+    own = deepcopy(model).to(device)
+    inputs = {key: value.to(device) for key, value in inputs.items()}
+    policy = mmaccel.Autoregressive() if reducer.revives else mmaccel.Jacobi(5)
+    made, stats = answer(own, reducer, inputs, policy)
+    return made[:, inputs["input_ids"].shape[1] :], stats
+
+
+_CALLS: dict[str, Callable[[], Iterator[Call]]] = {
+    "layers": _layer_calls,
+    "policies": _policy_calls,
+    "drafts": _draft_calls,
+    "trees": _tree_calls,
+    "canvas": _canvas_calls,
+    "visual-tokens": _visual_calls,
+}
