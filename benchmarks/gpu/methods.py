@@ -54,12 +54,16 @@ def check_methods(
         calls: what is compared; None: all methods of the kind.
 
     Raises:
-        CheckError: some raised or made other tokens than on a CPU; all of them are named.
+        CheckError: some raised or made other tokens than on a CPU, which are named; or all were
+            refused, as an old transformers refuses fewer visual tokens.
         RuntimeError: the device failed.
     """
     rows = [_compare(call, device) for call in (calls or _CALLS[kind]())]
     failed = {row["name"]: row["wrong"] for row in rows if row["wrong"]}
-    found = {"passed": len(rows) - len(failed), "methods": rows}
+    n_refused = sum("refused" in row for row in rows)
+    found = {"passed": len(rows) - len(failed) - n_refused, "refused": n_refused, "methods": rows}
+    if n_refused == len(rows):
+        raise CheckError(f"all {n_refused} methods were refused: {rows[0]['refused']}", found)
     if failed:
         named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
         raise CheckError(f"{len(failed)} of {len(rows)} methods failed: {named}", found)
