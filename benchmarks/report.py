@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.choosing_table import choosing_tables
 from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
+from benchmarks.context_tables import CONTEXT_TABLES
 from benchmarks.gpu.tables import GPU_TABLES
 from benchmarks.method_tables import TABLES
 from benchmarks.tables import (
@@ -294,32 +295,6 @@ def version_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
-def long_context_tables(reports: dict[str, Report]) -> str:
-    """What a step costs over a long cache, by method and width."""
-    parts = []
-    for report in (r for r in reports.values() if "long_context" in r):
-        machine = report["machine"]
-        parts += [
-            f"A step over {report['positions']} positions, 16 layers of 16 heads of 64, random "
-            f"weights, float32, one row; {machine['name']}, {machine['threads']} threads. Made by "
-            f"`{report['command']}`.",
-            grid(
-                ("window", "method", "ms a step", "times as fast", "cache, MiB"),
-                [
-                    (
-                        str(row["width"]),
-                        f"`{row['way']}`" if "(" in row["way"] else row["way"],
-                        f"{row['ms']:.0f}",
-                        f"{row['times']:.2f}×",
-                        f"{row['cache_bytes'] / 2**20:.0f}",
-                    )
-                    for row in report["long_context"]
-                ],
-            ),
-        ]
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
 def comb_tables(reports: dict[str, Report]) -> str:
     """Tokens a pass by window and comb."""
     parts = []
@@ -474,7 +449,6 @@ _OWN = {
     "coarse-study": coarse_study_tables,
     "baselines": baseline_tables,
     "versions": version_tables,
-    "long-context": long_context_tables,
     "comb": comb_tables,
     "trees": tree_tables,
     "canvas": canvas_tables,
@@ -488,4 +462,4 @@ _OWN = {
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
-_WHOLE = _OWN | GPU_TABLES | TABLES
+_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES

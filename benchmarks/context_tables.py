@@ -1,0 +1,100 @@
+"""Tables of long contexts: steps over a long cache, self-drafting, images with less of the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmaccel.evaluation.tables import grid
+
+Report = dict[str, Any]
+
+
+def long_context_tables(reports: dict[str, Report]) -> str:
+    """What a step costs over a long cache, by method and width."""
+    parts = []
+    for report in (r for r in reports.values() if "long_context" in r):
+        rows = [
+            (
+                str(row["width"]),
+                f"`{row['way']}`" if "(" in row["way"] else row["way"],
+                f"{row['ms']:.0f}",
+                f"{row['times']:.2f}×",
+                f"{row['cache_bytes'] / 2**20:.0f}",
+            )
+            for row in report["long_context"]
+        ]
+        parts += [
+            f"A step over {report['positions']} positions, 16 layers of 16 heads of 64, random "
+            f"weights, float32, one row; {_source(report)}",
+            grid(("window", "method", "ms a step", "times as fast", "cache, MiB"), rows),
+        ]
+    return _section(parts)
+
+
+def self_draft_tables(reports: dict[str, Report]) -> str:
+    """What a token costs when the model drafts for itself over a part of a long cache."""
+    parts = []
+    for report in (r for r in reports.values() if "self_drafts" in r):
+        rows = [
+            (
+                f"`{row['way']}`" if "(" in row["way"] else row["way"],
+                f"{row['ms_a_token']:.0f}",
+                f"{row['times']:.2f}×",
+                f"{row['tokens_a_pass']:.2f}",
+                row["exactness"],
+            )
+            for row in report["self_drafts"]
+        ]
+        parts += [
+            f"A token after {report['positions']} positions, 16 layers of 16 heads of 64, random "
+            "weights whose attention is on few keys, float32, one row; " + _source(report),
+            grid(
+                ("decoding", "ms a token", "times as fast", "tokens a verification", "exactness"),
+                rows,
+            ),
+        ]
+    return _section(parts)
+
+
+def scenes_cache_tables(reports: dict[str, Report]) -> str:
+    """What the prompt checker says of images that were made with a part of the cache."""
+    parts = []
+    for report in (r for r in reports.values() if "scenes_cache" in r):
+        count = report["scenes_cache"][0]["count"]
+        rows = [
+            (
+                "whole cache" if row["method"] == "None" else f"`{row['method']}`",
+                f"{100 * row['budget_share']:.0f}",
+                f"{100 * row['right']:.1f} ({_interval(row)})",
+                str(row["lost"]),
+                str(row["gained"]),
+                f"{row['tokens_a_pass']:.2f}",
+            )
+            for row in report["scenes_cache"]
+        ]
+        heads = ("cache", "budget, %", "right, % (95 %)", "lost", "gained", "tokens a pass")
+        parts += [
+            f"`scenes`, {count} captions, guidance 1, `Jacobi(window=8)`; {_source(report)}",
+            grid(heads, rows),
+        ]
+    return _section(parts)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return "…".join(f"{100 * bound:.0f}" for bound in row["interval"])
+
+
+def _source(report: Report) -> str:
+    machine = report["machine"]
+    return f"{machine['name']}, {machine['threads']} threads. Made by `{report['command']}`."
+
+
+def _section(parts: list[str]) -> str:
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+CONTEXT_TABLES = {
+    "long-context": long_context_tables,
+    "self-drafts": self_draft_tables,
+    "scenes-cache": scenes_cache_tables,
+}
