@@ -1,4 +1,4 @@
-"""Tables of long contexts: steps over a long cache, self-drafting, images with less of the cache."""
+"""Tables of long contexts: steps over a long cache, self-drafting, images with less cache."""
 
 from __future__ import annotations
 
