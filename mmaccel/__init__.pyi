@@ -83,6 +83,7 @@ from mmaccel.reduction.visual_tokens.ficoco import FiCoCoV
 from mmaccel.reduction.visual_tokens.hired import HiRED
 from mmaccel.reduction.visual_tokens.ilre import ILRe
 from mmaccel.reduction.visual_tokens.lazy_llm import LazyLLM
+from mmaccel.reduction.visual_tokens.pixel_prune import PixelPrune
 from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
 from mmaccel.reduction.visual_tokens.random_tokens import RandomTokens
 from mmaccel.reduction.visual_tokens.tome import ToMe
@@ -190,6 +191,7 @@ __all__ = [
     "Noise",
     "NumericsError",
     "OptionError",
+    "PixelPrune",
     "Policy",
     "Progress",
     "Prompt",

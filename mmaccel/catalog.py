@@ -185,6 +185,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "downsample_pixels:DownsamplePixels",
                 "a smaller image before the encoder; a control",
             ),
+            "pixel-prune": (
+                "pixel_prune:PixelPrune",
+                "patches that repeat a neighbour go before the encoder",
+            ),
             "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
             "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
             "divprune": ("divprune:DivPrune", "the most different ones"),
