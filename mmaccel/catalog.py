@@ -187,7 +187,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             ),
             "pixel-prune": (
                 "pixel_prune:PixelPrune",
-                "patches that repeat a neighbour go before the encoder",
+                "patches that repeat no neighbour, before the encoder",
             ),
             "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
             "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
