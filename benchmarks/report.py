@@ -165,6 +165,7 @@ def visual_prefill_tables(reports: dict[str, Report]) -> str:
                     "with the encoder",
                     "selection, of the saved time",
                     "MB cached",
+                    "right on `scenes-vqa`, %",
                 ),
                 [
                     (
@@ -175,6 +176,7 @@ def visual_prefill_tables(reports: dict[str, Report]) -> str:
                         f"{_with_encoder(report, whole) / _with_encoder(report, row):.2f}×",
                         _share_of_saved(report, whole, row),
                         f"{row['cache_megabytes']:.1f}",
+                        "-" if row.get("right") is None else f"{100 * row['right']:.1f}",
                     )
                     for row in rows
                 ],

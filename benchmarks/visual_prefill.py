@@ -3,10 +3,11 @@
     python benchmarks/visual_prefill.py --json benchmarks/results/visual-prefill-cpu.json
 
 The model has the sizes of LLaVA-OneVision-0.5B and random weights: times do not depend on weights,
-answers do, and none is reported. One image of three tiles and an overview, about 2 950 visual
+answers do, and none of them counts. One image of three tiles and an overview, about 2 950 visual
 tokens, and 40 of text. Each method answers with one token, in a rotating order. Those that work
 behind the encoder get features that were encoded once; those that work in the encoder or before it
-encode the image every time, and so does the row of all tokens.
+encode the image every time, and so does the row of all tokens. With --answers each method also
+answers questions of the embedded `scenes-vqa`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from mmaccel.pipelines.attach import prompt_pass  # noqa: E402
 from mmaccel.reduction.visual_tokens.contract import TokenReducer  # noqa: E402
 
 IMAGE = 151_646
+BATCH = 16  # questions answered together
 SIZE = (384, 1152)  # three tiles side by side
 
 
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=0.22)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=24, help="of the language model")
+    parser.add_argument("--answers", type=int, default=0, help="questions of each kind")
     parser.add_argument("--only", nargs="+", help="methods to measure, beside all tokens")
     parser.add_argument("--json", type=Path, help="write the report here")
     args = parser.parse_args()
@@ -71,6 +74,11 @@ def main() -> None:
         "ToMe, encoder alone": mmaccel.ToMe(keep=args.keep, features="all"),
         "ToMe in early layers": mmaccel.ToMe(keep=args.keep, layers=early),
         "DownsamplePixels": mmaccel.DownsamplePixels(keep=args.keep),
+        "PixelPrune": mmaccel.PixelPrune(keep=args.keep),
+        "PixelPrune, then DivPrune": [
+            mmaccel.PixelPrune(keep=0.5),
+            mmaccel.DivPrune(keep=args.keep / 0.5),
+        ],
     }
     if args.only:
         methods = {name: methods[name] for name in ["all tokens", *args.only]}
@@ -80,10 +88,11 @@ def main() -> None:
         for name in names[k:] + names[:k]:
             given = {"mm_encoder_outputs": {"image": encoded}}
             method = methods[name]
-            if method is None or method.stage in ("pixels", "encoder_layer"):
+            if method is None or not is_behind(method):
                 given = {"pixel_values": pixels}
             found[name].append(answer(model, method, inputs | given))
             print(k, name, found[name][-1], flush=True)
+    shares = {name: right_answers(methods[name], args.answers) for name in names}
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
@@ -91,9 +100,10 @@ def main() -> None:
         "visual_tokens": n_visual,
         "text_tokens": 40,
         "keep": args.keep,
+        "answers": args.answers,
         "encoder_seconds": statistics.median(run["encoder_seconds"] for run in found[names[0]]),
         "visual_prefill": [
-            {"method": name, "settings": repr(methods[name])}
+            {"method": name, "settings": describe(methods[name]), "right": shares[name]}
             | {field: statistics.median(run[field] for run in runs) for field in runs[0]}
             for name, runs in found.items()
         ],
@@ -101,6 +111,50 @@ def main() -> None:
     if args.json is not None:
         text = json.dumps(report, indent=1) + "\n"
         write_whole(args.json, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def is_behind(methods: Any) -> bool:
+    """Whether a method, or all of a list, work behind the encoder."""
+    listed = methods if isinstance(methods, list) else [methods]
+    return all(method.stage in ("encoder_exit", "llm_layer") for method in listed)
+
+
+def describe(methods: Any) -> str:
+    """A method, or a list of them, as it is written in Python."""
+    listed = methods if isinstance(methods, list) else [methods]
+    return ", ".join(map(repr, listed))
+
+
+@functools.cache
+def open_questions(n: int) -> tuple[Any, list[Any]]:
+    """`scenes-vqa`, and n questions of each kind."""
+    from mmaccel.evaluation.visual_tokens.questions import draw_questions, open_model
+
+    return open_model("scenes-vqa", "cpu", torch.float32), list(draw_questions(n))
+
+
+def right_answers(methods: Any, n: int) -> float | None:
+    """The share of right answers to n questions of each kind; None without questions, and for
+    methods in layers that its encoder lacks.
+    """
+    from mmaccel.evaluation.visual_tokens import measure
+    from mmaccel.evaluation.visual_tokens.questions import is_right
+
+    if not n:
+        return None
+    vlm, asked = open_questions(n)
+    right = 0
+    for first in range(0, len(asked), BATCH):
+        batch = asked[first : first + BATCH]
+        seeds = list(range(first, first + len(batch)))
+        try:
+            texts, _ = measure.answer(
+                vlm, vlm.encode(batch), methods, seeds=seeds, max_new_tokens=4
+            )
+        except mmaccel.OptionError:
+            return None
+        right += sum(is_right(text, one) for text, one in zip(texts, batch, strict=True))
+    return right / len(asked)
 
 
 def build_model(n_layers: int) -> Any:
