@@ -102,6 +102,23 @@ def layers_table(reports: dict[str, Any]) -> str:
     return f"\n{grid(('method', 'keyword', 'keeps'), rows)}\n\n"
 
 
+def layer_support_tables(reports: dict[str, Any]) -> str:
+    """The table of docs/cache-policies.md: what the methods of a model's layers work with."""
+    parts = []
+    for report in (r for r in reports.values() if "layer_support" in r):
+        rows: list[tuple[str, ...]] = [
+            (
+                f"[`{row['method']}`]({page_of(row['slot'], row['name'], entry)})",
+                *(row[column] for column in ("window", "guidance", "batch", "memory")),
+            )
+            for row in report["layer_support"]
+            for entry in (METHODS[row["slot"]][row["name"]],)
+        ]
+        heads = ("method", "windows of drafts", "guidance pair", "batch", "frees memory")
+        parts += [f"Made by `{report['command']}`.", grid(heads, rows)]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
 def reducers_table(reports: dict[str, Any]) -> str:
     """The table of docs/visual-tokens.md: the reducers, where they work and what they look at."""
     rows: list[tuple[str, ...]] = []
@@ -145,6 +162,7 @@ TABLES = {
     "layers": layers_table,
     "drafts": drafts_table,
     "reducers": reducers_table,
+    "layer-support": layer_support_tables,
 }
 
 
