@@ -181,13 +181,18 @@ def test_a_round_processes_its_prompts_once(
         lambda _m, args, _made: widths.append(args[0].shape[1])
     )
     chooser = Method("attention", "x-attention", {"block": 4, "first_layer": 0, "stride": 2})
-    sides = [*SIDES, Side(chooser)]
+    adding = [
+        Side(Method("kv_cache", "h2o", {"budget": 9})),
+        Side(Method("kv_cache", "vatp", {"budget": 9, "sinks": 2})),
+    ]
+    sides = [*SIDES, Side(chooser), *adding]
     records = {side.key: measure.new_record() for side in sides}
     list(run(text_model, asked, sides, records))
     hook.remove()
     n_rounds = 3
-    # one for all sides and one of the selector for prompts a round, and one that warms up
-    assert sum(width > 1 for width in widths) == 2 * n_rounds + 1
+    # a round: one for most sides, one for those that add up attention, one of the selector for
+    # prompts; and one that warms up
+    assert sum(width > 1 for width in widths) == 3 * n_rounds + 1
 
 
 def test_blocks_that_were_read_by_hand(text_model: TextModel, asked: list[TextQuestion]) -> None:

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.cache.documents import TextModel, TextQuestion, is_right
 from mmaccel.evaluation.cache.methods import Side
-from mmaccel.evaluation.cache.prompts import SharedPrompts, chooses_prompts, process_prompts
+from mmaccel.evaluation.cache.prompts import SharedPrompts, find_pass, share_prompts
 from mmaccel.evaluation.speed.measure import order_of, synchronise_for
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
@@ -107,15 +107,14 @@ def measure_sides(
         prompts = text_model.encode(asked)
         n_tokens = round(fmean(len(prompt) for prompt in prompts))
         methods = {side.key: side.make(n_tokens) for side in wanted}
-        sharing = [own for own in methods.values() if not chooses_prompts(own)]
         if not is_warm:
             answer(window, prompts, methods[wanted[0].key], text_model.ends, **options)
             is_warm = True
-        shared = process_prompts(window, prompts, sharing, synchronise) if sharing else None
+        shared = share_prompts(window, prompts, list(methods.values()), synchronise)
         for side in wanted:
             own = methods[side.key]
             began = time.perf_counter()
-            begun = None if chooses_prompts(own) else shared
+            begun = shared.get(find_pass(own))
             tokens, cost = answer(window, prompts, own, text_model.ends, shared=begun, **options)
             seconds = time.perf_counter() - began + cost.shared_seconds
             texts = text_model.decode(tokens)

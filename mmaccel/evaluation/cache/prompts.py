@@ -25,9 +25,31 @@ from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
-def chooses_prompts(methods: LayerMethods) -> bool:
-    """Whether methods take part in the prompts' pass."""
-    return methods.attention is not None and methods.attention.chooses_prompts
+def find_pass(methods: LayerMethods) -> str | None:
+    """Which pass over the prompts serves methods: "adding" where the attention of all of the prompt
+    is added up, which takes a pass several times as long, "plain", or None, a pass of their own.
+    """
+    if methods.attention is not None and methods.attention.chooses_prompts:
+        return None
+    adds = methods.kv_cache is not None and methods.kv_cache.accumulates
+    return "adding" if adds else "plain"
+
+
+def share_prompts(
+    window: CausalLMWindow,
+    prompts: Sequence[Tensor],
+    sides: Sequence[LayerMethods],
+    synchronise: Callable[[], object] = lambda: None,
+) -> dict[str | None, SharedPrompts]:
+    """The passes over prompts that several ways to go on share, by `find_pass`."""
+    by_pass: dict[str, list[LayerMethods]] = {}
+    for side in sides:
+        name = find_pass(side)
+        if name is not None:
+            by_pass.setdefault(name, []).append(side)
+    return {
+        name: process_prompts(window, prompts, own, synchronise) for name, own in by_pass.items()
+    }
 
 
 @dataclass(frozen=True)
