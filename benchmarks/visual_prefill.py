@@ -7,7 +7,7 @@ answers do, and none of them counts. One image of three tiles and an overview, a
 tokens, and 40 of text. Each method answers with one token, in a rotating order. Those that work
 behind the encoder get features that were encoded once; those that work in the encoder or before it
 encode the image every time, and so does the row of all tokens. With --answers each method also
-answers questions of the embedded `scenes-vqa`.
+answers questions of the embedded `scenes-vqa`. One row sees a synthetic screen; the others, noise.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from mmaccel.reduction.visual_tokens.contract import TokenReducer  # noqa: E402
 
 IMAGE = 151_646
 BATCH = 16  # questions answered together
+ON_SCREEN = "PixelPrune of a screen"
 SIZE = (384, 1152)  # three tiles side by side
 
 
@@ -54,6 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     model = build_model(args.layers)
     pixels = torch.randn(1, 4, 3, 384, 384)
+    screen = draw_screen()
     sizes = torch.tensor([SIZE])
     with torch.no_grad():
         encoded = model.base_model.get_image_features(pixels, sizes, return_dict=True)
@@ -75,6 +77,7 @@ def main() -> None:
         "ToMe in early layers": mmaccel.ToMe(keep=args.keep, layers=early),
         "DownsamplePixels": mmaccel.DownsamplePixels(keep=args.keep),
         "PixelPrune": mmaccel.PixelPrune(keep=args.keep),
+        ON_SCREEN: mmaccel.PixelPrune(),
         "PixelPrune, then DivPrune": [
             mmaccel.PixelPrune(keep=0.5),
             mmaccel.DivPrune(keep=args.keep / 0.5),
@@ -83,14 +86,16 @@ def main() -> None:
     if args.only:
         methods = {name: methods[name] for name in ["all tokens", *args.only]}
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    references: dict[str, str] = {}
     names = list(methods)
     for k in range(args.rounds):
         for name in names[k:] + names[:k]:
             given = {"mm_encoder_outputs": {"image": encoded}}
             method = methods[name]
             if method is None or not is_behind(method):
-                given = {"pixel_values": pixels}
-            found[name].append(answer(model, method, inputs | given))
+                given = {"pixel_values": screen if name == ON_SCREEN else pixels}
+            costs, references[name] = answer(model, method, inputs | given)
+            found[name].append(costs)
             print(k, name, found[name][-1], flush=True)
     shares = {name: right_answers(methods[name], args.answers) for name in names}
     report = {
@@ -103,7 +108,12 @@ def main() -> None:
         "answers": args.answers,
         "encoder_seconds": statistics.median(run["encoder_seconds"] for run in found[names[0]]),
         "visual_prefill": [
-            {"method": name, "settings": describe(methods[name]), "right": shares[name]}
+            {
+                "method": name,
+                "settings": describe(methods[name]),
+                "right": shares[name],
+                "reference": references[name],
+            }
             | {field: statistics.median(run[field] for run in runs) for field in runs[0]}
             for name, runs in found.items()
         ],
@@ -111,6 +121,19 @@ def main() -> None:
     if args.json is not None:
         text = json.dumps(report, indent=1) + "\n"
         write_whole(args.json, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def draw_screen() -> torch.Tensor:
+    """Tiles `[1, 4, 3, 384, 384]` of a page: a bar, a frame, and lines of noise for text."""
+    rng = torch.Generator().manual_seed(0)
+    tiles = torch.ones(1, 4, 3, 384, 384)
+    tiles[..., :42, :] = -0.5
+    tiles[..., 56:, :28] = 0.7
+    for line in range(5):
+        top = 84 + 56 * line
+        width = int(torch.randint(100, 320, (1,), generator=rng))
+        tiles[..., top : top + 14, 42 : 42 + width] = torch.randn(14, width, generator=rng).sign()
+    return tiles
 
 
 def is_behind(methods: Any) -> bool:
@@ -187,9 +210,9 @@ def build_model(n_layers: int) -> Any:
     return transformers.LlavaOnevisionForConditionalGeneration(config).eval()
 
 
-def answer(model: Any, method: Any, inputs: Any) -> dict[str, float]:
+def answer(model: Any, method: Any, inputs: Any) -> tuple[dict[str, float], str]:
     """Seconds to the first token after the encoder, of the encoder if it ran, of the selection,
-    and megabytes cached.
+    and megabytes cached; and what the run says of its visual tokens.
     """
     with selecting() as selection, cached() as sizes, encoding(model) as encoder:
         policy = mmaccel.Autoregressive()
@@ -203,7 +226,8 @@ def answer(model: Any, method: Any, inputs: Any) -> dict[str, float]:
         "selection_seconds": sum(selection),
         "cache_megabytes": sum(sizes) / 1e6,
     }
-    return found | ({"encoder_seconds": sum(encoder)} if encoder else {})
+    found |= {"encoder_seconds": sum(encoder)} if encoder else {}
+    return found, run.stats.reference
 
 
 @contextmanager
