@@ -3,9 +3,10 @@
 For window models a cache index is a position; for canvas models it is any number. A pass writes its
 keys and values at its cache indices and reads a view, so rolling back means overwriting: nothing is
 cropped, concatenated or moved. Memory for all cache indices is allocated at the first pass that
-reads beyond the prompt, after the prompt's activations are freed. Memory holds rows as
-`[R, S, H, D]`, and the model sees `[R, H, S, D]`: a write is one indexed copy of whole rows, for
-any number of rows at any positions.
+reads beyond the prompt, after the prompt's activations are freed. A store is indexed as
+`[R S, H, D]`, so that a write is one indexed copy, for any number of rows at any positions. Its
+memory is `[H, R S, D]`: what a head reads of a row stands together, which the model sees as
+`[R, H, S, D]`.
 
 `make_masks` and `mask_reads` make the attention masks of a pass.
 """
@@ -245,7 +246,7 @@ class WindowLayer:
             store = getattr(self, name)
             if store is not None:
                 by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])
-                setattr(self, name, by_row[rows.to(store.device)].flatten(0, 1))
+                setattr(self, name, _copy(by_row.transpose(1, 2)[rows.to(store.device)]))
 
     def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
         """Keep chosen entries, moved to the front, in memory of their own.
@@ -324,26 +325,37 @@ def _layer_class() -> type[WindowLayer]:
 
 def _allocate(layout: KVCacheLayout, states: Tensor) -> Tensor:
     heads, width = states.shape[1], states.shape[3]
+    return _make_store(states, layout.max_rows * layout.allocated_length, heads, width)
+
+
+def _make_store(like: Tensor, n_indices: int, heads: int, width: int) -> Tensor:
+    """`[N, H, D]` in memory `[H, N, D]`."""
     # zeros: an index that was never written is masked, but NaN would come through a mask
-    return states.new_zeros(layout.max_rows * layout.allocated_length, heads, width)
+    return like.new_zeros(heads, n_indices, width).transpose(0, 1)
+
+
+def _copy(states: Tensor) -> Tensor:
+    """A store with the content `[R, H, S, D]`."""
+    store = states.transpose(0, 1).contiguous()  # [H, R, S, D]
+    return store.flatten(1, 2).transpose(0, 1)
 
 
 def _grow(layout: KVCacheLayout, store: Tensor) -> Tensor:
     """A store of `layout.allocated_length` indices per row that begins with another's content."""
     old = store.view(layout.max_rows, -1, *store.shape[1:])
-    new = store.new_zeros(layout.max_rows, layout.allocated_length, *store.shape[1:])
-    new[:, : old.shape[1]] = old
-    return new.flatten(0, 1)
+    new = _make_store(store, layout.max_rows * layout.allocated_length, *store.shape[1:])
+    new.view(layout.max_rows, -1, *store.shape[1:])[:, : old.shape[1]] = old
+    return new
 
 
 def _move(layout: KVCacheLayout, store: Tensor, keep: Tensor, shorter: KVCacheLayout) -> Tensor:
     """A store of `shorter.allocated_length` entries per row that begins with chosen ones."""
     old = store.view(layout.max_rows, -1, *store.shape[1:])
     dispatch.run(compact, old, keep.to(store.device))
-    new = store.new_zeros(layout.max_rows, shorter.allocated_length, *store.shape[1:])
-    n_kept = min(keep.shape[-1], new.shape[1])
-    new[:, :n_kept] = old[:, :n_kept]
-    return new.flatten(0, 1)
+    new = _make_store(store, layout.max_rows * shorter.allocated_length, *store.shape[1:])
+    n_kept = min(keep.shape[-1], shorter.allocated_length)
+    new.view(layout.max_rows, -1, *store.shape[1:])[:, :n_kept] = old[:, :n_kept]
+    return new
 
 
 def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:
