@@ -69,7 +69,7 @@ BASES = {  # slot -> base class of its methods; None: a class with the members o
     "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
     "tree": "mmaccel.samplers.trees.contract:TreeShape",
     "visual_tokens": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
-    "kv_cache": "mmaccel.reduction.kv_cache.contract:CacheMethod",
+    "kv_cache": "mmaccel.reduction.kv_cache.contract:KVCacheMethod",
     "attention": "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
 }
 GROUPS = {"window": "policies", "canvas": "policies", "visual_tokens": "reducers"}

@@ -230,6 +230,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         )
         self.block_counts = self.caches.block_counts
 
+    @property
+    def packed_bytes(self) -> tuple[int, int]:
+        """See `mmaccel.contracts.Model`."""
+        return (0, 0) if self.caches is None else self.caches.packed_bytes
+
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""
         return self.passes.caches()

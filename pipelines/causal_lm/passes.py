@@ -124,8 +124,7 @@ class WindowPasses:
             prompt=lengths if chooses else None,
             **window.facts.last_only,
         )
-        if observer is not None:
-            caches.evict(lengths, observer)
+        caches.end_prompt(lengths, observer)
 
     def forward(self, entries: Pass) -> Tensor:
         """See `CausalLMWindow.forward`."""
@@ -210,6 +209,7 @@ class WindowPasses:
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
             rounds=caches.rounds,
+            packing=caches.packing,
         )
 
     @torch.no_grad()

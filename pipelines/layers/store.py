@@ -24,6 +24,8 @@ from torch import Tensor
 from mmaccel.errors import ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
+from mmaccel.pipelines.layers.packed_entries import PackedEntries
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 
 MASK_FORMS = ("additive", "bool", "zero-one")
 """Of the masks that models take: added to scores, True where something is seen, or 1 there."""
@@ -53,6 +55,8 @@ class KVCacheLayout:
         indices: `[R, W]` int64, the cache indices of the current pass.
         dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
             that passes write from then on; None: nothing was.
+        packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: the
+            memory of cache indices begins behind them, and is all allocated. None: nothing is.
         product_dtypes: of the values that layers have cached: products inside a pass, whatever
             autocast the model's own forward switches on.
     """
@@ -66,6 +70,7 @@ class KVCacheLayout:
         self.write_index: Tensor | None = None
         self.indices: Tensor | None = None
         self.dropped: Tensor | None = None
+        self.packed: Tensor | None = None
         self.product_dtypes: set[torch.dtype] = set()
 
     def to_index(self, positions: Tensor) -> Tensor:
@@ -105,11 +110,26 @@ class KVCacheLayout:
         shorter.dropped = dropped
         return shorter
 
+    def pack(self, packed: Tensor, room: int) -> KVCacheLayout:
+        """The layout of layers that hold `packed` `[R]` int64 entries of each row in fewer bits.
+
+        Args:
+            packed: see above; the caller may raise the numbers in place.
+            room: cache indices of each row behind them that have memory.
+        """
+        other = KVCacheLayout(self.max_rows, self.max_length, self._reports_past_only)
+        other.dropped = self.dropped
+        other.packed = packed
+        other.allocated_length = room
+        return other
+
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order."""
         self.rows = self.max_rows = len(rows)
         if self.dropped is not None:
             self.dropped = self.dropped[rows.to(self.dropped.device)]
+        if self.packed is not None:
+            self.packed = self.packed[rows.to(self.packed.device)]
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
         """Prepare a pass.
@@ -124,7 +144,7 @@ class KVCacheLayout:
         self.visible_length = min(visible_length, self.max_length)
         n_own = cache_indices.shape[1] if self._reports_past_only else 0
         self.reported_length = self.visible_length - n_own
-        if self.visible_length >= self.allocated_length:
+        if self.packed is None and self.visible_length >= self.allocated_length:
             is_first = self.allocated_length == 0
             self.allocated_length = (self.visible_length if is_first else self.max_length) + 1
         if self.selected_rows is None:
@@ -132,7 +152,10 @@ class KVCacheLayout:
         else:
             rows = self.selected_rows.to(cache_indices.device)
         length = self.allocated_length
-        self.write_index = (cache_indices.clamp(max=length - 2) + rows[:, None] * length).flatten()
+        at = cache_indices
+        if self.packed is not None:
+            at = at - self.packed[rows.to(self.packed.device), None].to(at.device)
+        self.write_index = (at.clamp(max=length - 2) + rows[:, None] * length).flatten()
 
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
@@ -160,6 +183,7 @@ class WindowLayer:
         self.layout = layout
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.packed: PackedEntries | None = None
         self.is_initialized = False
 
     def update(
@@ -215,11 +239,16 @@ class WindowLayer:
 
     def visible(self) -> tuple[Tensor, Tensor]:
         """Views `[R, H, visible length, D]` of what the current pass reads."""
+        layout = self.layout
         assert self.keys is not None and self.values is not None
-        return _view(self.layout, self.keys), _view(self.layout, self.values)
+        if self.packed is None:
+            return _view(layout, self.keys), _view(layout, self.values)
+        assert layout.packed is not None
+        keys, values = self.packed.join(*self.held(), layout.packed, layout.visible_length)
+        return keys[: layout.pass_rows], values[: layout.pass_rows]
 
     def held(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, S, D]` of all keys and values that have memory."""
+        """Views `[R, H, S, D]` of all keys and values that have memory; not of packed ones."""
         assert self.keys is not None and self.values is not None
         rows = self.layout.max_rows
         keys = self.keys.view(rows, -1, *self.keys.shape[1:])
@@ -247,6 +276,8 @@ class WindowLayer:
             if store is not None:
                 by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])
                 setattr(self, name, _copy(by_row.transpose(1, 2)[rows.to(store.device)]))
+        if self.packed is not None:
+            self.packed.keep(rows)
 
     def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
         """Keep chosen entries, moved to the front, in memory of their own.
@@ -261,6 +292,54 @@ class WindowLayer:
         self.keys = _move(self.layout, self.keys, keep, layout)
         self.values = _move(self.layout, self.values, keep, layout)
         self.layout = layout
+
+    def pack(self, quantizer: CacheQuantizer, layout: KVCacheLayout) -> None:
+        """Hold the first entries of each row in fewer bits.
+
+        Args:
+            quantizer: packs them.
+            layout: of the layer from now on; see `KVCacheLayout.pack`.
+        """
+        assert layout.packed is not None
+        keys, values = self.held()
+        n_packed = int(layout.packed.max())
+        self.packed = PackedEntries(quantizer, keys[:, :, :n_packed], values[:, :, :n_packed])
+        self._move_up(layout.packed, layout.allocated_length)
+        self.layout = layout
+
+    def pack_next(self, due: Tensor) -> None:
+        """Hold one group more in fewer bits.
+
+        Args:
+            due: `[R]` bool, the rows that do; the caller counts it in their layout afterwards.
+        """
+        assert self.packed is not None and self.layout.packed is not None
+        self.packed.append(*self.held(), self.layout.packed, due)
+        n_moved = torch.where(due, self.packed.quantizer.group, 0)
+        self._move_up(n_moved, self.layout.allocated_length)
+
+    def _move_up(self, first: Tensor, room: int) -> None:
+        """Let memory of `room` entries a row begin with what stands at `first` `[R]`."""
+        keys, values = self.held()
+        at = first.to(keys.device)[:, None] + torch.arange(room, device=keys.device)
+        index = at.clamp(max=keys.shape[2] - 1)[:, None, :, None]  # [R, 1, room, 1]
+        self.keys = _copy(keys.gather(2, index.expand(-1, keys.shape[1], -1, keys.shape[3])))
+        self.values = _copy(
+            values.gather(2, index.expand(-1, values.shape[1], -1, values.shape[3]))
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values, as they are allocated."""
+        assert self.keys is not None and self.values is not None
+        n_packed = 0 if self.packed is None else self.packed.nbytes
+        return self.keys.nbytes + self.values.nbytes + n_packed
+
+    @property
+    def bytes_an_index(self) -> int:
+        """Bytes of the key and the value at a cache index, as they were written."""
+        assert self.keys is not None and self.values is not None
+        return sum(store[:1].nbytes for store in (self.keys, self.values))
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the last pass to the front of what it wrote.

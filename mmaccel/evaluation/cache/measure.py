@@ -203,9 +203,7 @@ def _measure_cache(window: CausalLMWindow, lengths: Tensor) -> tuple[float, floa
         dropped = layer.layout.dropped
         stayed = lengths if dropped is None else lengths - dropped.to(lengths.device)
         kept.append(float(stayed.sum() / lengths.sum()))
-        for store in (layer.keys, layer.values):
-            assert store is not None  # the prompt is in it
-            n_bytes += store.nbytes
+        n_bytes += layer.nbytes
     return fmean(kept), n_bytes / len(lengths)
 
 

@@ -1,0 +1,104 @@
+"""Entries of a layer that are held in fewer bits, in front of those that its store holds whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer, Codes
+
+
+class PackedEntries:
+    """The first entries of a layer's rows, in whole groups; rows may have fewer than others.
+
+    Args:
+        quantizer: packs them.
+        keys, values: `[R, H, n, D]` of the longest row, n a multiple of its group.
+
+    Attributes:
+        quantizer: see above.
+    """
+
+    def __init__(self, quantizer: CacheQuantizer, keys: Tensor, values: Tensor) -> None:
+        self.quantizer = quantizer
+        self._keys = quantizer.pack_keys(self._by_group(keys))
+        self._values = quantizer.pack_values(self._by_group(values))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        both = (*self._keys.parts(), *self._values.parts())
+        return sum(part.nbytes for part in both)
+
+    def join(
+        self, keys: Tensor, values: Tensor, counts: Tensor, length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, length, D]` of all cache indices, in memory of their own.
+
+        Args:
+            keys, values: `[R, H, T, D]`, what stands behind a row's packed entries.
+            counts: `[R]` int64, how many those are.
+            length: cache indices that are wanted.
+        """
+        sides = ((self._keys, keys), (self._values, values))
+        made = [self._join(packed, states, counts, length) for packed, states in sides]
+        return made[0], made[1]
+
+    def append(self, keys: Tensor, values: Tensor, counts: Tensor, due: Tensor) -> None:
+        """Pack the next group of some rows.
+
+        Args:
+            keys, values, counts: see `join`; the group stands at the front.
+            due: `[R]` bool, the rows.
+        """
+        size = self.quantizer.group
+        new_keys = self.quantizer.pack_keys(keys[:, :, None, :size])
+        new_values = self.quantizer.pack_values(values[:, :, None, :size])
+        number = (counts // size).to(keys.device)
+        self._keys = _put(self._keys, new_keys, number, due)
+        self._values = _put(self._values, new_values, number, due)
+
+    def preview(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The next group `[R, H, P, D]` as it will be read once it is packed; see `append`."""
+        size = self.quantizer.group
+        packed_keys = self.quantizer.pack_keys(keys[:, :, None, :size])
+        packed_values = self.quantizer.pack_values(values[:, :, None, :size])
+        unpack = self.quantizer.unpack
+        return unpack(packed_keys)[:, :, 0], unpack(packed_values)[:, :, 0]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, `[n]` int64, in their order."""
+        index = rows.to(self._keys.codes.device)
+        self._keys = Codes(*(part[index] for part in self._keys.parts()))
+        self._values = Codes(*(part[index] for part in self._values.parts()))
+
+    def _by_group(self, states: Tensor) -> Tensor:
+        rows, heads, length, width = states.shape
+        size = self.quantizer.group
+        return states.reshape(rows, heads, length // size, size, width)
+
+    def _join(self, packed: Codes, states: Tensor, counts: Tensor, length: int) -> Tensor:
+        rows, heads, n_whole, width = states.shape
+        n_packed = packed.codes.shape[2] * self.quantizer.group
+        # what stands between two rows' ends is seen by no query; zeros, for NaN passes masks
+        made = states.new_zeros(rows, heads, max(length, n_packed + n_whole), width)
+        made[:, :, :n_packed] = self.quantizer.unpack(packed).flatten(2, 3)
+        at = counts.to(states.device)[:, None] + torch.arange(n_whole, device=states.device)
+        made.scatter_(2, at[:, None, :, None].expand_as(states), states)
+        return made[:, :, :length]
+
+
+def _put(packed: Codes, new: Codes, number: Tensor, due: Tensor) -> Codes:
+    """`packed` with `new` `[R, H, 1, ...]` as the group `number` `[R]` of the rows that are due."""
+    n_groups = max(packed.codes.shape[2], int(number.where(due, 0).max()) + 1)
+    made = []
+    for old, part in zip(packed.parts(), new.parts(), strict=True):
+        rows, heads, n_known = old.shape[:3]
+        grown = old
+        if n_groups > n_known:
+            room = old.new_zeros(rows, heads, n_groups - n_known, *old.shape[3:])
+            grown = torch.cat([old, room], 2)
+        row = due.nonzero()[:, 0]
+        grown[row, :, number[row]] = part[row, :, 0]
+        made.append(grown)
+    return Codes(*made)
