@@ -41,6 +41,7 @@ from mmaccel.pipelines.text_to_speech.types import Utterance
 from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
 from mmaccel.reduction.kv_cache.citrus import CItruS
 from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.expected_attention import ExpectedAttention
 from mmaccel.reduction.kv_cache.h2o import H2O
@@ -49,6 +50,7 @@ from mmaccel.reduction.kv_cache.knorm import KNorm
 from mmaccel.reduction.kv_cache.linekv import LineKV
 from mmaccel.reduction.kv_cache.morphkv import MorphKV
 from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
+from mmaccel.reduction.kv_cache.quantized_cache import QuantizedCache
 from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
@@ -138,6 +140,7 @@ __all__ = [
     "CItruS",
     "CacheMethod",
     "CachePlan",
+    "CacheQuantizer",
     "CachedBlocks",
     "CachedLayer",
     "CausalLMWindow",
@@ -199,6 +202,7 @@ __all__ = [
     "PromptMethod",
     "PyramidDrop",
     "PyramidKV",
+    "QuantizedCache",
     "Quest",
     "RandomEviction",
     "RandomTokens",

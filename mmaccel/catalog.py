@@ -226,6 +226,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
             "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
             "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
+            "quantized-cache": (
+                "quantized_cache:QuantizedCache",
+                "all entries, older ones in 8 or 4 bits",
+            ),
             "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),
