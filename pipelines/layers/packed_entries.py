@@ -61,10 +61,14 @@ class PackedEntries:
     def preview(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """The next group `[R, H, P, D]` as it will be read once it is packed; see `append`."""
         size = self.quantizer.group
-        packed_keys = self.quantizer.pack_keys(keys[:, :, None, :size])
-        packed_values = self.quantizer.pack_values(values[:, :, None, :size])
-        unpack = self.quantizer.unpack
-        return unpack(packed_keys)[:, :, 0], unpack(packed_values)[:, :, 0]
+        sides = ((keys, self.quantizer.pack_keys), (values, self.quantizer.pack_values))
+        made = []
+        for states, pack in sides:
+            group = states[:, :, None, :size]
+            rounded = torch.empty_like(group)
+            self.quantizer.unpack(pack(group), rounded)
+            made.append(rounded[:, :, 0])
+        return made[0], made[1]
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""
@@ -79,10 +83,13 @@ class PackedEntries:
 
     def _join(self, packed: Codes, states: Tensor, counts: Tensor, length: int) -> Tensor:
         rows, heads, n_whole, width = states.shape
-        n_packed = packed.codes.shape[2] * self.quantizer.group
-        # what stands between two rows' ends is seen by no query; zeros, for NaN passes masks
-        made = states.new_zeros(rows, heads, max(length, n_packed + n_whole), width)
-        made[:, :, :n_packed] = self.quantizer.unpack(packed).flatten(2, 3)
+        n_groups = packed.codes.shape[2]
+        n_packed = n_groups * self.quantizer.group
+        made = states.new_empty(rows, heads, max(length, n_packed + n_whole), width)
+        by_group = made[:, :, :n_packed].unflatten(2, (n_groups, self.quantizer.group))
+        self.quantizer.unpack(packed, by_group)
+        # what stands behind a row's entries is seen by no query; zeros, for NaN passes masks
+        made[:, :, n_packed:] = 0
         at = counts.to(states.device)[:, None] + torch.arange(n_whole, device=states.device)
         made.scatter_(2, at[:, None, :, None].expand_as(states), states)
         return made[:, :, :length]

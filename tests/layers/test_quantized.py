@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -205,10 +205,11 @@ def test_numbers_that_are_all_alike_are_exact() -> None:
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "the scale of keys is forgotten": lambda patch: patch.setattr(
         mmaccel.QuantizedCache, "unpack",
-        lambda self, packed, own=mmaccel.QuantizedCache.unpack: own(
+        lambda self, packed, out, own=mmaccel.QuantizedCache.unpack: own(
             self,
             packed if packed.scale.shape[4] == 1
-            else type(packed)(packed.codes, torch.ones_like(packed.scale), packed.least),
+            else replace(packed, scale=torch.ones_like(packed.scale)),
+            out,
         ),
     ),
     "drafts are packed": lambda patch: patch.setattr(
@@ -229,8 +230,8 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     ),
     "halves of a byte are mixed up": lambda patch: patch.setattr(
         mmaccel.QuantizedCache, "unpack",
-        lambda self, packed, own=mmaccel.QuantizedCache.unpack: own(
-            self, type(packed)(packed.codes << 4 | packed.codes >> 4, packed.scale, packed.least)
+        lambda self, packed, out, own=mmaccel.QuantizedCache.unpack: own(
+            self, replace(packed, codes=packed.codes << 4 | packed.codes >> 4), out
         ),
     ),
 }  # fmt: skip

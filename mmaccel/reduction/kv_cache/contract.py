@@ -252,5 +252,5 @@ class CacheQuantizer(KVCacheMethod, ABC):
         """Values `[R, H, N, P, D]` in fewer bits."""
 
     @abstractmethod
-    def unpack(self, packed: Codes) -> Tensor:
-        """Keys or values `[R, H, N, P, D]`, in the dtype of their scale."""
+    def unpack(self, packed: Codes, out: Tensor) -> None:
+        """Write keys or values to `out` `[R, H, N, P, D]`, any strides, of their scale's dtype."""

@@ -74,9 +74,16 @@ class QuantizedCache(CacheQuantizer):
             codes = first | (second << 4)
         return Codes(codes, scale, least)
 
-    def unpack(self, packed: Codes) -> Tensor:
-        """`[R, H, N, P, D]`."""
+    def unpack(self, packed: Codes, out: Tensor) -> None:
+        """See `CacheQuantizer.unpack`."""
         codes = packed.codes
-        if self.bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], 3)
-        return torch.addcmul(packed.least, codes.to(packed.scale.dtype), packed.scale)
+        parts = (codes & 15, codes >> 4) if self.bits == 4 else (codes,)
+        n_entries = codes.shape[3]
+        for number, part in enumerate(parts):
+            some = slice(number * n_entries, (number + 1) * n_entries)
+            # values have a scale an entry, keys one for all
+            is_by_entry = packed.scale.shape[3] > 1
+            scale = packed.scale[:, :, :, some] if is_by_entry else packed.scale
+            least = packed.least[:, :, :, some] if is_by_entry else packed.least
+            # three steps in place: a product of two dtypes takes longer than all of them
+            out[:, :, :, some].copy_(part).mul_(scale).add_(least)
