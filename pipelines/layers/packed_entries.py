@@ -8,19 +8,49 @@ from torch import Tensor
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer, Codes
 
 
+class Workspace:
+    """Memory in which the layers of a run are unpacked, one after the other.
+
+    A layer's keys and values are read before the next layer's are unpacked.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
+
+    def take(self, side: int, like: Tensor, length: int) -> Tensor:
+        """`[R, H, length, D]` for states like `[R, H, S, D]`, holding anything.
+
+        Args:
+            side: 0 for keys, 1 for values.
+            like: rows, heads and width, dtype and device.
+            length: of each head.
+        """
+        rows, heads, _, width = like.shape
+        name = side, like.device, like.dtype
+        n_numbers = rows * heads * length * width
+        known = self._made.get(name)
+        if known is None or known.numel() < n_numbers:
+            known = self._made[name] = like.new_empty(n_numbers)
+        return known[:n_numbers].view(rows, heads, length, width)
+
+
 class PackedEntries:
     """The first entries of a layer's rows, in whole groups; rows may have fewer than others.
 
     Args:
         quantizer: packs them.
         keys, values: `[R, H, n, D]` of the longest row, n a multiple of its group.
+        workspace: of the run.
 
     Attributes:
         quantizer: see above.
     """
 
-    def __init__(self, quantizer: CacheQuantizer, keys: Tensor, values: Tensor) -> None:
+    def __init__(
+        self, quantizer: CacheQuantizer, keys: Tensor, values: Tensor, workspace: Workspace
+    ) -> None:
         self.quantizer = quantizer
+        self._workspace = workspace
         self._keys = quantizer.pack_keys(self._by_group(keys))
         self._values = quantizer.pack_values(self._by_group(values))
 
@@ -33,16 +63,17 @@ class PackedEntries:
     def join(
         self, keys: Tensor, values: Tensor, counts: Tensor, length: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values `[R, H, length, D]` of all cache indices, in memory of their own.
+        """Keys and values `[R, H, length, D]` of all cache indices, until another layer is joined.
 
         Args:
             keys, values: `[R, H, T, D]`, what stands behind a row's packed entries.
             counts: `[R]` int64, how many those are.
             length: cache indices that are wanted.
         """
-        sides = ((self._keys, keys), (self._values, values))
-        made = [self._join(packed, states, counts, length) for packed, states in sides]
-        return made[0], made[1]
+        return (
+            self._join(0, self._keys, keys, counts, length),
+            self._join(1, self._values, values, counts, length),
+        )
 
     def append(self, keys: Tensor, values: Tensor, counts: Tensor, due: Tensor) -> None:
         """Pack the next group of some rows.
@@ -81,11 +112,13 @@ class PackedEntries:
         size = self.quantizer.group
         return states.reshape(rows, heads, length // size, size, width)
 
-    def _join(self, packed: Codes, states: Tensor, counts: Tensor, length: int) -> Tensor:
-        rows, heads, n_whole, width = states.shape
+    def _join(
+        self, side: int, packed: Codes, states: Tensor, counts: Tensor, length: int
+    ) -> Tensor:
+        n_whole = states.shape[2]
         n_groups = packed.codes.shape[2]
         n_packed = n_groups * self.quantizer.group
-        made = states.new_empty(rows, heads, max(length, n_packed + n_whole), width)
+        made = self._workspace.take(side, states, max(length, n_packed + n_whole))
         by_group = made[:, :, :n_packed].unflatten(2, (n_groups, self.quantizer.group))
         self.quantizer.unpack(packed, by_group)
         # what stands behind a row's entries is seen by no query; zeros, for NaN passes masks

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.layers.packed_entries import Workspace
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 
@@ -66,12 +67,13 @@ class Packing:
         self._crossed: set[int] = set()  # layouts in which the pass reaches across a boundary
         # a group that is not due, a window, one index of scratch and one that nothing uses
         room = quantizer.residual + quantizer.group + quantizer.widest + 2
+        workspace = Workspace()
         layouts: dict[int, KVCacheLayout] = {}
         for layer in layers:
             old = layer.layout
             if id(old) not in layouts:
                 layouts[id(old)] = old.pack(quantizer.count(old.to_index(lengths)), room)
-            layer.pack(quantizer, layouts[id(old)])
+            layer.pack(quantizer, layouts[id(old)], workspace)
         self._layouts = list(layouts.values())
 
     @property

@@ -24,7 +24,7 @@ from torch import Tensor
 from mmaccel.errors import ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
-from mmaccel.pipelines.layers.packed_entries import PackedEntries
+from mmaccel.pipelines.layers.packed_entries import PackedEntries, Workspace
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 
 MASK_FORMS = ("additive", "bool", "zero-one")
@@ -261,6 +261,7 @@ class WindowLayer:
         Zeros at negative indices.
         """
         assert self.keys is not None and self.values is not None
+        assert self.packed is None, "entries in fewer bits are read by passes alone"
         index = index.to(self.keys.device)
         rows = torch.arange(len(index), device=index.device)[:, None] * self.layout.allocated_length
         flat = (rows + index.clamp(min=0)).flatten()
@@ -293,17 +294,20 @@ class WindowLayer:
         self.values = _move(self.layout, self.values, keep, layout)
         self.layout = layout
 
-    def pack(self, quantizer: CacheQuantizer, layout: KVCacheLayout) -> None:
+    def pack(self, quantizer: CacheQuantizer, layout: KVCacheLayout, workspace: Workspace) -> None:
         """Hold the first entries of each row in fewer bits.
 
         Args:
             quantizer: packs them.
             layout: of the layer from now on; see `KVCacheLayout.pack`.
+            workspace: of the run.
         """
         assert layout.packed is not None
         keys, values = self.held()
         n_packed = int(layout.packed.max())
-        self.packed = PackedEntries(quantizer, keys[:, :, :n_packed], values[:, :, :n_packed])
+        self.packed = PackedEntries(
+            quantizer, keys[:, :, :n_packed], values[:, :, :n_packed], workspace
+        )
         self._move_up(layout.packed, layout.allocated_length)
         self.layout = layout
 
