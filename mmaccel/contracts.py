@@ -249,6 +249,8 @@ class TokenModel(Model):
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         takes_runner: whether its passes may be captured: its buffers outlive a run.
         takes_embeddings: whether passes may hold embeddings, and say what their entries read.
+        prefill_chunk_size: tokens of prompts that a step of the next runs processes at most; None:
+            whole prompts. See `mmaccel.samplers.prompt_chunks`.
         route, route_reason: which forward the run takes, and why not another; for statistics.
         attention_reason: why the model's own attention runs; empty where our kernel does, None
             where there is nothing to choose.
@@ -259,6 +261,7 @@ class TokenModel(Model):
     recorder: Any = None
     takes_runner: bool = False
     takes_embeddings: bool = False
+    prefill_chunk_size: int | None = None
     route: str = ""
     route_reason: str = ""
     attention_reason: str | None = None

@@ -11,7 +11,12 @@ from mmaccel.catalog import find_family, load, policy_names, read_policy, read_r
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
-from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
+from mmaccel.pipelines.attach.layer_methods import (
+    check_chunks,
+    check_combination,
+    check_model,
+    read_methods,
+)
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
 from mmaccel.pipelines.attach.patching import Injection, as_function, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
@@ -158,6 +163,7 @@ def attach(
     sync_every: int = 1,
     fused: UseFused = "auto",
     compile: UseCompile = "auto",
+    prefill_chunk_size: int | None = None,
     assume_stateless: bool = False,
     visual_tokens: UseReducers = None,
     kv_cache: KVCacheMethod | str | Mapping[str, Any] | None = None,
@@ -199,6 +205,9 @@ def attach(
             the two ran.
         compile: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`: whether the
             fused decoder's passes on a CPU are compiled.
+        prefill_chunk_size: tokens of prompts that a pass processes at most, which bounds the memory
+            of long prompts; see `mmaccel.pipelines.runner.engine.Engine`. None processes prompts
+            whole. `generate(prefill_chunk_size=…)`, as of transformers, sets it for one call.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
@@ -220,9 +229,9 @@ def attach(
 
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
-            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`,
-            `fused` or `compile`, or one the policy cannot use; something that is no method for
-            visual tokens, for caches or for attention.
+            True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`, `fused`,
+            `compile` or `prefill_chunk_size`, or one the policy or a method cannot use; something
+            that is no method for visual tokens, for caches or for attention.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device; `compile=True`,
             and it is not on a CPU or there is no compiler.
         UnsupportedModelError: the target does not generate with transformers; `fused=True` or
@@ -235,10 +244,11 @@ def attach(
     warn_if_untested()
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    engine = Engine(cuda_graphs, sync_every, fused, compile)
+    engine = Engine(cuda_graphs, sync_every, fused, compile, prefill_chunk_size)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
     methods = read_methods(kv_cache, attention)
+    check_chunks(methods, prefill_chunk_size)
     if find_pipeline(target):
         if reducers:
             raise UnsupportedModelError(

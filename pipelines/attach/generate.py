@@ -303,7 +303,8 @@ class GenerateService:
                 chain.check(progress.previous, lengths if ends is None else lengths.minimum(ends))
             return ends
 
-        self.engine.prepare(window, prompt, self.policy, params)
+        chunk_size = call.config.prefill_chunk_size
+        self.engine.prepare(window, prompt, self.policy, params, prefill_chunk_size=chunk_size)
         generation = self.policy.sample(
             window,
             prompt,
@@ -313,6 +314,10 @@ class GenerateService:
             on_step=None if streamer is None and chain is None else on_step,
         )
         generation.stats.seed = seed if samples else self.seed
+        if window.own_prompt is not None and self.engine.prefill_chunk_size and not chunk_size:
+            generation.stats.notes.append(
+                "prefill_chunk_size: the model's own prefill has processed this prompt whole"
+            )
         self._describe_reduction(whole, window, generation.stats)
         self.history.append(generation.stats)
         if call.streamer is not None:

@@ -104,6 +104,29 @@ def check_combination(
         )
 
 
+def check_chunks(methods: LayerMethods, prefill_chunk_size: int | None) -> None:
+    """Refuse prompts in chunks beside methods that look at a whole prompt in its pass.
+
+    Raises:
+        OptionError: eviction, or a selector for prompts.
+    """
+    reason = _find_whole_prompts(methods)
+    if prefill_chunk_size is not None and reason:
+        raise OptionError(
+            f"prefill_chunk_size: expected methods that need no whole prompt in a pass, received "
+            f"{reason}; leave prefill_chunk_size or the method out"
+        )
+
+
+def _find_whole_prompts(methods: LayerMethods) -> str:
+    """What looks at a whole prompt in its pass; empty where nothing does."""
+    if methods.kv_cache is not None:
+        return f"kv_cache={methods.kv_cache!r}, which looks at all queries of the prompt"
+    if methods.attention is not None and methods.attention.chooses_prompts:
+        return f"attention={methods.attention!r}, which chooses for all queries of the prompt"
+    return ""
+
+
 def _check_changes(methods: LayerMethods, policy: Policy) -> None:
     """Raise OptionError unless the cache may change while a policy generates tokens."""
     quantizer = methods.quantizer
@@ -140,11 +163,11 @@ def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:
     """Reasons why a call cannot be decoded under methods."""
     if methods and "attentions" in call.records:
         yield f"{methods.slots} with attentions of all tokens"
+    if call.config.prefill_chunk_size is not None and _find_whole_prompts(methods):
+        yield f"{methods.slots} with a prefill in chunks"
     if methods.kv_cache is None:
         return
     if call.n_cached:
         yield "kv_cache with a cache given by the caller"
     if call.returns_cache:
         yield "kv_cache with a cache that the caller sees"
-    if call.config.prefill_chunk_size is not None:
-        yield "kv_cache with a prefill in chunks"

@@ -75,8 +75,8 @@ def serve_pipeline(
         The service, with `policy` and `history`, and the injection that attaches it.
 
     Raises:
-        OptionError: no policy or layout, or one the pipeline cannot use; or True for
-            `cuda_graphs` or `fused`.
+        OptionError: no policy or layout, or one the pipeline cannot use; True for `cuda_graphs` or
+            `fused`; or a `prefill_chunk_size`.
         UnsupportedModelError: a model that no denoiser can be made of, or whose layers do not carry
             methods.
         AttachError: the pipeline or its model has a policy already.
@@ -87,6 +87,11 @@ def serve_pipeline(
             raise OptionError(
                 f"{option}: expected 'auto' or False, received True; passes of a {name} are {how}"
             )
+    if engine.prefill_chunk_size is not None:
+        raise OptionError(
+            f"prefill_chunk_size: expected None, received {engine.prefill_chunk_size}; passes of a "
+            f"{name} are over whole canvases, leave it out"
+        )
     engine.check(target.device)
     is_own = isinstance(policy, str) and policy in OWN_POLICIES
     policy = OWN_POLICIES[policy]() if is_own else read(policy)

@@ -44,18 +44,24 @@ class Engine:
             see `mmaccel.pipelines.runner.compiled_passes`. True compiles at the first passes, some
             seconds for each number of rows, and uses what is measured to be faster; "auto" does so
             once passes have taken 20 seconds; False never does.
+        prefill_chunk_size: tokens of prompts that a pass processes at most, beside the rows that
+            decode; see `mmaccel.samplers.prompt_chunks`. Chunks run eagerly. None processes whole
+            prompts. A prompt that the model's own prefill processes (images, embeddings, a cache)
+            stays whole.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
 
     Raises:
-        OptionError: another value of `cuda_graphs`, `fused` or `compile`, or `sync_every` below 1.
+        OptionError: another value of `cuda_graphs`, `fused` or `compile`, or `sync_every` or
+            `prefill_chunk_size` below 1.
     """
 
     cuda_graphs: UseGraphs = "auto"
     sync_every: int = 1
     fused: UseFused = "auto"
     compile: UseCompile = "auto"
+    prefill_chunk_size: int | None = None
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,6 +76,7 @@ class Engine:
                     f"{name}: expected 'auto', True or False, received {show(value)}; {why}"
                 )
         check_int("sync_every", self.sync_every, 1, hint="try 4")
+        check_chunk_size(self.prefill_chunk_size)
         if self.compile is True and self.fused is False:
             raise OptionError(
                 "compile=True: expected the fused decoder, whose passes are compiled, received "
@@ -84,6 +91,7 @@ class Engine:
             "sync_every": self.sync_every,
             "fused": self.fused,
             "compile": self.compile,
+            "prefill_chunk_size": self.prefill_chunk_size,
         }
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
@@ -116,14 +124,32 @@ class Engine:
         """Drop all graphs and their buffers; the engine stays usable."""
         self.cache.clear()
 
-    def prepare(self, window: Any, prompt: Prompt, policy: Any, params: SamplingParams) -> None:
-        """Set the runner of a token model's next call, see `runner`, and whether it may take the
-        fused decoder. Canvas passes run eagerly, by the model's own forward.
+    def prepare(
+        self,
+        window: Any,
+        prompt: Prompt,
+        policy: Any,
+        params: SamplingParams,
+        *,
+        prefill_chunk_size: int | None = None,
+    ) -> None:
+        """Set the runner of a token model's next call, see `runner`, how it processes prompts, and
+        whether it may take the fused decoder. Canvas passes run eagerly, by the model's own
+        forward.
+
+        Args:
+            window: the model.
+            prompt, policy, params: of the call.
+            prefill_chunk_size: what the call itself asks for; None: the engine's.
 
         Raises:
-            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; `fused=True`
-                or `compile=True` for a model that the fused decoder cannot serve; and as `runner`.
+            OptionError: a chunk size below 1.
+            UnsupportedModelError: `cuda_graphs=True` or `prefill_chunk_size` for a model that fills
+                a canvas; `fused=True` or `compile=True` for a model that the fused decoder cannot
+                serve; and as `runner`.
         """
+        check_chunk_size(prefill_chunk_size)
+        chunk_size = self.prefill_chunk_size if prefill_chunk_size is None else prefill_chunk_size
         if window.kind == "canvas":
             dispatch.check(window.device.type)
             if self.cuda_graphs is True:
@@ -131,6 +157,12 @@ class Engine:
                     "cuda_graphs=True: expected a model that is decoded in windows, received a "
                     f"{type(window).__name__}, whose canvas is filled pass by pass; "
                     'set cuda_graphs="auto"'
+                )
+            if chunk_size is not None:
+                raise UnsupportedModelError(
+                    "prefill_chunk_size: expected a model that is decoded in windows, received a "
+                    f"{type(window).__name__}, whose passes are over whole canvases; "
+                    "leave it out"
                 )
         has_fused = window.use_fused(self.fused, self.compile)
         if not has_fused and (self.fused is True or self.compile is True):
@@ -140,6 +172,7 @@ class Engine:
             )
         if window.kind == "canvas":
             return
+        window.prefill_chunk_size = chunk_size
         runner = self.runner(window, prompt, policy, params)
         if window.takes_runner:
             window.runner = runner
@@ -169,6 +202,12 @@ class Engine:
                 f'{reason}; set cuda_graphs="auto"'
             )
         return EagerRunner(self.sync_every, reason)
+
+
+def check_chunk_size(size: int | None) -> None:
+    """Raise OptionError for a chunk size below 1."""
+    if size is not None:
+        check_int("prefill_chunk_size", size, 1, hint="try 512")
 
 
 def _check_compile(device: torch.device) -> None:

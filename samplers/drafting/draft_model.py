@@ -22,6 +22,7 @@ from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.prompt_chunks import prefill_together
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
@@ -69,14 +70,18 @@ class ModelDrafter(Drafter):
     next_slot: Held
 
     def prefill(self, run: OpenRun) -> None:
-        """Process the text of the prompt without its last token."""
-        if run.scheduler is not None:
-            run.scheduler.register(self.model)
+        """Process the text of the prompt without its last token, or leave it to a scheduler that
+        lets prompts be processed in chunks.
+        """
+        scheduler = run.scheduler
+        size = run.model.prefill_chunk_size
+        if scheduler is not None:
+            scheduler.register(self.model)
         tokens, lengths = run.prompt.text
         self.model.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
-        if tokens.shape[1] > 1:
-            self.model.prefill(Pass(tokens[:, :-1].clamp(min=0), torch.zeros_like(lengths)))
-            run.stats.draft_passes += 1
+        if tokens.shape[1] > 1 and (scheduler is None or size is None):
+            n_passes = prefill_together(self.model, tokens[:, :-1], lengths - 1, size)
+            run.stats.draft_passes += n_passes
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""

@@ -11,6 +11,7 @@ from torch import OutOfMemoryError, Tensor
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
+from mmaccel.samplers.prompt_chunks import prefill_together
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rows import RunRows
@@ -39,19 +40,20 @@ class ModelCalls:
         self.recorder: StepRecorder | None = model.recorder
         self.is_recorded = self.recorder is not None and self.recorder.is_active
         self.has_own_prompt = False
+        self._has_chunks = False  # whether prompts are processed in chunks
         self._spare = spare
         self._runner = runner
         self._stats = stats
 
     def begin(
-        self, tokens: Tensor, lengths: Tensor, positions: int, short_prompt: Tensor | None
+        self, tokens: Tensor | None, lengths: Tensor, positions: int, short_prompt: Tensor | None
     ) -> None:
         """Reserve the cache and run the prompt without its last token.
 
         Once more if memory lacked and the graphs of other runs had some.
 
         Args:
-            tokens: `[R, N]`, of the prompt.
+            tokens: `[R, N]`, of the prompt; None where the scheduler lets it be processed.
             lengths: `[R]` int64, of the prompts.
             positions: of the cache.
             short_prompt: `[R, N']`, the static tensor of a prompt that is prefilled in a step of
@@ -67,28 +69,36 @@ class ModelCalls:
         self._begin(tokens, lengths, positions, short_prompt)
 
     def _begin(
-        self, tokens: Tensor, lengths: Tensor, positions: int, short_prompt: Tensor | None
+        self,
+        tokens: Tensor | None,
+        lengths: Tensor,
+        positions: int,
+        short_prompt: Tensor | None,
     ) -> None:
         if self._spare:
             self.model.make_room(self._spare)
-        self._runner.reserve(self.model, tokens.shape[0], positions)
+        self._runner.reserve(self.model, len(lengths), positions)
         began = time.perf_counter()
         n_processed = self.model.process_prompt()
         self.has_own_prompt = n_processed is not None
-        if n_processed is None and tokens.shape[1] > 1:
-            self._prefill(tokens[:, :-1], lengths, short_prompt)
+        n_passes = 1
+        self._has_chunks = n_processed is None and tokens is None
+        if n_processed is None and tokens is not None and tokens.shape[1] > 1:
+            n_passes = self._prefill(tokens[:, :-1], lengths, short_prompt)
             n_processed = tokens[:, :-1].numel()
         if n_processed is not None:
             self._stats.forward_seconds += time.perf_counter() - began
-            self._stats.prefill_passes += 1
+            self._stats.prefill_passes += n_passes
             self._stats.tokens_processed += n_processed
 
-    def _prefill(self, tokens: Tensor, lengths: Tensor, short_prompt: Tensor | None) -> None:
-        """Prefill with `[R, N]`, of a short prompt in a step of its own."""
-        if short_prompt is None:
-            start = lengths.new_zeros(1).expand_as(lengths)
-            self.model.prefill(Pass(tokens.clamp(min=0), start, lengths=lengths - 1))
-            return
+    def _prefill(self, tokens: Tensor, lengths: Tensor, short_prompt: Tensor | None) -> int:
+        """Prefill with `[R, N]`, of a short prompt in a step of its own; returns the passes."""
+        size = self.model.prefill_chunk_size
+        self._has_chunks = size is not None and tokens.numel() > size
+        if short_prompt is None or self._has_chunks:
+            return prefill_together(
+                self.model, tokens, lengths - 1, size if self._has_chunks else None
+            )
         width = self.model.prompt_width(tokens.shape[1])
 
         def step() -> None:
@@ -97,6 +107,7 @@ class ModelCalls:
             self.model.prefill(Pass(tokens, start, lengths=lengths - 1))
 
         self._runner.run_step(Once("prompt", width), step)
+        return 1
 
     def forward(self, entries: Pass) -> Tensor:
         """Raw logits `[R, W, V]` of a pass."""
@@ -137,6 +148,8 @@ class ModelCalls:
         model = self.model
         if self._spare:
             model.make_room(0)
+        if self._has_chunks and self._runner.is_static:
+            stats.notes.append("prefill_chunk_size: chunks ran eagerly, beside captured passes")
         reason = model.attention_reason
         if reason is not None:
             stats.attention = f"the model's own: {reason}" if reason else "window_attention"

@@ -243,6 +243,7 @@ class RunRows(StaticPart):
     """
 
     static = ("lengths", "stops", "limit", "ended", "n_new", "summary")
+    _is_cut: Tensor | None = None  # [B], rows that `on_step` has ended since `take_cut`
     _inputs: WindowInputs | None = None  # of the next pass, where `write_drafts` made them
 
     def __init__(
@@ -399,9 +400,17 @@ class RunRows(StaticPart):
         limit = on_step(Progress(tokens, lengths, previous, passes, rows))
         if limit is not None:
             limit = check_limit(limit, lengths)
-            self.ended |= limit <= lengths
+            is_cut = limit <= lengths
+            self._is_cut = is_cut if self._is_cut is None else self._is_cut | is_cut
+            self.ended |= is_cut
             buffer.n_generated.copy_(torch.minimum(lengths, limit))
         self.n_new.copy_((buffer.n_generated - previous).clamp(min=0))
+
+    def take_cut(self) -> list[bool]:
+        """Of each batch slot, whether `on_step` has ended its row since the last call of this."""
+        found = self._is_cut
+        self._is_cut = None
+        return [False] * len(self.ended) if found is None else found.tolist()
 
     def bad_rows(self) -> Tensor:
         """`[B]` bool, rows that have not ended and wanted a token of invalid scores."""
@@ -421,6 +430,20 @@ class RunRows(StaticPart):
         self.lengths.copy_(prompt.lengths)
         self.ended[batch_slots] = False
         self.counters.restart(batch_slots)
+
+    def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Let passes gain nothing in some batch slots, `[n]` int64, whose prompts are not whole.
+
+        What passes write there begins behind the tokens that are in the cache.
+
+        Args:
+            batch_slots: see above; `restart` ends it.
+            prompt: of all B of them; where rows are held, up to the next token to be processed.
+        """
+        self.prompt = prompt
+        self.lengths.copy_(prompt.lengths)
+        self.buffer.n_generated[batch_slots] = 0
+        self.ended[batch_slots] = True
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs."""

@@ -204,6 +204,11 @@ class RunParts(StaticPart):
         self.pass_noise.forget()
         self.drafter.begin_rows(self, batch_slots)
 
+    def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Let rows in some batch slots wait for their prompts; see `RunRows.hold`."""
+        self.prompt = prompt
+        self.rows.hold(batch_slots, prompt)
+
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs. What stands there again
         is `restart`ed next.
@@ -250,11 +255,18 @@ class WindowRun(RunParts):
         _check_arguments(policy, model, prompt, length, noise, on_step)
         super().__init__(policy, model, prompt, length, params=params, noise=noise, on_step=on_step)
         self._began = time.perf_counter()
-        tokens = self.prompt.tokens
-        if self.scheduler is not None and self.scheduler.is_endless:  # with room for longer ones
-            tokens = tokens[:, : int(self.prompt.lengths.max())]
+        tokens: Tensor | None = self.prompt.tokens
+        scheduler = self.scheduler
+        if scheduler is not None and scheduler.is_endless:  # with room for longer ones
+            tokens = self.prompt.tokens[:, : int(self.prompt.lengths.max())]
+        has_feed = scheduler is not None and scheduler.chunk_size is not None
         positions = self.graphs.capacity.positions
-        self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
+        self.calls.begin(
+            None if has_feed else tokens, self.rows.lengths, positions, self.graphs.short_prompt
+        )
+        if scheduler is not None and has_feed and not self.calls.has_own_prompt:
+            scheduler.begin(self)
+            self.pace.go_on(scheduler.n_decoding, 0)
         self._begin_step(length)
 
     def run(self, step_fn: Callable[[], None]) -> Generation:
@@ -372,7 +384,7 @@ class WindowRun(RunParts):
         if scheduler is not None and (n_open < scheduler.n_open or scheduler.has_room):
             if scheduler.refill(self):
                 remaining = self.length
-            n_open = scheduler.n_open
+            n_open = scheduler.n_decoding
             n_tokens = int(self.buffer.n_generated.sum())
         self.pace.go_on(n_open, n_tokens)
         self.is_retry = False

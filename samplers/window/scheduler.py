@@ -6,18 +6,26 @@ batch slots of ended rows are dropped from the run, unless its steps are capture
 join the run, as those of a server do, batch slots are added for them in the same way. A row's
 tokens do not depend on the batch slot it is admitted to, because all state of the slot begins anew
 with it.
+
+Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), an admitted row is held
+in its batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they
+write there begins at its cursor, where the next chunk overwrites it. It begins to decode when its
+prompt is whole, as a row does that was prefilled in one pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import ContinuousBatching, Pass, Prompt, TokenModel
+from mmaccel.contracts import ContinuousBatching, FinishedRow, Pass, Prompt, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.prompt_chunks import Chunk, Cursor, PromptFeed
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
 from mmaccel.samplers.window.step_runner import StepRunner
 
@@ -37,6 +45,9 @@ class RefilledRun(Protocol):
 
     def restart(self, batch_slots: Tensor, prompt: Prompt, noise: Noise) -> None:
         """Begin anew in some batch slots `[n]` int64, whose prompts the caller prefills."""
+
+    def hold(self, batch_slots: Tensor, prompt: Prompt) -> None:
+        """Let rows in some batch slots `[n]` int64 wait for their prompts."""
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with these batch slots, `[n]` int64; `prompt` is theirs."""
@@ -77,13 +88,47 @@ class SupportsContinuousBatching(Protocol):
 
 
 class WindowScheduler(Scheduler):
-    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`."""
+    """Assigns the rows of a prompt to the batch slots of a window run; see `Scheduler`.
+
+    Args:
+        prompt, batching, noise, is_fixed: see there.
+        chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
+
+    Attributes:
+        chunk_size: see above.
+    """
 
     def __init__(
-        self, prompt: Prompt, batching: ContinuousBatching, noise: Noise, is_fixed: bool = False
+        self,
+        prompt: Prompt,
+        batching: ContinuousBatching,
+        noise: Noise,
+        is_fixed: bool = False,
+        *,
+        chunk_size: int | None = None,
     ) -> None:
         super().__init__(prompt, batching, noise, is_fixed)
+        self.chunk_size = chunk_size
+        self._feed = PromptFeed(chunk_size)
         self._models: list[tuple[TokenModel, Any]] = []
+
+    @property
+    def n_decoding(self) -> int:
+        """Number of batch slots whose row is unfinished and has its whole prompt in the cache."""
+        return self.n_open - len(self._feed)
+
+    def prompt(self) -> Prompt:
+        """The prompt of the rows in the batch slots; where it is not whole in the cache, up to the
+        token at its cursor.
+        """
+        whole = super().prompt()
+        if not self._feed.cursors:
+            return whole
+        lengths = whole.lengths.clone()
+        for batch_slot in self._held():
+            cursor = self._feed.cursors[self.rows[batch_slot]]
+            lengths[batch_slot :: len(self.rows)] = lengths.new_tensor(cursor.done) + 1
+        return replace(whole, lengths=lengths)
 
     def register(self, model: TokenModel) -> None:
         """From now on the model's rows are those in the batch slots."""
@@ -97,25 +142,106 @@ class WindowScheduler(Scheduler):
             if isinstance(model, SupportsContinuousBatching):
                 model.select_rows(inputs, None)
 
+    def begin(self, run: RefilledRun) -> None:
+        """Process prompts of the rows with which a run begins until one is whole."""
+        batch_slots = range(self.n_open)
+        self._add_cursors(batch_slots)
+        self._hold(run, batch_slots)
+        self._go_on(run)
+
     def refill(self, run: RefilledRun) -> int:
-        """Finish the rows that have ended and admit others into their batch slots.
+        """Finish the rows that have ended, admit others into their batch slots, and process what
+        is next of prompts.
 
         Returns:
-            How many rows were admitted.
+            How many rows begin to decode.
         """
         ended = run.rows.ended.tolist()
+        is_cut = run.rows.take_cut()
         for batch_slot, is_open in enumerate(self.is_open):
-            if is_open and ended[batch_slot]:
-                self.finish(batch_slot, run.rows.finished_row(batch_slot, self.rows[batch_slot]))
-        if self.has_room:
-            self._receive(run)
-        free = [k for k, is_open in enumerate(self.is_open) if not is_open]
-        filled = self.admit(free)
-        if filled:
-            self._prefill(run, filled)
-        if 0 < self.n_open < len(self.rows) and self._can_resize(run):
+            row = self.rows[batch_slot]
+            if not is_open or not ended[batch_slot]:
+                continue
+            if row not in self._feed.cursors:
+                self.finish(batch_slot, run.rows.finished_row(batch_slot, row))
+            elif is_cut[batch_slot]:  # nobody waits for it any more
+                del self._feed.cursors[row]
+                nothing = run.buffer.tokens.new_zeros(0)
+                self.finish(batch_slot, FinishedRow(row, nothing, 0, [], 0.0))
+        n_begun = self._go_on(run)
+        is_smaller = 0 < self.n_open < len(self.rows) and not self.n_waiting
+        if is_smaller and self._can_resize(run):
             self._keep(run, [k for k, is_open in enumerate(self.is_open) if is_open])
-        return len(filled)
+        return n_begun
+
+    def _go_on(self, run: RefilledRun) -> int:
+        """Admit rows and process their prompts, as long as no row decodes; see `refill`."""
+        n_begun = 0
+        while True:
+            self._admit(run)
+            n_begun += self._process(run)
+            if self.n_decoding or not self._feed.cursors:
+                return n_begun
+
+    def _admit(self, run: RefilledRun) -> None:
+        """Admit rows that wait or join; in chunks one by one, while the next one has room."""
+        most = None if self.chunk_size is None else 1
+        while self._feed.has_room:
+            if self.has_room:
+                self._receive(run, most)
+            free = [k for k, is_open in enumerate(self.is_open) if not is_open]
+            filled = self.admit(free[:most])
+            if not filled:
+                return
+            self._select_rows()
+            self._add_cursors(filled)
+            if self.chunk_size is None:
+                return
+            self._hold(run, filled)
+
+    def _add_cursors(self, batch_slots: Sequence[int]) -> None:
+        """Let prompts in some batch slots be processed after those that came before."""
+        whole = self.whole.lengths.view(self.whole.branches, -1)
+        indices = self.indices()
+        for batch_slot in batch_slots:
+            ends = (whole[:, indices[batch_slot]] - 1).tolist()
+            self._feed.cursors[self.rows[batch_slot]] = Cursor(ends)
+
+    def _held(self) -> list[int]:
+        """The batch slots whose prompts are not whole."""
+        return [
+            batch_slot
+            for batch_slot, row in enumerate(self.rows)
+            if self.is_open[batch_slot] and row in self._feed.cursors
+        ]
+
+    def _hold(self, run: RefilledRun, batch_slots: Sequence[int]) -> None:
+        """Let the rows in some batch slots wait for their prompts."""
+        held = torch.tensor(list(batch_slots), device=run.buffer.tokens.device)
+        run.hold(held, self.prompt())
+
+    def _process(self, run: RefilledRun) -> int:
+        """Process the next tokens of prompts, and let rows begin whose prompts are whole.
+
+        Returns:
+            How many begin.
+        """
+        left = self.chunk_size
+        while (chunk := self._feed.plan(left)) is not None:
+            self._prefill(run, chunk)
+            self._feed.advance(chunk)
+            left = None if left is None else left - chunk.n_tokens
+            if left is None or left <= 0:
+                break
+        whole = self._feed.take_whole()
+        begun = [k for k, row in enumerate(self.rows) if self.is_open[k] and row in whole]
+        if begun:
+            batch_slots = torch.tensor(begun, device=run.buffer.tokens.device)
+            run.restart(batch_slots, self.prompt(), self.noise())
+        held = self._held()
+        if held:
+            self._hold(run, held)
+        return len(begun)
 
     def report(self, stats: Stats, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Fill in the statistics of all rows.
@@ -136,11 +262,17 @@ class WindowScheduler(Scheduler):
         passes = [row.passes for row in ended]
         return tokens, tokens.new_tensor(lengths), tokens.new_tensor(passes)
 
-    def _receive(self, run: RefilledRun) -> None:
-        """Let rows join, with batch slots for them."""
+    def _receive(self, run: RefilledRun, at_once: int | None) -> None:
+        """Let rows join, with batch slots for them.
+
+        Args:
+            run: the run.
+            at_once: how many at most; None: as many as there is room for.
+        """
         can_resize = self._can_resize(run)
         n_slots = len(self.rows)
         most = (self._max_num_seqs if can_resize else n_slots) - self.n_open
+        most = most if at_once is None else min(most, at_once)
         before = [
             model.get_row_inputs() if isinstance(model, SupportsContinuousBatching) else None
             for model, _ in self._models
@@ -161,18 +293,20 @@ class WindowScheduler(Scheduler):
         if n_more > 0:
             self._keep(run, [*range(n_slots), *[0] * n_more])
 
-    def _prefill(self, run: RefilledRun, filled: list[int]) -> None:
-        """Begin anew in the filled batch slots and prefill their prompts without the last token."""
-        prompt = self.prompt()
+    def _prefill(self, run: RefilledRun, chunk: Chunk) -> None:
+        """Process a chunk of prompts in all models."""
+        prompt = super().prompt()
         device = run.buffer.tokens.device
-        run.restart(torch.tensor(filled, device=device), prompt, self.noise())
-        self._select_rows()
-        rows = expand_rows(filled, len(self.rows), prompt.branches, device)
-        width = int(prompt.lengths[rows].max()) - 1
-        if not width:
-            return
+        slots = {row: k for k, row in enumerate(self.rows) if self.is_open[k]}
+        n_slots = len(self.rows)
+        parts = sorted((slots[row] + branch * n_slots, start) for row, branch, start in chunk.parts)
+        rows, start = torch.tensor(parts, device=device).unbind(1)
+        if len({start for _, start in parts}) == 1:  # one number expanded: one mask for all
+            start = start[:1].expand_as(start)
         for model, _ in self._models:
-            n_processed = _prefill_rows(model, run, rows, width)
+            n_processed = _prefill_rows(
+                model, run, prompt.tokens, rows=rows, start=start, width=chunk.width
+            )
             if model is run.model:
                 run.stats.prefill_passes += 1
                 run.stats.tokens_processed += n_processed
@@ -217,28 +351,40 @@ def open_scheduler(
 ) -> WindowScheduler:
     """The scheduler of a run with continuous batching."""
     is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
-    return WindowScheduler(prompt, batching, noise, is_fixed)
+    size = model.prefill_chunk_size
+    return WindowScheduler(prompt, batching, noise, is_fixed, chunk_size=size)
 
 
-def _prefill_rows(model: TokenModel, run: RefilledRun, rows: Tensor, width: int) -> int:
-    """Prefill the prompts of admitted rows, without their last tokens.
+def _prefill_rows(
+    model: TokenModel,
+    run: RefilledRun,
+    tokens: Tensor,
+    *,
+    rows: Tensor,
+    start: Tensor,
+    width: int,
+) -> int:
+    """Process the next tokens of some rows' prompts.
 
     Args:
         model: a model whose rows are those of the run.
-        run: the run in whose batch slots the rows are already.
-        rows: `[n]` int64, the admitted rows among the R rows of a pass.
+        run: the run in whose batch slots the rows are.
+        tokens: `[R, T]` int64, the prompts in all batch slots.
+        rows: `[n]` int64, those rows among the R rows of a pass.
+        start: `[n]` int64, the first token of each.
         width: tokens of each, at least 1.
 
     Returns:
         How many tokens the model processed.
     """
-    prompt = run.prompt
-    tokens = prompt.tokens[:, :width].clamp(min=0)  # [R, width]
-    start = prompt.lengths.new_zeros(1)
+    index = torch.arange(width, device=tokens.device)
     if isinstance(model, SupportsContinuousBatching):
-        model.prefill_rows(tokens[rows], start.expand(len(rows)), rows)
+        at = (start[:, None] + index).clamp(max=tokens.shape[1] - 1)
+        model.prefill_rows(tokens[rows].gather(1, at).clamp(min=0), start, rows)
         return len(rows) * width
-    # The other rows process these tokens where their next pass begins, which overwrites them.
-    start = run.rows.next_positions().index_fill(0, rows, 0)
-    model.prefill(Pass(tokens, start))
-    return tokens.numel()
+    # The other rows process tokens where their next pass begins, which overwrites them.
+    start = run.rows.next_positions().index_copy(0, rows, start)
+    first = torch.zeros_like(start).index_copy(0, rows, start[rows])
+    at = (first[:, None] + index).clamp(max=tokens.shape[1] - 1)
+    model.prefill(Pass(tokens.gather(1, at).clamp(min=0), start))
+    return at.numel()

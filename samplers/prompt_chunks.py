@@ -1,0 +1,180 @@
+"""Prompts in chunks: which tokens of prompts the next pass processes.
+
+SARATHI: A. Agrawal et al., "SARATHI: Efficient LLM Inference by Piggybacking Decodes with Chunked
+Prefills", arXiv 2308.16369, section 4. Sarathi-Serve: A. Agrawal et al., "Taming
+Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024 (arXiv 2403.02310),
+section 4.2 (stall-free batching).
+
+A prompt has a *cursor*: what stands before it is in the cache. A pass processes the next tokens of
+the prompts that came first, at most a number of tokens, and all rows that decode go on beside them.
+A newcomer is admitted when the prompts before it leave room in the chunk. So a long prompt keeps
+nobody waiting for longer than a chunk takes.
+
+Departures: the number of tokens limits those of prompts alone, whatever the rows that decode take.
+The chunk and the window are two calls of the model in one step, as windows of all rows have one
+shape, which may be captured; rows that decode are not packed into the chunk's matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mmaccel.contracts import Pass, TokenModel
+
+
+class Part(NamedTuple):
+    """The next tokens of one prompt.
+
+    Attributes:
+        row: number of its row.
+        branch: its guidance branch.
+        start: the first token.
+    """
+
+    row: int
+    branch: int
+    start: int
+
+
+class Chunk(NamedTuple):
+    """A pass over parts of prompts.
+
+    Attributes:
+        parts: one a row of the pass.
+        width: tokens of each; a prompt that has fewer left is padded.
+    """
+
+    parts: list[Part]
+    width: int
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the pass processes."""
+        return len(self.parts) * self.width
+
+
+@dataclass
+class Cursor:
+    """How far the prompt of one row is processed, by branch.
+
+    Attributes:
+        ends: tokens that are processed before the row decodes: all but the last.
+        done: those that are.
+    """
+
+    ends: list[int]
+    done: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.done = [0] * len(self.ends)
+
+    @property
+    def remaining(self) -> list[int]:
+        """Tokens that are not processed yet, by branch."""
+        return [end - done for end, done in zip(self.ends, self.done, strict=True)]
+
+
+class PromptFeed:
+    """The prompts that are not whole in the cache, in the order in which they came.
+
+    Args:
+        size: tokens of prompts that a step processes at most; None: whole prompts.
+
+    Attributes:
+        cursors: by number of the row.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+        self.cursors: dict[int, Cursor] = {}
+
+    def __len__(self) -> int:
+        return len(self.cursors)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next chunk has room for another prompt."""
+        if self.size is None:
+            return True
+        return sum(sum(cursor.remaining) for cursor in self.cursors.values()) < self.size
+
+    def plan(self, budget: int | None) -> Chunk | None:
+        """The next chunk of at most `budget` tokens; None where there is nothing to process.
+
+        The prompt that came first has the whole budget; others join as far as their rows, as wide
+        as the first, leave room. Without a budget all prompts are processed whole.
+        """
+        if budget is None:
+            return self._plan_whole()
+        parts: list[Part] = []
+        width = 0
+        for row, cursor in self.cursors.items():
+            own = [
+                Part(row, branch, cursor.done[branch])
+                for branch, n_left in enumerate(cursor.remaining)
+                if n_left
+            ]
+            if not own:
+                continue
+            n_wanted = max(cursor.remaining)
+            n_rows = len(parts) + len(own)
+            if not parts:
+                own = own[:budget]
+                width = min(n_wanted, budget // max(len(own), 1))
+            elif n_rows * max(width, n_wanted) <= budget:
+                width = max(width, n_wanted)
+            elif n_rows * width > budget:
+                break
+            parts += own
+        return Chunk(parts, width) if parts else None
+
+    def _plan_whole(self) -> Chunk | None:
+        wanted = [n for cursor in self.cursors.values() for n in cursor.remaining]
+        width = max(wanted, default=0)
+        if not width:
+            return None
+        parts = [
+            Part(row, branch, 0)
+            for row, cursor in self.cursors.items()
+            for branch in range(len(cursor.ends))
+        ]
+        return Chunk(parts, width)
+
+    def advance(self, chunk: Chunk) -> None:
+        """Move the cursors behind a chunk that was processed."""
+        for row, branch, start in chunk.parts:
+            cursor = self.cursors[row]
+            cursor.done[branch] = min(start + chunk.width, cursor.ends[branch])
+
+    def take_whole(self) -> list[int]:
+        """The rows whose prompts are whole, which leave."""
+        whole = [row for row, cursor in self.cursors.items() if not any(cursor.remaining)]
+        for row in whole:
+            del self.cursors[row]
+        return whole
+
+
+def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: int | None) -> int:
+    """Process prompts that begin together, chunk by chunk.
+
+    Args:
+        model: after `reserve`.
+        tokens: `[R, N]` int64, at least one column.
+        lengths: `[R]` int64, entries of each row.
+        size: tokens of all rows in a pass at most, but one of each at least; None: one pass.
+
+    Returns:
+        How many passes it took.
+    """
+    rows, n_columns = tokens.shape
+    width = n_columns if size is None else max(size // rows, 1)
+    starts = range(0, n_columns, width)
+    for first in starts:
+        part = tokens[:, first : first + width].clamp(min=0)
+        start = lengths.new_full((1,), first).expand_as(lengths)
+        is_whole = len(starts) == 1  # only then the lengths say what the pass has of a prompt
+        model.prefill(Pass(part, start, lengths=lengths if is_whole else None))
+    return len(starts)
