@@ -96,6 +96,10 @@ class TokenBuffer(StaticPart):
         """Begin anew in some batch slots, `[n]` int64; `prompt` is that of all B of them."""
         self.last_of_prompt.copy_(_last_tokens(prompt))
         self.tokens[batch_slots] = self._align(prompt)[batch_slots]
+        self.empty(batch_slots)
+
+    def empty(self, batch_slots: Tensor) -> None:
+        """Forget what was generated and drafted in some batch slots, `[n]` int64."""
         self.n_generated[batch_slots] = 0
         self.filled[batch_slots] = self.origin
 
@@ -442,7 +446,7 @@ class RunRows(StaticPart):
         """
         self.prompt = prompt
         self.lengths.copy_(prompt.lengths)
-        self.buffer.n_generated[batch_slots] = 0
+        self.buffer.empty(batch_slots)
         self.ended[batch_slots] = True
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:

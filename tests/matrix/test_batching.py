@@ -143,6 +143,45 @@ def test_a_row_is_the_row_alone(
             assert n != 1 or made.stats.passes == total
 
 
+def chunked() -> Iterator[Any]:
+    """As `turns`, with the tokens of prompts that a step processes."""
+    for number, variant in enumerate(chains()):
+        way = WAYS[(number + 3) % len(WAYS)]
+        size = (1, 2, 5)[number % 3]
+        name = f"{' '.join(filter(None, variant))} {way[2]} {size}"
+        yield pytest.param(variant, *way, size, id=name)
+
+
+@pytest.mark.parametrize(("variant", "scale", "fused", "way", "size"), [*chunked()])
+def test_a_row_whose_prompt_comes_in_chunks_is_the_row_alone(
+    variant: Variant,
+    scale: float,
+    fused: bool,
+    way: str,
+    size: int,
+    open_target: Callable[[bool], Target],
+) -> None:
+    target = open_target(fused)
+    if variant.needs_rows(target):
+        variant = variant._replace(drafts="left")
+    policy, window = variant.make(target, 5), target.model
+    alone = [decode(policy, window, [row], scale) for row in ALL]
+    window.prefill_chunk_size = size
+    if way == "captured" and is_capturable(policy):
+        window.runner = Replay(sync_every=1 + 2 * fused)
+    joins = way == "arriving"
+    given: list[FinishedRow] = []
+    arriving = Arriving(ALL[2:], lambda rows: prompt(rows, scale), 2)
+    batching = ContinuousBatching(3, given.append, arriving if joins else None)
+    made = decode(policy, window, [0, 1] if joins else ALL, scale, batching, width=8 * joins)
+    assert not joins or not arriving.waiting
+    check_rows(given, alone)
+    n_tokens = [len(ROWS[row]) - 1 for row in ALL]
+    n_tokens += [len(OTHERS[row]) - 1 for row in ALL] * (scale != 1)
+    assert made.stats.prefill_passes >= sum(n_tokens) / size
+    assert made.stats.row_passes == sum(own.stats.passes for own in alone)
+
+
 def captured() -> Iterator[Any]:
     """Policies whose steps may be captured, each with one of the sets of parameters."""
     for number, variant in enumerate(chains()):

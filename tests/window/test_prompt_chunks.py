@@ -1,0 +1,390 @@
+"""Prompts in chunks: what passes process, that rows go on beside them, and that tokens stay.
+
+That a row whose prompt comes in chunks is the row alone, under every policy and in every way that
+rows come, is proved in `tests/matrix/test_batching.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import (
+    Autoregressive,
+    CausalLMWindow,
+    ContinuousBatching,
+    Jacobi,
+    Noise,
+    SamplingParams,
+    Speculative,
+)
+from mmaccel.contracts import FinishedRow, Pass, Policy, Prompt
+from mmaccel.pipelines.causal_lm import passes
+from mmaccel.results import Generation, Progress
+from mmaccel.samplers.prompt_chunks import Chunk, Cursor, Part, PromptFeed, prefill_together
+from mmaccel.samplers.window.rows import RunRows
+from tests.exactness.test_continuous_batching import Strict
+from tests.fixtures.arriving import Arriving
+from tests.fixtures.graph_replay import Replay
+from tests.fixtures.tiny_lms import VOCAB, build_lm
+from tests.fixtures.toy_models import make_prompt
+
+LENGTH = 16
+SIZE = 6
+PROMPTS = [3, 20, 9, 1, 14]  # tokens of each
+OTHERS = [2, 5, 17, 1, 14]  # of their unconditional branches
+Patch = pytest.MonkeyPatch
+
+
+def ids(n: int, seed: int, vocab_size: int = VOCAB) -> list[int]:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab_size, (n,), generator=random).tolist()
+
+
+def prompt(rows: list[int], scale: float = 1.0, width: int = 0) -> Prompt:
+    tokens = [ids(PROMPTS[row], row) for row in rows]
+    if scale != 1:
+        tokens += [ids(OTHERS[row], 50 + row) for row in rows]
+    made = make_prompt(tokens, 1 + (scale != 1))
+    pad = max(0, width - made.tokens.shape[1])
+    return replace(made, tokens=torch.nn.functional.pad(made.tokens, (0, pad)))
+
+
+class Watched(CausalLMWindow):
+    """Keeps the shape of every pass: of prompts, and of windows."""
+
+    def __init__(self, name: str = "llama", size: int | None = SIZE) -> None:
+        super().__init__(build_lm(name).double())
+        self.prefill_chunk_size = size
+        self.seen: list[tuple[str, int, int]] = []
+        self.last_logits = torch.empty(0)
+
+    def prefill(self, entries: Pass) -> None:
+        self.seen.append(("prompt", *entries.tokens.shape))
+        super().prefill(entries)
+
+    def forward(self, entries: Pass) -> Tensor:
+        self.seen.append(("window", *entries.tokens.shape))
+        self.last_logits = super().forward(entries)
+        return self.last_logits
+
+
+def decode(
+    window: Any, rows: list[int], batching: ContinuousBatching | None = None, *,
+    policy: Policy | None = None, scale: float = 1.0, width: int = 0, on_step: Any = None,
+    length: int = LENGTH,
+) -> Generation:  # fmt: skip
+    return (policy or Autoregressive()).sample(
+        window,
+        replace(prompt(rows, scale, width), batching=batching),
+        length,
+        params=SamplingParams(guidance_scale=scale),
+        noise=Noise.from_seed([100 + row for row in rows], len(rows)),
+        on_step=on_step,
+    )
+
+
+def decode_joined(
+    window: Any,
+    others: list[int],
+    *,
+    scale: float = 1.0,
+    on_step: Any = None,
+    length: int = LENGTH,
+) -> tuple[Generation, list[FinishedRow]]:
+    """Row 0 begins, others join from its first pass on, one after another pass."""
+    given: list[FinishedRow] = []
+    arriving = Arriving([*others], lambda rows: prompt(rows, scale), 2, most=1)
+    batching = ContinuousBatching(4, given.append, arriving)
+    made = decode(window, [0], batching, scale=scale, width=20, on_step=on_step, length=length)
+    assert not arriving.waiting
+    return made, given
+
+
+def assert_alone(
+    given: list[FinishedRow], rows: list[int], scale: float = 1.0, length: int = LENGTH
+) -> None:
+    """Rows 0, 1, … of a run are `rows`, with the tokens of each alone, its prompt whole."""
+    assert sorted(row.row for row in given) == list(range(len(rows)))
+    for row in given:
+        own = decode(Watched(size=None), [rows[row.row]], scale=scale, length=length)
+        assert row.tokens.tolist() == own.tokens[0].tolist(), f"row {row.row}"
+        assert row.passes == own.stats.passes
+
+
+def test_a_row_gains_a_token_in_every_pass_beside_the_chunks_of_another() -> None:
+    window, gained = Watched(), []
+
+    def on_step(progress: Progress) -> None:
+        gained.append((progress.lengths - progress.previous).tolist())
+
+    made, given = decode_joined(window, [1], on_step=on_step)
+    assert_alone(given, [0, 1])
+    beside = [("prompt", 1, 6), ("window", 2, 1)]
+    whole = [("prompt", 1, 2), ("window", 1, 1)]
+    assert window.seen[:2] == whole
+    assert window.seen[2:10] == [*beside, *beside, *beside, ("prompt", 1, 1), ("window", 2, 1)]
+    assert all(kind == "window" for kind, *_ in window.seen[10:])
+    assert gained[:5] == [[1], [1, 0], [1, 0], [1, 0], [1, 1]]
+    assert made.stats.prefill_passes == 5
+    assert made.stats.tokens_processed == sum(rows * width for _, rows, width in window.seen)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("size", [1, 2, 5, SIZE, 64])
+def test_no_pass_feeds_more_than_the_budget(size: int, scale: float) -> None:
+    """Nor do those between two windows together; newcomers and their branches are ragged."""
+    window, others = Watched(size=size), [1, 2, 3, 4]
+    _, given = decode_joined(window, others, scale=scale, length=70)
+    assert_alone(given, [0, *others], scale, length=70)
+    assert all(rows * width <= size for kind, rows, width in window.seen if kind == "prompt")
+    first = next(k for k, (kind, *_) in enumerate(window.seen) if kind == "window")
+    n_between = 0
+    for kind, rows, width in window.seen[first:]:
+        n_between = 0 if kind == "window" else n_between + rows * width
+        assert n_between <= size
+
+
+def test_a_newcomer_is_admitted_when_the_chunk_has_room() -> None:
+    """So that passes have no rows that wait behind a long prompt.
+
+    With 20 tokens, 14 and 9; each joins in the chunk with the last tokens of the one before.
+    """
+    window, given, shown = Watched(), [], []
+    arriving = Arriving([1, 4, 2], prompt, gap=1)
+    batching = ContinuousBatching(4, given.append, arriving)
+    decode(window, [0], batching, width=20, on_step=lambda each: shown.append(each.rows))
+    assert_alone(given, [0, 1, 4, 2])
+    first = {row: min(k for k, rows in enumerate(shown) if row in rows) for row in range(4)}
+    assert first == {0: 0, 1: 0, 2: 3, 3: 5}
+    assert set(arriving.asked) == {1}
+
+
+def test_rows_with_which_a_run_begins_decode_as_soon_as_they_can() -> None:
+    window, shown = Watched(), []
+
+    def on_step(progress: Progress) -> None:
+        shown.append((progress.lengths - progress.previous).tolist())
+
+    given: list[FinishedRow] = []
+    decode(window, [0, 1, 2], ContinuousBatching(3, given.append), on_step=on_step)
+    assert_alone(given, [0, 1, 2])
+    assert shown[0] == [1, 0, 0] and [1, 1, 0] in shown and [1, 1, 1] in shown
+
+
+def test_the_first_prompt_has_the_budget_and_others_join() -> None:
+    feed = PromptFeed(12)
+    feed.cursors = {7: Cursor([10, 3]), 8: Cursor([4, 0]), 9: Cursor([30, 30])}
+    assert not feed.has_room
+    seen = []
+    while (chunk := feed.plan(12)) is not None:
+        assert chunk.n_tokens <= 12
+        feed.advance(chunk)
+        seen.append((chunk.width, [tuple(part) for part in chunk.parts]))
+    assert seen[:3] == [
+        (6, [(7, 0, 0), (7, 1, 0)]),
+        (4, [(7, 0, 6), (8, 0, 0)]),
+        (6, [(9, 0, 0), (9, 1, 0)]),
+    ]
+    assert feed.take_whole() == [7, 8, 9] and feed.plan(12) is None and feed.has_room
+
+
+def test_a_budget_below_the_branches_takes_some_of_them() -> None:
+    feed = PromptFeed(1)
+    feed.cursors[0] = Cursor([2, 1])
+    seen = []
+    while (chunk := feed.plan(1)) is not None:
+        feed.advance(chunk)
+        seen.append(chunk)
+    assert seen == [
+        Chunk([Part(0, 0, 0)], 1), Chunk([Part(0, 0, 1)], 1), Chunk([Part(0, 1, 0)], 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "mistral", "gpt2", "olmo3"])
+def test_chunks_leave_what_whole_prompts_leave(name: str) -> None:
+    """Logits after ragged prompts, also of layers that slide."""
+    made = []
+    for size in (None, 1, 4, 9, 64):
+        window = Watched(name)
+        given = prompt([1, 0, 2])
+        window.reserve(3, 40)
+        n = prefill_together(window, given.tokens[:, :-1], given.lengths - 1, size)
+        assert n == (1 if size is None else -(-19 // max(size // 3, 1)))
+        last = given.tokens.gather(1, given.lengths[:, None] - 1 + torch.zeros(1, 3).long())
+        made.append(window.forward(Pass(last, given.lengths - 1)))
+    for other in made[1:]:
+        torch.testing.assert_close(other, made[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("policy", [Autoregressive(), Jacobi(5)], ids=repr)
+def test_a_long_prompt_alone_is_never_in_a_pass_as_a_whole(policy: Policy) -> None:
+    window, whole = Watched(), Watched(size=None)
+    made, wanted = (decode(each, [1], policy=policy) for each in (window, whole))
+    assert made.tokens.equal(wanted.tokens) and made.stats.passes == wanted.stats.passes
+    assert [width for kind, _, width in window.seen if kind == "prompt"] == [6, 6, 6, 1]
+    assert (made.stats.prefill_passes, wanted.stats.prefill_passes) == (4, 1)
+    assert made.stats.tokens_processed == wanted.stats.tokens_processed
+
+
+def test_rows_of_a_batch_share_the_budget() -> None:
+    window = Watched()
+    made = decode(window, [1, 2, 4], scale=2.0)
+    assert made.tokens.equal(decode(Watched(size=None), [1, 2, 4], scale=2.0).tokens)
+    assert {(rows, width) for kind, rows, width in window.seen if kind == "prompt"} == {(6, 1)}
+
+
+@pytest.mark.parametrize("batching", [False, True])
+def test_the_prompt_of_a_draft_model_comes_in_chunks_too(batching: bool) -> None:
+    window, drafter, given = Watched(), Watched("qwen2"), []
+    policy = Speculative(4, drafter)
+    chosen = ContinuousBatching(2, given.append) if batching else None
+    made = decode(window, [1, 0, 2], chosen, policy=policy)
+    widest = max(rows * width for kind, rows, width in drafter.seen if kind == "prompt")
+    assert widest <= SIZE
+    for row, number in enumerate([1, 0, 2]):
+        own = decode(Watched(size=None), [number], policy=Speculative(4, Watched("qwen2", None)))
+        assert made.tokens[row].equal(own.tokens[0])
+
+
+def test_captured_steps_go_on_beside_chunks_that_run_eagerly() -> None:
+    window = Watched()
+    window.runner = Replay()
+    given: list[FinishedRow] = []
+    made = decode(window, [0, 1, 2, 4], ContinuousBatching(2, given.append), policy=Jacobi(4))
+    assert made.stats.runner == "cuda graphs" and len(window.runner.recorded) == 1
+    assert "prefill_chunk_size: chunks ran eagerly, beside captured passes" in made.stats.notes
+    for row in given:
+        own = decode(Watched(size=None), [[0, 1, 2, 4][row.row]], policy=Jacobi(4))
+        assert row.tokens.tolist() == own.tokens[0].tolist()
+
+
+def test_a_short_prompt_is_captured_as_before() -> None:
+    window = Watched(size=64)
+    window.runner = Replay()
+    made = decode(window, [0], policy=Jacobi(4))
+    assert made.stats.notes == [] and made.stats.prefill_passes == 1
+
+
+def test_a_row_that_nobody_waits_for_leaves_before_its_prompt_is_whole() -> None:
+    window, given, shown = Watched(size=2), [], []
+
+    def on_step(progress: Progress) -> Tensor | None:
+        shown.append(progress.rows)
+        if 1 not in progress.rows or len(shown) < 4:
+            return None
+        return torch.tensor([0 if row == 1 else 99 for row in progress.rows])
+
+    arriving = Arriving([1, 2], prompt, gap=1, most=1)
+    batching = ContinuousBatching(4, given.append, arriving)
+    decode(window, [0], batching, width=20, on_step=on_step)
+    ended = {row.row: row for row in given}
+    assert ended[1].tokens.numel() == 0 and ended[1].passes == 0 and ended[1].accepted == []
+    assert ended.keys() == {0, 1, 2} and all(1 not in rows for rows in shown[4:])
+    for row, number in ((0, 0), (2, 2)):
+        own = decode(Watched(size=None), [number])
+        assert ended[row].tokens.tolist() == own.tokens[0].tolist()
+
+
+@pytest.mark.parametrize("policy", [Jacobi(4), Speculative(3)], ids=repr)
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_model_that_cannot_prefill_some_rows_has_no_holes(policy: Policy, size: int) -> None:
+    """It processes the other rows' tokens where their next passes begin; its cache has no gaps."""
+    rows = [[1, 2, 3], [0], [4, 4], [2, 2, 2, 2], [0, 1], [3, 0, 3, 0, 3]]
+
+    def toy(chosen: list[int], batching: ContinuousBatching | None) -> Generation:
+        model = Strict(5, depth=6)
+        model.prefill_chunk_size = None if batching is None else size
+        made = make_prompt([rows[row] for row in chosen], batching=batching)
+        noise = Noise.from_seed([row + 1 for row in chosen], len(chosen))
+        return policy.sample(model, made, 12, params=SamplingParams(), noise=noise)
+
+    made = toy(list(range(6)), ContinuousBatching(2))
+    for row in range(6):
+        assert made.tokens[row].equal(toy([row], None).tokens[0])
+
+
+def _restart_positions(patch: Patch) -> None:
+    """The positions of every chunk count from 0."""
+    prefill = CausalLMWindow.prefill
+
+    def wrong(window: CausalLMWindow, entries: Pass) -> None:
+        positions = torch.arange(entries.tokens.shape[1]).expand_as(entries.tokens)
+        prefill(window, replace(entries, positions=positions))
+
+    patch.setattr(CausalLMWindow, "prefill", wrong)
+
+
+def _shift_masks(patch: Patch, by: int) -> None:
+    """Entries of a chunk see one token more, or one less."""
+    make_masks = passes.make_masks
+
+    def wrong(positions: Tensor, *others: Any) -> Any:
+        is_chunk = positions.shape[1] > 1
+        return make_masks((positions + by * is_chunk).clamp(min=0), *others)
+
+    patch.setattr(passes, "make_masks", wrong)
+
+
+def _begin_early(patch: Patch) -> None:
+    """Rows decode, and cache what they draw, before their prompts are whole."""
+
+    def wrong(feed: PromptFeed) -> list[int]:
+        rows = [*feed.cursors]
+        feed.cursors.clear()
+        return rows
+
+    patch.setattr(PromptFeed, "take_whole", wrong)
+
+
+def _skip_a_token(patch: Patch) -> None:
+    """Cursors move one token too far."""
+    advance = PromptFeed.advance
+
+    def wrong(feed: PromptFeed, chunk: Chunk) -> None:
+        advance(feed, Chunk(chunk.parts, chunk.width + 1))
+
+    patch.setattr(PromptFeed, "advance", wrong)
+
+
+def _write_over_prompts(patch: Patch) -> None:
+    """What passes write for a row that waits begins at its first token."""
+    hold = RunRows.hold
+
+    def wrong(rows: RunRows, batch_slots: Tensor, given: Prompt) -> None:
+        hold(rows, batch_slots, given)
+        rows.lengths[batch_slots] = 1
+
+    patch.setattr(RunRows, "hold", wrong)
+
+
+PLANTED: dict[str, Callable[[Patch], None]] = {
+    "positions restart": _restart_positions,
+    "a mask that sees one more": partial(_shift_masks, by=1),
+    "a mask that sees one less": partial(_shift_masks, by=-1),
+    "drafts before the prompt is whole": _begin_early,
+    "a token is skipped": _skip_a_token,
+    "windows write over a prompt": _write_over_prompts,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED.values(), ids=PLANTED)
+def test_planted_bugs_change_logits(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """Those of the last pass, in which the row alone decodes whose prompt came in chunks."""
+    whole = Watched(size=None)
+    wanted = decode(whole, [1]).tokens[0].tolist()
+    for bug in (None, plant):
+        if bug is not None:
+            bug(monkeypatch)
+        window = Watched()
+        _, given = decode_joined(window, [1])
+        tokens = {row.row: row.tokens.tolist() for row in given}[1]
+        difference = (window.last_logits[-1] - whole.last_logits[-1]).abs().max()
+        is_same = tokens == wanted and bool(difference < 1e-10)
+        assert is_same == (bug is None)
