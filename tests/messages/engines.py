@@ -10,11 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
+import torch
+
 import mmaccel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.engine import Engine
+from tests.fixtures.canvas import masked
 from tests.fixtures.checkpoints import build_checkpoint, captions
 from tests.fixtures.fused_lms import UNRECOGNISED, build_decoder
 from tests.fixtures.tiny_lms import build_lm
@@ -50,6 +53,17 @@ def _draw_masked() -> None:
     pipe(pipe.image_model.examples[0])
 
 
+def _draw_masked_in_chunks() -> None:
+    pipe = mmaccel.TextToImage.from_pretrained("scenes-masked", device="cpu", prefill_chunk_size=8)
+    pipe(pipe.image_model.examples[0])
+
+
+def _generate_in_chunks_of_nothing() -> None:
+    model = build_lm("llama")
+    with mmaccel.attach(model, "jacobi", strict=True):
+        model.generate(torch.arange(4, 24)[None], max_new_tokens=4, prefill_chunk_size=0)
+
+
 def _compile_without_a_compiler() -> None:
     reason = "torch finds no C++ compiler; install g++"
     with mock.patch.object(compiled_passes, "find_obstacle", lambda: reason):
@@ -62,6 +76,12 @@ _OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no pass between reads": ({"sync_every": 0}, ("sync_every", "an integer >= 1", "0")),
     "a truth of passes": ({"sync_every": True}, ("sync_every", "an integer")),
     "a fraction of passes": ({"sync_every": 2.0}, ("sync_every", "an integer")),
+    "chunks of nothing": (
+        {"prefill_chunk_size": 0},
+        ("prefill_chunk_size", "an integer >= 1", "0", "try 512"),
+    ),
+    "a fraction of chunks": ({"prefill_chunk_size": 1.5}, ("prefill_chunk_size", "an integer")),
+    "a truth of chunks": ({"prefill_chunk_size": True}, ("prefill_chunk_size", "an integer")),
     "compiling by number": ({"compile": 1}, ("compile", "'auto', True or False", "1")),
     "compiling without the fused decoder": (
         {"fused": False, "compile": True},
@@ -135,6 +155,22 @@ CASES = (
         _draw_masked,
         says=("fused=True", "leave them out"),
         error=UnsupportedModelError,
+    ),
+    Refused(
+        "a canvas in chunks",
+        _draw_masked_in_chunks,
+        says=("prefill_chunk_size", "whole canvases", "leave it out"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "a denoiser in chunks",
+        lambda: mmaccel.attach(masked(), "lossless-unmask", prefill_chunk_size=4),
+        says=("prefill_chunk_size", "received 4", "whole canvases", "leave it out"),
+    ),
+    Refused(
+        "a call in chunks of nothing",
+        _generate_in_chunks_of_nothing,
+        says=("prefill_chunk_size", "an integer >= 1", "0"),
     ),
     Refused(
         "compiling on a GPU",
