@@ -106,9 +106,14 @@ class CodebookWindow(TokenModel):
         return by_book[row, source - first[:, None], target % self.n_codebooks]
 
     def prefill(self, entries: Pass) -> None:
-        """See `TokenModel.prefill`. The step that scores the next code is left to `forward`."""
-        start = self._write(entries)[:, 0] // self.n_codebooks
-        n_steps = -(-entries.tokens.shape[1] // self.n_codebooks)
+        """See `TokenModel.prefill`. The step that scores the next code is left to `forward`.
+
+        Cost: that of the steps, and a host synchronisation.
+        """
+        first = self._write(entries)[:, 0]
+        start = first // self.n_codebooks
+        n_before = int((first % self.n_codebooks).max())  # codes of a step that was begun before
+        n_steps = -(-(n_before + entries.tokens.shape[1]) // self.n_codebooks)
         steps = self._embed(start, n_steps)  # one that is not whole is written again
         if entries.lengths is not None:
             lengths = (entries.lengths + 1) // self.n_codebooks - 1

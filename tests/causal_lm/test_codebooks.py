@@ -72,6 +72,17 @@ def test_greedy_codes_are_those_of_a_loop_over_whole_steps(fused: bool) -> None:
         assert out.tokens.tolist() == expected
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_prompts_in_chunks_that_end_inside_a_step(size: int) -> None:
+    model, tables = build_steps()
+    row = [*ROWS[1], *ROWS[2]]
+    window = open_codes(model, tables)
+    window.prefill_chunk_size = size
+    out = sample(mmaccel.Autoregressive(), window, [row], temperature=0.0)
+    assert out.tokens.tolist() == [greedy(model, tables, row, STEPS * BOOKS)]
+    assert out.stats.prefill_passes == -(-(len(row) - 1) // size)
+
+
 @pytest.mark.parametrize("branches", [1, 2])
 @pytest.mark.parametrize("window", [2, 5, 12])
 def test_jacobi_samples_the_plain_loops_codes(window: int, branches: int) -> None:

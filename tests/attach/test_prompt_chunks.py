@@ -1,0 +1,82 @@
+"""`prefill_chunk_size` of `attach` and of a call: prompts in chunks, and the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from tests.fixtures.tiny_lms import build_lm, left_padded
+
+ROWS = [[5, 9, 11, 2, 8, 30, 31, 7, 12, 4, 9], [7, 8, 6]]
+POLICIES = ["autoregressive", "jacobi", "sjd", "speculative"]
+
+
+def decode(
+    policy: str, given: dict[str, Any], *, dtype: torch.dtype = torch.float64, **options: Any
+) -> tuple[Tensor, Any]:
+    model = build_lm("llama").to(dtype)
+    call: dict[str, Any] = left_padded(ROWS) | {"max_new_tokens": 12, "do_sample": True}
+    with mmaccel.attach(model, policy, seed=3, strict=True, **options) as run:
+        made: Tensor = model.generate(**call | given)
+    return made, run.stats
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_chunks_make_the_tokens_of_whole_prompts(policy: str) -> None:
+    whole, plain = decode(policy, {})
+    for size, n_passes in ((1, 10), (4, 5), (7, 4), (20, 1)):
+        made, stats = decode(policy, {}, prefill_chunk_size=size)
+        assert made.equal(whole)
+        assert (stats.prefill_passes, stats.passes) == (n_passes, plain.passes)
+        assert stats.tokens_processed == plain.tokens_processed
+        assert (stats.notes, stats.exactness) == (plain.notes, plain.exactness)
+
+
+def test_a_call_asks_for_chunks_by_the_name_of_transformers() -> None:
+    whole, _ = decode("jacobi", {})
+    made, stats = decode("jacobi", {"prefill_chunk_size": 4}, prefill_chunk_size=20)
+    assert made.equal(whole) and stats.prefill_passes == 5
+
+
+def test_the_next_call_is_as_the_engine_says() -> None:
+    model = build_lm("llama")
+    ids = torch.tensor(ROWS[:1])
+    seen = []
+    with mmaccel.attach(model, "jacobi") as run:
+        for size in (3, None):
+            model.generate(ids, max_new_tokens=4, prefill_chunk_size=size)
+            seen.append(run.stats.prefill_passes)
+    assert seen == [4, 1]
+
+
+def test_a_prompt_of_embeddings_stays_whole_and_says_so() -> None:
+    model = build_lm("llama")
+    embeddings = model.get_input_embeddings()(torch.tensor(ROWS[:1]))
+    with mmaccel.attach(model, "jacobi", prefill_chunk_size=2, strict=True) as run:
+        model.generate(inputs_embeds=embeddings, max_new_tokens=4)
+        assert any("processed this prompt whole" in note for note in run.stats.notes)
+        model.generate(torch.tensor(ROWS[:1]), max_new_tokens=4)
+    assert run.stats.notes == [] and run.stats.prefill_passes == 5
+
+
+def test_a_selector_chooses_as_after_a_whole_prompt() -> None:
+    options: dict[str, Any] = {"attention": mmaccel.Quest(budget=0.4, block=3, first_layer=0)}
+    options["dtype"] = torch.float32  # that of the kernel's sums
+    whole, plain = decode("jacobi", {}, **options)
+    made, stats = decode("jacobi", {}, prefill_chunk_size=4, **options)
+    assert made.equal(whole) and stats.prefill_passes == 5
+    assert stats.exactness == plain.exactness == "relaxed"
+    assert not made.equal(decode("jacobi", {}, dtype=torch.float32)[0])
+
+
+def test_eviction_beside_a_call_in_chunks_runs_the_original() -> None:
+    model = build_lm("llama")
+    ids = torch.tensor(ROWS[:1])
+    with mmaccel.attach(model, "jacobi", kv_cache=mmaccel.StreamingLLM(budget=5)) as run:
+        with pytest.warns(UserWarning, match="kv_cache with a prefill in chunks"):
+            model.generate(ids, max_new_tokens=4, do_sample=False, prefill_chunk_size=4)
+    assert run.stats.fallbacks == ["kv_cache with a prefill in chunks"]
