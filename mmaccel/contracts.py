@@ -121,8 +121,9 @@ class Pass:
         cache_indices: `[R, W]` int64 in 0..P-1; the last index takes entries that are padding.
             None: from `start` on.
         queries: `[R, Q]` int64 in 0..W-1, entries whose logits are wanted; None: all.
-        lengths: `[R]` int64, how many entries of each row are its own, where this pass ends its
-            prompt; those behind are padding. None: all W are, or the prompt goes on.
+        lengths: `[R]` int64, how many tokens each row's prompt has from this pass's first entry on;
+            entries behind are padding. A row with more than W goes on in the next pass, and one
+            without any has ended before. None: all W entries are its own, and nothing is known.
     """
 
     tokens: Tensor

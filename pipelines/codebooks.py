@@ -108,16 +108,24 @@ class CodebookWindow(TokenModel):
     def prefill(self, entries: Pass) -> None:
         """See `TokenModel.prefill`. The step that scores the next code is left to `forward`.
 
-        Cost: that of the steps, and a host synchronisation.
+        Cost: that of the steps, and two host synchronisations.
         """
         first = self._write(entries)[:, 0]
         start = first // self.n_codebooks
+        lengths = entries.lengths
         n_before = int((first % self.n_codebooks).max())  # codes of a step that was begun before
-        n_steps = -(-(n_before + entries.tokens.shape[1]) // self.n_codebooks)
+        n_codes = n_before + entries.tokens.shape[1]
+        n_steps = -(-n_codes // self.n_codebooks)
+        if lengths is not None and int(lengths.max()) > entries.tokens.shape[1]:
+            n_steps = n_codes // self.n_codebooks  # the next pass begins with one that is not whole
+        if n_steps == 0:
+            return
         steps = self._embed(start, n_steps)  # one that is not whole is written again
-        if entries.lengths is not None:
-            lengths = (entries.lengths + 1) // self.n_codebooks - 1
-            steps = replace(steps, lengths=lengths)
+        if lengths is not None:
+            n_left = (first + lengths + 1) // self.n_codebooks - 1 - start
+            if int(first.max()) and int(n_left.max()) <= 0:  # all whole steps were in passes before
+                return
+            steps = replace(steps, lengths=n_left)
         self.steps.prefill(steps)
         self.n_evicted = self.steps.n_evicted
 

@@ -170,11 +170,13 @@ def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: i
         How many passes it took.
     """
     rows, n_columns = tokens.shape
-    width = n_columns if size is None else max(size // rows, 1)
+    width = n_columns
+    if size is not None:
+        n_columns = int(lengths.max())
+        width = max(size // rows, 1)
     starts = range(0, n_columns, width)
     for first in starts:
         part = tokens[:, first : first + width].clamp(min=0)
         start = lengths.new_full((1,), first).expand_as(lengths)
-        is_whole = len(starts) == 1  # only then the lengths say what the pass has of a prompt
-        model.prefill(Pass(part, start, lengths=lengths if is_whole else None))
+        model.prefill(Pass(part, start, lengths=lengths - first))
     return len(starts)

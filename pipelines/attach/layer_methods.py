@@ -108,7 +108,7 @@ def check_chunks(methods: LayerMethods, prefill_chunk_size: int | None) -> None:
     """Refuse prompts in chunks beside methods that look at a whole prompt in its pass.
 
     Raises:
-        OptionError: eviction, or a selector for prompts.
+        OptionError: a selector for prompts.
     """
     reason = _find_whole_prompts(methods)
     if prefill_chunk_size is not None and reason:
@@ -120,8 +120,6 @@ def check_chunks(methods: LayerMethods, prefill_chunk_size: int | None) -> None:
 
 def _find_whole_prompts(methods: LayerMethods) -> str:
     """What looks at a whole prompt in its pass; empty where nothing does."""
-    if methods.kv_cache is not None:
-        return f"kv_cache={methods.kv_cache!r}, which looks at all queries of the prompt"
     if methods.attention is not None and methods.attention.chooses_prompts:
         return f"attention={methods.attention!r}, which chooses for all queries of the prompt"
     return ""
@@ -163,11 +161,14 @@ def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:
     """Reasons why a call cannot be decoded under methods."""
     if methods and "attentions" in call.records:
         yield f"{methods.slots} with attentions of all tokens"
-    if call.config.prefill_chunk_size is not None and _find_whole_prompts(methods):
-        yield f"{methods.slots} with a prefill in chunks"
+    has_chunks = call.config.prefill_chunk_size is not None
+    if has_chunks and _find_whole_prompts(methods):
+        yield "attention with a prefill in chunks"
     if methods.kv_cache is None:
         return
     if call.n_cached:
         yield "kv_cache with a cache given by the caller"
     if call.returns_cache:
         yield "kv_cache with a cache that the caller sees"
+    if has_chunks and call.prompt_reasons:
+        yield "kv_cache with a prefill in chunks by the model itself"

@@ -107,7 +107,7 @@ class WindowPasses:
         lengths = entries.lengths
         if lengths is None:
             lengths = torch.full_like(entries.indices[:, 0], width)
-        observer = caches.observe(lengths)
+        observer = caches.observe_part(lengths, width)
         surplus = window.prompt_width(width) - width
         if surplus and entries.reads is None:
             sides = (0, 0) * (entries.tokens.ndim - 2)
@@ -124,7 +124,7 @@ class WindowPasses:
             prompt=lengths if chooses else None,
             **window.facts.last_only,
         )
-        caches.end_prompt(lengths, observer)
+        caches.end_part()
 
     def forward(self, entries: Pass) -> Tensor:
         """See `CausalLMWindow.forward`."""

@@ -47,33 +47,54 @@ class Observer:
         method: looks.
         lengths: `[R]` int64, entries of each row.
         columns: `[R, T]` int64, columns of a row's entries in the prompt's pass, in order, and
-            behind them those of padding. None: a row's entries are in its first columns.
+            behind them those of padding. None: a row's entries are in its first columns, and the
+            prompt may come in parts (`begin`).
+
+    Attributes:
+        lengths: see above.
     """
 
     def __init__(self, method: CacheMethod, lengths: Tensor, columns: Tensor | None = None) -> None:
         self._accumulates = method.accumulates
-        self._lengths = lengths
+        self.lengths = lengths
         self._columns = columns
+        self._first = 0  # column of the first entry of the pass
+        self._end: int | None = None  # that behind its last one; None: the pass has all columns
         index = torch.arange(method.observed, device=lengths.device)
         last = (lengths[:, None] - method.observed + index).clamp(min=0)
         self._last = last if columns is None else columns.gather(1, last)
         self.layers: dict[int, Observed] = {}
 
+    def begin(self, width: int) -> None:
+        """The next pass has the next `width` columns of the prompt, and surplus behind them."""
+        self._first = 0 if self._end is None else self._end
+        self._end = self._first + width
+
     def keep(
         self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
     ) -> None:
         """Keep what a layer asks with; see `Watcher.keep`."""
-        index = self._last.to(query.device)[:, None, :, None]
+        column = self._last.to(query.device) - self._first
+        index = column.clamp(0, query.shape[2] - 1)[:, None, :, None]
         index = index.expand(-1, query.shape[1], -1, query.shape[3])
+        queries = query.gather(2, index)
         total = self._add_up(query, key, mask, scale) if self._accumulates else None
-        self.layers[layer] = Observed(query.gather(2, index), scale, total)
+        if self._first:  # of entries before this part
+            before = self.layers[layer]
+            queries = torch.where((column >= 0)[:, None, :, None], queries, before.queries)
+            if total is not None and before.total is not None:
+                total = total + pad(before.total, (0, total.shape[2] - before.total.shape[2]))
+        self.layers[layer] = Observed(queries, scale, total)
 
     def _add_up(self, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         """The attention `[R, Hkv, S]` that each entry receives from all entries."""
         device = query.device
-        lengths = self._lengths.to(device)
-        index = torch.arange(query.shape[2], device=device)
-        counts = (index < lengths[:, None]).float()  # [R, T], of columns
+        lengths = self.lengths.to(device)
+        column = self._first + torch.arange(query.shape[2], device=device)
+        is_own = column < lengths[:, None]  # [R, T]
+        if self._end is not None:
+            is_own = is_own & (column < self._end)
+        counts = is_own.float()
         columns = None if self._columns is None else self._columns.to(device)
         if columns is not None:
             counts = torch.zeros_like(counts).scatter(1, columns, counts)
@@ -84,7 +105,7 @@ class Observer:
             asking = query[:, :, piece]
             weights = counts[:, piece]
             if mask is None:
-                start = torch.full_like(lengths, first)
+                start = torch.full_like(lengths, self._first + first)
                 _, lse = dispatch.run(
                     window_attention, asking, key, key, start, scale=scale, lse=True
                 )

@@ -54,6 +54,9 @@ class LayerStores:
         self.layout = layout
         self.windows = [None] * len(layers) if windows is None else windows
         self._n_evicted = (0, 0)
+        self._lengths: Tensor | None = None  # of prompts whose last part is still to come
+        self._observer: Observer | None = None  # of those
+        self._n_seen = 0  # entries of those that were in passes
         self.rounds: Rounds | None = None
         self.packing: Packing | None = None
         self._methods = methods
@@ -188,6 +191,34 @@ class LayerStores:
         quantizer = self._methods.quantizer
         if quantizer is not None:
             self.packing = Packing(quantizer, self.layers, lengths)
+
+    def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
+        """As `observe`, of a pass over the next entries of prompts; `end_part` comes after it.
+
+        Args:
+            lengths: `[R]` int64, entries that each row has from this pass's first one on.
+            width: W, entries of the pass.
+        """
+        if self._lengths is None:
+            self._lengths = lengths
+            self._observer = self.observe(lengths)
+        self._n_seen += width
+        if self._observer is not None:
+            self._observer.begin(width)
+        return self._observer
+
+    def end_part(self) -> None:
+        """As `end_prompt`, where the parts that were observed are whole prompts."""
+        lengths = self._lengths
+        assert lengths is not None, "observe_part comes first"
+        is_changed = self._methods.evictor is not None or self._methods.quantizer is not None
+        if is_changed and self._n_seen < int(lengths.max()):
+            return
+        observer = self._observer
+        self._lengths = None
+        self._observer = None
+        self._n_seen = 0
+        self.end_prompt(lengths, observer)
 
     def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""

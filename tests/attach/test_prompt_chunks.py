@@ -73,10 +73,35 @@ def test_a_selector_chooses_as_after_a_whole_prompt() -> None:
     assert not made.equal(decode("jacobi", {}, dtype=torch.float32)[0])
 
 
-def test_eviction_beside_a_call_in_chunks_runs_the_original() -> None:
+METHODS = {
+    "votes of the last queries": mmaccel.SnapKV(budget=6, window=3, kernel=1),
+    "votes of all queries": mmaccel.H2O(budget=5),
+    "attention and values": mmaccel.VATP(budget=5, sinks=1),
+    "keys": mmaccel.KNorm(budget=5, first_layer=0),
+    "in rounds": mmaccel.TOVA(budget=5, every=32),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_eviction_comes_when_the_prompt_is_whole(method: Any) -> None:
+    """Rows of 11 and 3 tokens: the second ends in an earlier chunk than the first."""
+    options: dict[str, Any] = {"kv_cache": method, "dtype": torch.float32}
+    whole, plain = decode("jacobi", {}, **options)
+    for size, n_passes in ((1, 10), (4, 5), (14, 2), (99, 1)):
+        made, stats = decode("jacobi", {}, prefill_chunk_size=size, **options)
+        assert made.equal(whole) and stats.prefill_passes == n_passes
+        assert (stats.reference, stats.exactness) == (plain.reference, plain.exactness)
+    assert "cached entries" in plain.reference
+    assert not whole.equal(decode("jacobi", {}, dtype=torch.float32)[0])
+
+
+def test_eviction_beside_chunks_of_the_model_itself_runs_the_original() -> None:
     model = build_lm("llama")
-    ids = torch.tensor(ROWS[:1])
+    call: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False, "prefill_chunk_size": 4}
+    holes = torch.tensor([[1, 0, *[1] * 9]])  # which the model processes itself
     with mmaccel.attach(model, "jacobi", kv_cache=mmaccel.StreamingLLM(budget=5)) as run:
+        model.generate(torch.tensor(ROWS[:1]), **call)
+        assert run.stats.fallbacks == [] and run.stats.prefill_passes == 3
         with pytest.warns(UserWarning, match="kv_cache with a prefill in chunks"):
-            model.generate(ids, max_new_tokens=4, do_sample=False, prefill_chunk_size=4)
-    assert run.stats.fallbacks == ["kv_cache with a prefill in chunks"]
+            model.generate(torch.tensor(ROWS[:1]), attention_mask=holes, **call)
+    assert run.stats.fallbacks == ["kv_cache with a prefill in chunks by the model itself"]

@@ -136,6 +136,20 @@ def test_a_smaller_cache_of_steps() -> None:
         assert torch.equal(out.tokens, plain.tokens) == (dropped == 0)
 
 
+@pytest.mark.parametrize("method", [mmaccel.H2O(budget=2), mmaccel.TOVA(budget=2)], ids=repr)
+def test_a_smaller_cache_after_a_prompt_in_chunks(method: Any) -> None:
+    model, tables = build_steps()
+    row = [1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5, 6]
+    made = []
+    for size in (None, 1, 4, 7):
+        window = open_codes(model, tables)
+        window.use_methods(LayerMethods(kv_cache=method))
+        window.prefill_chunk_size = size
+        made.append(sample(Jacobi(window=6), window, [row], temperature=0.0).tokens)
+        assert window.n_evicted == (1, 3)
+    assert all(tokens.equal(made[0]) for tokens in made)
+
+
 def test_what_cannot_be_wrapped() -> None:
     model, tables = build_steps()
     with pytest.raises(OptionError, match="expected 14 logits, 7 for each of 2 codebooks"):

@@ -76,11 +76,6 @@ CASES = (
         says=("kv_cache", "SnapKV(budget=1024)", "instance"),
     ),
     Refused(
-        "eviction beside a prompt in chunks",
-        _attach("jacobi", kv_cache=mmaccel.SnapKV(budget=64), prefill_chunk_size=8),
-        says=("prefill_chunk_size", "SnapKV(budget=64", "all queries of the prompt", "leave"),
-    ),
-    Refused(
         "a selector for prompts beside a prompt in chunks",
         _attach("jacobi", attention=mmaccel.XAttention(), prefill_chunk_size=8),
         says=("prefill_chunk_size", "XAttention", "all queries of the prompt", "leave"),

@@ -168,14 +168,12 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.contracts.TokenModel.prefill`."""
         stores = self._open_stores()
         lengths = entries.lengths
-        if lengths is None:  # the prompt goes on, or rows are admitted
+        if lengths is None:  # rows are admitted
             self._pass(entries)
             return
-        observer = stores.observe(lengths)
-        self._pass(entries, watcher=observer)
-        if observer is not None:
-            stores.evict(lengths, observer)
-            self.n_evicted = stores.n_evicted
+        self._pass(entries, watcher=stores.observe_part(lengths, entries.tokens.shape[1]))
+        stores.end_part()
+        self.n_evicted = stores.n_evicted
 
     def _open_stores(self) -> LayerStores:
         """The stores of the run, which `reserve` has made."""
