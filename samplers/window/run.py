@@ -257,14 +257,13 @@ class WindowRun(RunParts):
         self._began = time.perf_counter()
         tokens: Tensor | None = self.prompt.tokens
         scheduler = self.scheduler
-        if scheduler is not None and scheduler.is_endless:  # with room for longer ones
+        if scheduler is not None and scheduler.chunk_size is not None:
+            tokens = None  # they come in chunks, between steps
+        elif scheduler is not None and scheduler.is_endless:  # with room for longer ones
             tokens = self.prompt.tokens[:, : int(self.prompt.lengths.max())]
-        has_feed = scheduler is not None and scheduler.chunk_size is not None
         positions = self.graphs.capacity.positions
-        self.calls.begin(
-            None if has_feed else tokens, self.rows.lengths, positions, self.graphs.short_prompt
-        )
-        if scheduler is not None and has_feed and not self.calls.has_own_prompt:
+        self.calls.begin(tokens, self.rows.lengths, positions, self.graphs.short_prompt)
+        if scheduler is not None and tokens is None and not self.calls.has_own_prompt:
             scheduler.begin(self)
             self.pace.go_on(scheduler.n_decoding, 0)
         self._begin_step(length)

@@ -15,6 +15,7 @@ prompt is whole, as a row does that was prefilled in one pass.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -304,10 +305,12 @@ class WindowScheduler(Scheduler):
         if len({start for _, start in parts}) == 1:  # one number expanded: one mask for all
             start = start[:1].expand_as(start)
         for model, _ in self._models:
+            began = time.perf_counter()
             n_processed = _prefill_rows(
                 model, run, prompt.tokens, rows=rows, start=start, width=chunk.width
             )
             if model is run.model:
+                run.stats.forward_seconds += time.perf_counter() - began
                 run.stats.prefill_passes += 1
                 run.stats.tokens_processed += n_processed
             else:
