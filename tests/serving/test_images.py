@@ -14,9 +14,11 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main
+from mmaccel.options import LoadOptions
 from mmaccel.serving import engine
+from mmaccel.serving.images import ImageBackend, make_setup
 from tests.fixtures.tiny_model import CAPTIONS
-from tests.serving.conftest import Start
+from tests.serving.conftest import Start, run_server
 from tests.serving.running import IMAGES, RED, Running, files, wait_until
 
 
@@ -81,6 +83,17 @@ def test_a_seed_gives_the_same_bytes_in_company(server: Running) -> None:
         assert [files(each.result())[0] for each in together] == alone
         assert max(gate.rows) > 2
     assert len(set(alone)) == 6
+
+
+def test_prompts_in_chunks_give_the_same_bytes(server: Running, tiny_folder: Path) -> None:
+    asked = [(CAPTIONS[k % 3], 40 + k) for k in range(5)]
+    alone = [server.draw(prompt, seed=seed)[0] for prompt, seed in asked]
+    load = LoadOptions(device="cpu", dtype="float32", prefill_chunk_size=2)
+    backend = ImageBackend(make_setup(str(tiny_folder), load=load))
+    assert backend.pipe.engine.prefill_chunk_size == 2
+    with run_server(images=backend) as chunked:
+        together = [chunked.later(prompt, seed=seed) for prompt, seed in asked]
+        assert [files(each.result())[0] for each in together] == alone
 
 
 def test_a_request_joins_the_running_batch(server: Running) -> None:

@@ -24,6 +24,7 @@ from mmaccel import (
 )
 from mmaccel.errors import BusyError, NumericsError
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.results import Stats
 from tests.fixtures.checkpoints import FAMILIES, SIZES, captions
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_model import CAPTIONS, break_weights, build_tiny, masked_beside_plain
@@ -107,12 +108,32 @@ def test_every_family_admits_requests_during_a_run(
         assert all(made[each.tag].tokens.equal(own[0]) for each, own in zip(requests, alone))
 
     check(serve(pipe, requests, policy=Jacobi(40)))
-    join(pipe, requests, width, check)
+    stats = join(pipe, requests, width, check)
+    assert stats.passes < stats.row_passes
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "runner", lambda self, *_: Replay(self.sync_every, self.cache))
         check(serve(pipe, requests, policy=Jacobi(40), rows=3))
-        join(pipe, requests, width, check)  # reuses the graphs
+        stats = join(pipe, requests, width, check)  # reuses the graphs
+        assert stats.passes < stats.row_passes
         assert len(pipe.engine.cache) == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_takes_prompts_in_chunks(built: Opener, family: str) -> None:
+    """Also of rows that join, whose inputs follow them while their prompts are not whole."""
+    requests = requests_of(captions(family), 4)
+    made = []
+    for size in (None, 3):
+        pipe = TextToImage.from_pretrained(
+            built(family), size=SIZES.get(family), prefill_chunk_size=size
+        )
+        pipe.image_model.render = lambda tokens, *_: [None]  # type: ignore[method-assign, assignment, list-item, misc]
+        found = [serve(pipe, requests, policy=Jacobi(40))]
+        encoded = [pipe.image_model.encode(text) for text in captions(family)]
+        width = max(len(ids) for ids in encoded if ids) if isinstance(encoded[0], list) else 0
+        join(pipe, requests, width, found.append)
+        made.append([one[each.tag].tokens.tolist() for one in found for each in requests])
+    assert made[0] == made[1]
 
 
 def join(
@@ -120,7 +141,7 @@ def join(
     requests: list[Request],
     width: int,
     check: Callable[[dict[Any, RequestOutput]], None],
-) -> None:
+) -> Stats:
     """Serve a request, which the others join between passes."""
     waiting = requests[1:]
     made: dict[Any, RequestOutput] = {}
@@ -134,7 +155,7 @@ def join(
         arrivals=lambda most: [waiting.pop(0)] if waiting else [],
     )
     check(made)
-    assert stats.passes < stats.row_passes
+    return stats
 
 
 def test_images_are_rendered_one_at_a_time(
