@@ -226,6 +226,17 @@ def test_a_plain_call_on_a_gpu_is_captured(monkeypatch: pytest.MonkeyPatch) -> N
         )
 
 
+def test_each_call_processes_prompts_as_its_engine_or_itself_says() -> None:
+    """One model, whose calls come one after another."""
+    model = mmaccel.CausalLMWindow(build_lm("llama"))
+    seen = []
+    for size, own in ((4, None), (4, 2), (None, 3), (None, None)):
+        engine = Engine(prefill_chunk_size=size)
+        engine.prepare(model, PROMPT, Jacobi(), SamplingParams(), prefill_chunk_size=own)
+        seen.append(model.prefill_chunk_size)
+    assert seen == [4, 2, 3, None]
+
+
 @pytest.mark.parametrize("attention", ["kernel", "auto"])
 def test_statistics_say_which_attention_ran(attention: Any) -> None:
     model = mmaccel.CausalLMWindow(build_lm("llama"), attention=attention)
