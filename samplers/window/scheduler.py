@@ -69,7 +69,9 @@ class SupportsContinuousBatching(Protocol):
         """From now on the model's rows are `rows` `[R]` int64 of `row_inputs`; None: all."""
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
-        """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64."""
+        """`prefill` tokens `[n, W]` to some of its rows, `[n]` int64, from `start` `[n]` on. A
+        prompt may come in several such passes.
+        """
 
     def keep_rows(self, rows: Tensor) -> None:
         """From now on the cache holds these of its rows, `[n]` int64; `select_rows` follows.
