@@ -13,7 +13,7 @@ def long_context_tables(reports: dict[str, Report]) -> str:
     """What a step costs over a long cache, by method and width."""
     parts = []
     for report in (r for r in reports.values() if "long_context" in r):
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 str(row["width"]),
                 f"`{row['way']}`" if "(" in row["way"] else row["way"],
@@ -35,7 +35,7 @@ def self_draft_tables(reports: dict[str, Report]) -> str:
     """What a token costs when the model drafts for itself over a part of a long cache."""
     parts = []
     for report in (r for r in reports.values() if "self_drafts" in r):
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 f"`{row['way']}`" if "(" in row["way"] else row["way"],
                 f"{row['ms_a_token']:.0f}",
@@ -61,7 +61,7 @@ def scenes_cache_tables(reports: dict[str, Report]) -> str:
     parts = []
     for report in (r for r in reports.values() if "scenes_cache" in r):
         count = report["scenes_cache"][0]["count"]
-        rows = [
+        rows: list[tuple[str, ...]] = [
             (
                 "whole cache" if row["method"] == "None" else f"`{row['method']}`",
                 f"{100 * row['budget_share']:.0f}",

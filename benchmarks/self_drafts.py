@@ -53,7 +53,8 @@ def fill(model: Any, positions: int) -> Any:
     for number in range(config.num_hidden_layers):
         drawn = torch.Generator().manual_seed(number)
         shape = (1, config.num_key_value_heads, positions, head)
-        cache.update(*(torch.randn(shape, generator=drawn) for _ in range(2)), number)
+        keys = torch.randn(shape, generator=drawn)
+        cache.update(keys, torch.randn(shape, generator=drawn), number)
     return cache
 
 
