@@ -77,7 +77,9 @@ class ModelCalls:
         self.has_own_prompt = n_processed is not None
         if n_processed is None and tokens.shape[1] > 1:
             self._prefill(tokens[:, :-1], lengths, short_prompt)
-            n_processed = tokens[:, :-1].numel()
+            prefixes = self.model.prefixes
+            n_prompts = len(tokens) if prefixes is None else len(prefixes.rows)
+            n_processed = n_prompts * (tokens.shape[1] - 1)
         if n_processed is not None:
             self._stats.forward_seconds += time.perf_counter() - began
             self._stats.prefill_passes += 1
@@ -142,6 +144,13 @@ class ModelCalls:
             stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         stats.route = model.route
         stats.route_reason = model.route_reason
+        if model.prefixes is not None:
+            stats.notes.append(
+                f"share_prefix: {model.prefixes}; exact with respect to the model whose attention "
+                "adds up a prompt and what follows it apart, which may change last bits"
+            )
+        elif model.prefix_reason:
+            stats.notes.append(f"share_prefix: each row stores its prompt: {model.prefix_reason}")
         shared = model.shared_rounding
         if shared:
             stats.exactness = "relaxed"
