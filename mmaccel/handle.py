@@ -11,7 +11,12 @@ from mmaccel.catalog import find_family, load, policy_names, read_policy, read_r
 from mmaccel.contracts import Layout, Policy, check_policy
 from mmaccel.errors import AttachError, OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.generate import GenerateService
-from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
+from mmaccel.pipelines.attach.layer_methods import (
+    check_combination,
+    check_model,
+    check_sharing,
+    read_methods,
+)
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
 from mmaccel.pipelines.attach.patching import Injection, as_function, find_owner
 from mmaccel.pipelines.attach.registry import find_pipeline, pipeline_policies, serve_pipeline
@@ -23,7 +28,7 @@ from mmaccel.pipelines.attach.unwrap import (
 )
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
@@ -158,6 +163,7 @@ def attach(
     sync_every: int = 1,
     fused: UseFused = "auto",
     compile: UseCompile = "auto",
+    share_prefix: UseSharing = False,
     assume_stateless: bool = False,
     visual_tokens: UseReducers = None,
     kv_cache: KVCacheMethod | str | Mapping[str, Any] | None = None,
@@ -199,6 +205,9 @@ def attach(
             the two ran.
         compile: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`: whether the
             fused decoder's passes on a CPU are compiled.
+        share_prefix: True, "auto" or False, see `mmaccel.pipelines.runner.engine.Engine`: whether
+            rows of a call that have the same prompt (`num_return_sequences`, the unconditional
+            rows of guidance) store and read it once. Logits are the same up to rounding.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
@@ -221,12 +230,13 @@ def attach(
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
             True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`,
-            `fused` or `compile`, or one the policy cannot use; something that is no method for
-            visual tokens, for caches or for attention.
+            `fused`, `compile` or `share_prefix`, or one the policy cannot use; something that is no
+            method for visual tokens, for caches or for attention; `share_prefix=True` beside one.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device; `compile=True`,
             and it is not on a CPU or there is no compiler.
         UnsupportedModelError: the target does not generate with transformers; `fused=True` or
             `compile=True`, and a layer that is not recognised, the first of which is named;
+            `share_prefix=True`, and a model whose layers slide or do not attend by our functions;
             a model without the visual tokens that a method needs, or whose layers cannot carry
             the methods of caches and attention; with `strict`, also a model that
             only the original can serve.
@@ -235,7 +245,7 @@ def attach(
     warn_if_untested()
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    engine = Engine(cuda_graphs, sync_every, fused, compile)
+    engine = Engine(cuda_graphs, sync_every, fused, compile, share_prefix=share_prefix)
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
     methods = read_methods(kv_cache, attention)
@@ -263,6 +273,8 @@ def attach(
     slots = " and ".join(filter(None, (methods.slots, "tree" if has_tree(chosen) else "")))
     if slots and refusal is None:
         check_model(slots, family.wrap(model), methods)
+    if refusal is None:
+        check_sharing(engine, methods, family.wrap(model))
     service = GenerateService(
         chosen,
         family,

@@ -52,7 +52,8 @@ class LoadOptions:
             computes. Not for families that transformers does not load.
         offload_folder: where weights go that the device map puts on the "disk".
         family: how the checkpoint is read; None detects it.
-        cuda_graphs, sync_every, fused, compile: see `mmaccel.pipelines.runner.engine.Engine`.
+        cuda_graphs, sync_every, fused, compile, share_prefix: see
+            `mmaccel.pipelines.runner.engine.Engine`.
         trust_remote_code: whether code that the checkpoint brings may run; False refuses
             checkpoints that need it.
         revision, variant, token, local_files_only, cache_dir: of a download, see
@@ -79,6 +80,9 @@ class LoadOptions:
     compile: Switch = option(
         "auto", "compile the fused passes on a CPU; by default where long runs pay for it"
     )
+    share_prefix: Switch = option(
+        False, "store and read once a prompt that several rows have; by default each stores its own"
+    )
     trust_remote_code: bool = option(
         False, "run Python code that the model's folder brings; read it first"
     )
@@ -96,6 +100,7 @@ class PassKeywords(TypedDict, total=False):
     sync_every: int
     fused: Switch
     compile: Switch
+    share_prefix: Switch
 
 
 class LoadKeywords(PassKeywords, total=False):

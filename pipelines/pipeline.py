@@ -17,7 +17,12 @@ import torch
 from mmaccel.contracts import ContinuousBatching, Denoiser, FinishedRow, OnCanvasStep, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, read_options
-from mmaccel.pipelines.attach.layer_methods import check_combination, check_model, read_methods
+from mmaccel.pipelines.attach.layer_methods import (
+    check_combination,
+    check_model,
+    check_sharing,
+    read_methods,
+)
 from mmaccel.pipelines.call_options import DecodingOptions
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
@@ -81,7 +86,13 @@ def read_loading(
         MissingBackendError: what an option needs is not on this machine.
     """
     options = read_options(LoadOptions, "from_pretrained", keywords)
-    engine = Engine(options.cuda_graphs, options.sync_every, options.fused, options.compile)
+    engine = Engine(
+        options.cuda_graphs,
+        options.sync_every,
+        options.fused,
+        options.compile,
+        share_prefix=options.share_prefix,
+    )
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
     device, dtype = choose_placement(options.device, dtype, options.device_map)
     hub = HubOptions(
@@ -159,6 +170,7 @@ class Pipeline(MovablePipeline):
         if methods:
             check_model(methods.slots, self.model, methods)
         check_combination(methods, (), chosen)
+        check_sharing(self.engine, methods, self.model)
         return Decoding(chosen, methods)
 
     def decode_rows(

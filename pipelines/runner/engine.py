@@ -24,6 +24,8 @@ from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
 UseFused = Literal["auto"] | bool
+UseSharing = Literal["auto"] | bool
+_LEAST_SHARED = 256  # entries; two attentions of a layer take more time than reading fewer saves
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,25 @@ class Engine:
             see `mmaccel.pipelines.runner.compiled_passes`. True compiles at the first passes, some
             seconds for each number of rows, and uses what is measured to be faster; "auto" does so
             once passes have taken 20 seconds; False never does.
+        share_prefix: True stores and reads once a prompt that several rows of a call have (see
+            `mmaccel.pipelines.layers.shared_prefix`), and raises where the model or the call
+            cannot; "auto" does so where it serves and saves at least 256 entries, and `Stats.notes`
+            says why it does not; False lets every row store its own. Which rows have the same
+            prompt is seen in their tokens before the first pass.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
 
     Raises:
-        OptionError: another value of `cuda_graphs`, `fused` or `compile`, or `sync_every` below 1.
+        OptionError: another value of `cuda_graphs`, `fused`, `compile` or `share_prefix`, or
+            `sync_every` below 1.
     """
 
     cuda_graphs: UseGraphs = "auto"
     sync_every: int = 1
     fused: UseFused = "auto"
     compile: UseCompile = "auto"
+    share_prefix: UseSharing = False
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +72,7 @@ class Engine:
             ("cuda_graphs", "auto uses them where that works"),
             ("fused", "auto takes the fused decoder where it serves"),
             ("compile", "auto compiles where long runs pay for it"),
+            ("share_prefix", "auto shares where rows have the same prompt"),
         ):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
@@ -84,6 +94,7 @@ class Engine:
             "sync_every": self.sync_every,
             "fused": self.fused,
             "compile": self.compile,
+            "share_prefix": self.share_prefix,
         }
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
@@ -117,12 +128,14 @@ class Engine:
         self.cache.clear()
 
     def prepare(self, window: Any, prompt: Prompt, policy: Any, params: SamplingParams) -> None:
-        """Set the runner of a token model's next call, see `runner`, and whether it may take the
-        fused decoder. Canvas passes run eagerly, by the model's own forward.
+        """Set the runner of a token model's next call, see `runner`, whether it may take the fused
+        decoder, and which rows read one prompt. Canvas passes run eagerly, by the model's own
+        forward, and share nothing.
 
         Raises:
-            UnsupportedModelError: `cuda_graphs=True` for a model that fills a canvas; `fused=True`
-                or `compile=True` for a model that the fused decoder cannot serve; and as `runner`.
+            UnsupportedModelError: `cuda_graphs=True` or `share_prefix=True` for a model that fills
+                a canvas; `fused=True` or `compile=True` for a model that the fused decoder cannot
+                serve; `share_prefix=True` for a call that cannot share; and as `runner`.
         """
         if window.kind == "canvas":
             dispatch.check(window.device.type)
@@ -132,6 +145,8 @@ class Engine:
                     f"{type(window).__name__}, whose canvas is filled pass by pass; "
                     'set cuda_graphs="auto"'
                 )
+            if self.share_prefix is True:
+                refuse_sharing("passes over a whole canvas")
         has_fused = window.use_fused(self.fused, self.compile)
         if not has_fused and (self.fused is True or self.compile is True):
             raise UnsupportedModelError(
@@ -140,9 +155,27 @@ class Engine:
             )
         if window.kind == "canvas":
             return
+        self._share(window, prompt)
         runner = self.runner(window, prompt, policy, params)
         if window.takes_runner:
             window.runner = runner
+
+    def _share(self, window: TokenModel, prompt: Prompt) -> None:
+        """Set which rows of the next call read one prompt."""
+        if self.share_prefix is False:
+            window.use_prefixes(None)
+            return
+        groups = prompt.groups
+        reason = _find_admission(prompt) or window.find_sharing_obstacle(groups)
+        if reason and self.share_prefix is True:
+            refuse_sharing(reason)
+        lengths = prompt.lengths.tolist()
+        n_saved = sum((len(rows) - 1) * (lengths[rows[0]] - 1) for rows in groups.rows)
+        if not reason and not n_saved:
+            reason = "no two rows have the same prompt of two tokens or more"
+        elif not reason and self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
+            reason = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
+        window.use_prefixes(None if reason else groups, reason)
 
     def runner(
         self, window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
@@ -169,6 +202,26 @@ class Engine:
                 f'{reason}; set cuda_graphs="auto"'
             )
         return EagerRunner(self.sync_every, reason)
+
+
+def refuse_sharing(reason: str) -> None:
+    """Raise UnsupportedModelError: what was asked to share prefixes cannot, for a reason."""
+    raise UnsupportedModelError(
+        f"share_prefix=True: expected rows that can read one stored prompt together, received "
+        f"{reason}; set share_prefix='auto', or leave it out"
+    )
+
+
+def _find_admission(prompt: Prompt) -> str:
+    """Which rows of a prompt begin later than others; empty where none do."""
+    batching = prompt.batching
+    if batching is None:
+        return ""
+    if batching.arrivals is not None:
+        return "rows that may join the run"
+    if batching.max_num_seqs < prompt.batch:
+        return f"{prompt.batch} rows of which {batching.max_num_seqs} are decoded at a time"
+    return ""
 
 
 def _check_compile(device: torch.device) -> None:
