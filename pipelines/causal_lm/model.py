@@ -188,18 +188,18 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.contracts.TokenModel.find_sharing_obstacle`. Cost: as
         `find_layer_obstacle`.
         """
-        if self.own_prompt is not None:
-            return "its own prefill processes a prompt that is more than ids"
-        if self.methods:
-            return f"each row chooses by {self.methods.slots}"
         if "output_attentions" in self.pass_options:
-            return "the call asks for attentions"
+            return "attentions of all tokens"
+        if self.own_prompt is not None:
+            return "a prompt that is more than ids, which its own prefill processes"
+        if self.methods:
+            return f"{self.methods.slots}, by which each row chooses its own"
         groups = () if prefixes is None else prefixes.rows
         inputs = [value for value in self.get_row_inputs().values() if value is not None]
         for value in inputs:
             for rows in groups:
                 if not torch.equal(value[list(rows)], value[[rows[0]] * len(rows)]):
-                    return "rows with the same tokens have other inputs beside them"
+                    return "rows with the same tokens and other inputs beside them"
         return self.find_layer_obstacle(self.methods)
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
@@ -310,7 +310,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         finally:
             self.caches = whole
         if own.lengths is not None:  # the prompt ends here
-            whole.share(prefixes, self._prompts, own.lengths)
+            whole.share(prefixes, self._prompts, own.indices[:, 0] + own.lengths)
             self._prompts = None
 
     def prompt_width(self, width: int) -> int:

@@ -122,8 +122,8 @@ class SharedPrefix:
         self, groups: PrefixGroups, lengths: Tensor, layers: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
         self.lengths = lengths.new_zeros(groups.n_rows)
-        for rows, length in zip(groups.rows, lengths, strict=True):
-            self.lengths[list(rows)] = length
+        for group, length in zip(groups.rows, lengths, strict=True):
+            self.lengths[list(group)] = length
         is_read = [number for number, length in enumerate(lengths.tolist()) if length]
         by_size: dict[int, list[int]] = {}
         for number in is_read:  # a prompt of one token has no prefix
