@@ -171,9 +171,11 @@ class PrefixGroups:
 
     Attributes:
         rows: of each group, ascending; every row is in one group.
+        lengths: of each group's prefix, which is the prompt without its last token.
     """
 
     rows: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
 
     @property
     def first(self) -> tuple[int, ...]:
@@ -184,6 +186,12 @@ class PrefixGroups:
     def n_rows(self) -> int:
         """Rows of all groups."""
         return sum(len(rows) for rows in self.rows)
+
+    @property
+    def n_saved(self) -> int:
+        """Entries that are not stored, as other rows have them."""
+        pairs = zip(self.rows, self.lengths, strict=True)
+        return sum((len(rows) - 1) * length for rows, length in pairs)
 
     def __str__(self) -> str:
         stored = "1 stored prompt" if len(self.rows) == 1 else f"{len(self.rows)} stored prompts"
@@ -344,9 +352,9 @@ class TokenModel(Model):
         return "its layers do not cache and attend by functions of mmaccel"
 
     def use_prefixes(self, prefixes: PrefixGroups | None, reason: str = "") -> None:
-        """From the next `reserve` on, `prefill` processes the prompt of one row a group, whose
-        entries all rows of the group read; where there is no obstacle. No row then goes further
-        behind its prompt than one with the longest prompt can.
+        """From the next `reserve` on, `prefill` processes the prefix of one row a group, in one
+        pass or in pieces, and all rows of the group read it; where there is no obstacle. No row
+        then goes further behind its prompt than one with the longest prompt can.
 
         Args:
             prefixes: the groups; None: every row has entries of its own.
@@ -553,7 +561,9 @@ class Prompt:
         lengths = self.lengths.tolist()
         for row, tokens in enumerate(self.tokens.tolist()):
             found.setdefault(tuple(tokens[: lengths[row]]), []).append(row)
-        return PrefixGroups(tuple(tuple(rows) for rows in found.values()))
+        return PrefixGroups(
+            tuple(tuple(rows) for rows in found.values()), tuple(len(each) - 1 for each in found)
+        )
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:

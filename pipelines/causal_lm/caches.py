@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mmaccel.contracts import PrefixGroups
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt, PromptStates
@@ -66,17 +65,18 @@ class LayerCaches(LayerStores):
             layer.update(keys, values)
         self.end_prompt(own.lengths, states.observer)
 
-    def share(self, groups: PrefixGroups, prompts: LayerCaches, lengths: Tensor) -> None:
+    def share(self, groups: PrefixGroups, prompts: LayerCaches) -> None:
         """Let rows read together what other caches hold, and store what follows it alone.
 
         Args:
             groups: of the rows.
             prompts: the caches, of one row a group.
-            lengths: `[N]` int64, entries of each group's prompt without its last token.
 
         Cost: a copy of the prompts, and a host synchronisation.
         """
-        longest = int(lengths.max())
+        assert prompts.layout.indices is not None
+        longest = max(groups.lengths)
+        lengths = torch.tensor(groups.lengths, device=prompts.layout.indices.device)
         index = torch.arange(longest, device=lengths.device)
         index = torch.where(index < lengths[:, None], index, -1)
         self.prefix = SharedPrefix(groups, lengths, prompts.read(index))

@@ -309,8 +309,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
                 self.passes.prefill(own)
         finally:
             self.caches = whole
-        if own.lengths is not None:  # the prompt ends here
-            whole.share(prefixes, self._prompts, own.indices[:, 0] + own.lengths)
+        if int(own.indices[0, -1]) + 1 >= max(prefixes.lengths):  # the prompts end here
+            whole.share(prefixes, self._prompts)
             self._prompts = None
 
     def prompt_width(self, width: int) -> int:

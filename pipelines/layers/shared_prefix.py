@@ -111,7 +111,7 @@ class SharedPrefix:
 
     Args:
         groups: of the rows.
-        lengths: `[N]` int64, of the prefix of each group.
+        lengths: `[N]` int64, those of the groups.
         layers: of every layer, keys and values `[N, Hkv, P, D]`, zeros behind a prefix.
 
     Attributes:

@@ -25,7 +25,7 @@ from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 UseGraphs = Literal["auto"] | bool
 UseFused = Literal["auto"] | bool
 UseSharing = Literal["auto"] | bool
-_LEAST_SHARED = 256  # entries; two attentions of a layer take more time than reading fewer saves
+_LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Engine:
             once passes have taken 20 seconds; False never does.
         share_prefix: True stores and reads once a prompt that several rows of a call have (see
             `mmaccel.pipelines.layers.shared_prefix`), and raises where the model or the call
-            cannot; "auto" does so where it serves and saves at least 256 entries, and `Stats.notes`
-            says why it does not; False lets every row store its own. Which rows have the same
-            prompt is seen in their tokens before the first pass.
+            cannot; "auto" does so where it serves and saves at least 1024 entries, and
+            `Stats.notes` says why it does not; False lets every row store its own. Which rows have
+            the same prompt is seen in their tokens before the first pass.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
@@ -169,8 +169,7 @@ class Engine:
         reason = _find_admission(prompt) or window.find_sharing_obstacle(groups)
         if reason and self.share_prefix is True:
             refuse_sharing(reason)
-        lengths = prompt.lengths.tolist()
-        n_saved = sum((len(rows) - 1) * (lengths[rows[0]] - 1) for rows in groups.rows)
+        n_saved = groups.n_saved
         if not reason and not n_saved:
             reason = "no two rows have the same prompt of two tokens or more"
         elif not reason and self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
