@@ -163,25 +163,23 @@ class SharedPrefix:
             own = own.index_copy(0, rows, merge(own[rows], lse[rows], found, found_lse))
         return own
 
-    def read(self, layer: int, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values `[B, Hkv, N, D]` at cache indices `[B, N]` of the first B rows.
+    def fill(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write a layer's prefixes into what was read of what follows them.
 
-        Zeros at negative indices, and behind a row's prefix.
+        Args:
+            layer: its number.
+            index: `[B, N]` int64, cache indices of the first B rows.
+            keys, values: `[B, Hkv, N, D]`, written where an index is in a row's prefix.
         """
-        found: list[Tensor] = []
-        for kind in (0, 1):
-            stored = [part.layers[layer][kind] for part in self._parts]
-            heads, width = stored[0].shape[1], stored[0].shape[3]
-            made = stored[0].new_zeros(*index.shape, heads, width)
-            for part, states in zip(self._parts, stored, strict=True):
-                for rows, prefix in zip(part.rows.tolist(), states.transpose(1, 2), strict=True):
-                    own = [row for row in rows if row < len(index)]
-                    at = index[own].to(states.device)
-                    is_inside = (at >= 0) & (at < len(prefix))  # [n, N]
-                    entries = prefix[at.clamp(0, len(prefix) - 1)]
-                    made[own] = entries.where(is_inside[..., None, None], 0)
-            found.append(made.transpose(1, 2))
-        return found[0], found[1]
+        for part in self._parts:
+            for number, rows in enumerate(part.rows.tolist()):
+                own = [row for row in rows if row < len(index)]
+                at = index[own]  # [n, N]
+                is_inside = (at >= 0) & (at < part.lengths[number].to(at.device))
+                for made, stored in zip((keys, values), part.layers[layer], strict=True):
+                    entries = stored[number].transpose(0, 1)[at.clamp(0, stored.shape[2] - 1)]
+                    seen = is_inside[:, None, :, None].to(made.device)
+                    made[own] = torch.where(seen, entries.transpose(1, 2), made[own])
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order. Cost: a copy of prefixes that

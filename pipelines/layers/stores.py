@@ -165,8 +165,8 @@ class LayerStores:
         found = []
         for number, layer in enumerate(self.layers):
             keys, values = layer.read(behind)
-            shared_keys, shared_values = self.prefix.read(number, index)
-            found.append((keys + shared_keys, values + shared_values))
+            self.prefix.fill(number, index, keys, values)
+            found.append((keys, values))
         return found
 
     def commit(self, start: Tensor, path: Tensor) -> None:
