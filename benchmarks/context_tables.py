@@ -89,10 +89,6 @@ def _source(report: Report) -> str:
     return f"{machine['name']}, {machine['threads']} threads. Made by `{report['command']}`."
 
 
-def _section(parts: list[str]) -> str:
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
 def shared_prefix_tables(reports: dict[str, Report]) -> str:
     """What rows of one prompt cost that store it once, and each."""
     parts = []
@@ -117,6 +113,10 @@ def shared_prefix_tables(reports: dict[str, Report]) -> str:
                 ],
             ),
         ]
+    return _section(parts)
+
+
+def _section(parts: list[str]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
