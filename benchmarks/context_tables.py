@@ -93,11 +93,10 @@ def shared_prefix_tables(reports: dict[str, Report]) -> str:
     """What rows of one prompt cost that store it once, and each."""
     parts = []
     for report in (r for r in reports.values() if "shared_prefix" in r):
-        machine = report["machine"]
         parts += [
             f"{report['rows']} rows of one prompt of {report['positions']} tokens, "
             f"{report['layers']} layers of 16 heads of 64, random weights, float32; "
-            f"{machine['name']}, {machine['threads']} threads. Made by `{report['command']}`.",
+            f"{_source(report)}",
             grid(
                 ("window", "prompts", "prompt, s", "ms a step", "times as fast", "cache, MiB"),
                 [
