@@ -76,6 +76,15 @@ def check_logits(width: int = 3, pieces: int = 1, **options: Any) -> None:
         torch.testing.assert_close(received, own, rtol=0, atol=1e-5)
 
 
+def test_groups_are_rows_with_the_same_tokens() -> None:
+    """Whatever stands in their padding."""
+    tokens = torch.tensor([[5, 6, 9], [5, 6, 0], [5, 6, 7], [5, 7, 9]])
+    groups = Prompt(tokens, torch.tensor([2, 2, 3, 2])).groups
+    assert groups.rows == ((0, 1), (2,), (3,))
+    assert groups.lengths == (1, 2, 1)
+    assert groups.n_saved == 1
+
+
 @pytest.mark.parametrize("attention", ["auto", "kernel"])
 @pytest.mark.parametrize("fused", ROUTES)
 @pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gpt2", "cohere"])
