@@ -89,12 +89,39 @@ def _source(report: Report) -> str:
     return f"{machine['name']}, {machine['threads']} threads. Made by `{report['command']}`."
 
 
+def shared_prefix_tables(reports: dict[str, Report]) -> str:
+    """What rows of one prompt cost that store it once, and each."""
+    parts = []
+    for report in (r for r in reports.values() if "shared_prefix" in r):
+        parts += [
+            f"{report['rows']} rows of one prompt of {report['positions']} tokens, "
+            f"{report['layers']} layers of 16 heads of 64, random weights, float32; "
+            f"{_source(report)}",
+            grid(
+                ("window", "prompts", "prompt, s", "ms a step", "times as fast", "cache, MiB"),
+                [
+                    (
+                        str(row["width"]),
+                        row["way"],
+                        f"{row['prompt_seconds']:.1f}",
+                        f"{row['ms']:.0f}",
+                        f"{row['times']:.2f}×",
+                        f"{row['cache_bytes'] / 2**20:.0f}",
+                    )
+                    for row in report["shared_prefix"]
+                ],
+            ),
+        ]
+    return _section(parts)
+
+
 def _section(parts: list[str]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
 CONTEXT_TABLES = {
     "long-context": long_context_tables,
+    "shared-prefix": shared_prefix_tables,
     "self-drafts": self_draft_tables,
     "scenes-cache": scenes_cache_tables,
 }

@@ -145,9 +145,15 @@ class Pass:
         return self.start[:, None] + torch.arange(width, device=self.start.device)
 
     def select(self, rows: Tensor) -> Self:
-        """The same pass over these rows alone, `[n]` int64."""
+        """The same pass over these rows alone, `[n]` int64. One number expanded stays expanded."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(self, **{name: value[rows] for name, value in given.items()})
+        chosen = {
+            name: value[:1].expand(len(rows), *value.shape[1:])
+            if value.stride(0) == 0
+            else value[rows]
+            for name, value in given.items()
+        }
+        return replace(self, **chosen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +164,39 @@ class CanvasPass(Pass):
     reads: Tensor
     cache_indices: Tensor
     queries: Tensor
+
+
+@dataclass(frozen=True)
+class PrefixGroups:
+    """Rows of a run whose prompts are the same.
+
+    Attributes:
+        rows: of each group, ascending; every row is in one group.
+        lengths: of each group's prefix, which is the prompt without its last token.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The first row of each group."""
+        return tuple(rows[0] for rows in self.rows)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all groups."""
+        return sum(len(rows) for rows in self.rows)
+
+    @property
+    def n_saved(self) -> int:
+        """Entries that are not stored, as other rows have them."""
+        pairs = zip(self.rows, self.lengths, strict=True)
+        return sum((len(rows) - 1) * length for rows, length in pairs)
+
+    def __str__(self) -> str:
+        stored = "1 stored prompt" if len(self.rows) == 1 else f"{len(self.rows)} stored prompts"
+        return f"{self.n_rows} rows read {stored}"
 
 
 class Model(ABC):
@@ -255,6 +294,7 @@ class TokenModel(Model):
         route, route_reason: which forward the run takes, and why not another; for statistics.
         attention_reason: why the model's own attention runs; empty where our kernel does, None
             where there is nothing to choose.
+        prefixes, prefix_reason: see `use_prefixes`.
     """
 
     kind = "window"
@@ -266,6 +306,8 @@ class TokenModel(Model):
     route: str = ""
     route_reason: str = ""
     attention_reason: str | None = None
+    prefixes: PrefixGroups | None = None
+    prefix_reason: str = ""
 
     @property
     def takes_trees(self) -> bool:
@@ -304,6 +346,26 @@ class TokenModel(Model):
             How many tokens it processed; None for a model whose prompt `prefill` processes.
         """
         return None
+
+    def find_sharing_obstacle(self, prefixes: PrefixGroups | None = None) -> str:
+        """Why rows of the next run cannot read one stored prompt together; empty where they can.
+
+        Args:
+            prefixes: the rows whose tokens are the same; None where the run is not known yet.
+        """
+        return "its layers do not cache and attend by functions of mmaccel"
+
+    def use_prefixes(self, prefixes: PrefixGroups | None, reason: str = "") -> None:
+        """From the next `reserve` on, `prefill` processes the prefix of one row a group, in one
+        pass or in pieces, and all rows of the group read it; where there is no obstacle. No row
+        then goes further behind its prompt than one with the longest prompt can.
+
+        Args:
+            prefixes: the groups; None: every row has entries of its own.
+            reason: why there are none, where they were asked for; for statistics.
+        """
+        self.prefixes = prefixes
+        self.prefix_reason = reason
 
     def find_drafting_obstacle(self, drafts: Any) -> str:
         """Why it cannot draft for itself over part of its cache, as a source says
@@ -493,6 +555,19 @@ class Prompt:
                 "begin every row with at least one token"
             )
         object.__setattr__(self, "batch", self.tokens.shape[0] // self.branches)
+
+    @cached_property
+    def groups(self) -> PrefixGroups:
+        """Which rows have the same tokens, in the order of their first rows. Cost: a copy of the
+        tokens to the host.
+        """
+        found: dict[tuple[int, ...], list[int]] = {}
+        lengths = self.lengths.tolist()
+        for row, tokens in enumerate(self.tokens.tolist()):
+            found.setdefault(tuple(tokens[: lengths[row]]), []).append(row)
+        return PrefixGroups(
+            tuple(tuple(rows) for rows in found.values()), tuple(len(each) - 1 for each in found)
+        )
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from mmaccel.pipelines.attach.layer_methods import (
     check_chunks,
     check_combination,
     check_model,
+    check_sharing,
     read_methods,
 )
 from mmaccel.pipelines.attach.layout_processor import check_layout, check_vocabulary
@@ -28,7 +29,7 @@ from mmaccel.pipelines.attach.unwrap import (
 )
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs
+from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
 from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
@@ -164,6 +165,7 @@ def attach(
     fused: UseFused = "auto",
     compile: UseCompile = "auto",
     prefill_chunk_size: int | None = None,
+    share_prefix: UseSharing = False,
     assume_stateless: bool = False,
     visual_tokens: UseReducers = None,
     kv_cache: KVCacheMethod | str | Mapping[str, Any] | None = None,
@@ -208,6 +210,9 @@ def attach(
         prefill_chunk_size: tokens of prompts that a pass processes at most, which bounds the memory
             of long prompts; see `mmaccel.pipelines.runner.engine.Engine`. None processes prompts
             whole. `generate(prefill_chunk_size=…)`, as of transformers, sets it for one call.
+        share_prefix: True, "auto" or False, see `mmaccel.pipelines.runner.engine.Engine`: whether
+            rows of a call that have the same prompt (`num_return_sequences`, the unconditional
+            rows of guidance) store and read it once. Logits are the same up to rounding.
         assume_stateless: whether every logits processor and `prefix_allowed_tokens_fn` of your own
             counts as marked by `mmaccel.stateless`. Otherwise a call with an unmarked one cannot be
             served. Only calls of `generate` under window policies ask for marks.
@@ -230,12 +235,13 @@ def attach(
     Raises:
         OptionError: no policy, or one this model cannot use; a bad seed; a switch that is neither
             True nor False; a layout of another vocabulary; a bad value of `cuda_graphs`, `fused`,
-            `compile` or `prefill_chunk_size`, or one the policy or a method cannot use; something
-            that is no method for visual tokens, for caches or for attention.
+            `compile`, `prefill_chunk_size` or `share_prefix`, or one the policy or a method cannot
+            use; something that is no method for visual tokens, for caches or for attention.
         MissingBackendError: `cuda_graphs=True`, and the model is on no CUDA device; `compile=True`,
             and it is not on a CPU or there is no compiler.
         UnsupportedModelError: the target does not generate with transformers; `fused=True` or
             `compile=True`, and a layer that is not recognised, the first of which is named;
+            `share_prefix=True`, and a model whose layers slide or do not attend by our functions;
             a model without the visual tokens that a method needs, or whose layers cannot carry
             the methods of caches and attention; with `strict`, also a model that
             only the original can serve.
@@ -244,7 +250,14 @@ def attach(
     warn_if_untested()
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
-    engine = Engine(cuda_graphs, sync_every, fused, compile, prefill_chunk_size)
+    engine = Engine(
+        cuda_graphs,
+        sync_every,
+        fused,
+        compile,
+        prefill_chunk_size=prefill_chunk_size,
+        share_prefix=share_prefix,
+    )
     own_seed = None if seed is None else check_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
     methods = read_methods(kv_cache, attention)
@@ -273,6 +286,8 @@ def attach(
     slots = " and ".join(filter(None, (methods.slots, "tree" if has_tree(chosen) else "")))
     if slots and refusal is None:
         check_model(slots, family.wrap(model), methods)
+    if refusal is None:
+        check_sharing(engine, methods, family.wrap(model))
     service = GenerateService(
         chosen,
         family,

@@ -52,7 +52,7 @@ class LoadOptions:
             computes. Not for families that transformers does not load.
         offload_folder: where weights go that the device map puts on the "disk".
         family: how the checkpoint is read; None detects it.
-        cuda_graphs, sync_every, fused, compile, prefill_chunk_size: see
+        cuda_graphs, sync_every, fused, compile, prefill_chunk_size, share_prefix: see
             `mmaccel.pipelines.runner.engine.Engine`.
         trust_remote_code: whether code that the checkpoint brings may run; False refuses
             checkpoints that need it.
@@ -83,6 +83,9 @@ class LoadOptions:
     prefill_chunk_size: int | None = option(
         None, "tokens of prompts that a pass processes at most; by default whole prompts"
     )
+    share_prefix: Switch = option(
+        False, "store and read once a prompt that several rows have; by default each stores its own"
+    )
     trust_remote_code: bool = option(
         False, "run Python code that the model's folder brings; read it first"
     )
@@ -101,6 +104,7 @@ class PassKeywords(TypedDict, total=False):
     fused: Switch
     compile: Switch
     prefill_chunk_size: int | None
+    share_prefix: Switch
 
 
 class LoadKeywords(PassKeywords, total=False):

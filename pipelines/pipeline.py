@@ -21,6 +21,7 @@ from mmaccel.pipelines.attach.layer_methods import (
     check_chunks,
     check_combination,
     check_model,
+    check_sharing,
     read_methods,
 )
 from mmaccel.pipelines.call_options import DecodingOptions
@@ -92,6 +93,7 @@ def read_loading(
         options.fused,
         options.compile,
         prefill_chunk_size=options.prefill_chunk_size,
+        share_prefix=options.share_prefix,
     )
     dtype = options.dtype if options.torch_dtype is None else options.torch_dtype
     device, dtype = choose_placement(options.device, dtype, options.device_map)
@@ -171,6 +173,7 @@ class Pipeline(MovablePipeline):
             check_model(methods.slots, self.model, methods)
         check_combination(methods, (), chosen)
         check_chunks(methods, self.engine.prefill_chunk_size)
+        check_sharing(self.engine, methods, self.model)
         return Decoding(chosen, methods)
 
     def decode_rows(

@@ -157,6 +157,13 @@ class PromptFeed:
         return whole
 
 
+def count_prompts(model: TokenModel, tokens: Tensor) -> int:
+    """How many rows of prompts `[R, N]` a model processes: of those with the same prompt one,
+    where they share it.
+    """
+    return len(tokens) if model.prefixes is None else len(model.prefixes.rows)
+
+
 def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: int | None) -> int:
     """Process prompts that begin together, chunk by chunk.
 
@@ -169,11 +176,11 @@ def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: i
     Returns:
         How many passes it took.
     """
-    rows, n_columns = tokens.shape
+    n_columns = tokens.shape[1]
     width = n_columns
     if size is not None:
         n_columns = int(lengths.max())
-        width = max(size // rows, 1)
+        width = max(size // count_prompts(model, tokens), 1)
     starts = range(0, n_columns, width)
     for first in starts:
         part = tokens[:, first : first + width].clamp(min=0)

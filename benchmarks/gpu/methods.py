@@ -92,7 +92,9 @@ def _compare(call: Call, device: torch.device) -> dict[str, Any]:
 
 
 def _layer_calls() -> Iterator[Call]:
-    """Methods of caches and attention on a tiny Llama, ragged rows, under Jacobi."""
+    """Methods of caches and attention on a tiny Llama, ragged rows, under Jacobi; and rows that
+    read one prompt together.
+    """
     from mmaccel.catalog import METHODS, load
     from mmaccel.reduction.kv_cache.contract import CacheMethod
     from tests.fixtures.tiny_lms import build_lm
@@ -106,14 +108,19 @@ def _layer_calls() -> Iterator[Call]:
                 method = make(slot, name, Target(model), **fields)
                 run = partial(_generate, model, mmaccel.Jacobi(window=5), **{slot: method})
                 yield Call(f"{name}{' in rounds' * bool(fields)}", run)
+    policy = mmaccel.Jacobi(window=5)
+    yield Call("share_prefix", partial(_generate, model, policy, n_each=2, share_prefix=True))
 
 
-def _generate(model: Any, policy: Any, device: torch.device, **methods: Any) -> tuple[Tensor, Any]:
-    """A sampled call with rows padded on the left."""
+def _generate(
+    model: Any, policy: Any, device: torch.device, *, n_each: int = 1, **methods: Any
+) -> tuple[Tensor, Any]:
+    """A sampled call with rows padded on the left, `n_each` of a prompt."""
     from tests.fixtures.tiny_lms import PAD, VOCAB, left_padded
 
     drawn = torch.Generator().manual_seed(3)
     rows = [torch.randint(4, VOCAB, (n,), generator=drawn).tolist() for n in _LENGTHS]
+    rows = [row for row in rows for _ in range(n_each)][: len(_LENGTHS)]
     prompts = {key: value.to(device) for key, value in left_padded(rows).items()}
     own = deepcopy(model).to(device)
     options = {"do_sample": True, "eos_token_id": None, "pad_token_id": PAD}

@@ -101,12 +101,12 @@ def number(
     )
 
 
-def switch(name: str, note: str) -> Widget:
+def switch(name: str, note: str, default: str = AUTO) -> Widget:
     """The widget of a `Switch`: on, off, or what the library chooses."""
     return Widget(
         name,
         "choice",
-        AUTO,
+        default,
         note,
         choices=SWITCH,
         stands_for=(("on", True), ("off", False)),

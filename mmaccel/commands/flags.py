@@ -138,7 +138,7 @@ class Flag:
         if self.annotation != Switch:
             return value
         if value is None or isinstance(value, bool):
-            return "auto" if value is None else value
+            return self.field.default if value is None else value
         if value not in GRAPHS:
             option = self.name.replace("_", "-")
             raise OptionError(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
-from mmaccel.commands.flags import as_command
+from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.commands.process import resume_collector
 from mmaccel.errors import MissingBackendError, OptionError
@@ -56,7 +56,7 @@ class Serve:
     sides: SizeFlags
     decoder: shared.Decoder = None
     speech: SpeechFlags
-    load: LoadOptions
+    load: Annotated[LoadOptions, Without("share_prefix")]  # its rows join a run
     threads: shared.Threads = None
 
     def run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 SHOWN = {  # column: its name in the report
@@ -15,7 +16,7 @@ SHOWN = {  # column: its name in the report
 }
 
 
-def grid(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def grid(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A Markdown table."""
     lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmaccel.catalog import read_method
-from mmaccel.contracts import Model, Policy, check_method
+from mmaccel.contracts import Model, Policy, TokenModel, check_method
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.runner.engine import Engine, refuse_sharing
 from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -155,6 +156,28 @@ def _check_changes(methods: LayerMethods, policy: Policy) -> None:
         )
     if expected:
         raise OptionError(f"kv_cache: beside {name}, expected {expected}")
+
+
+def check_sharing(engine: Engine, methods: LayerMethods, model: Model) -> None:
+    """Refuse `share_prefix=True` beside methods of layers, and for a model that cannot share.
+
+    Raises:
+        OptionError: such methods.
+        UnsupportedModelError: such a model.
+
+    Cost: that of `TokenModel.find_sharing_obstacle`.
+    """
+    if engine.share_prefix is not True:
+        return
+    if methods:
+        raise OptionError(
+            f"share_prefix=True: expected rows that keep and read all entries of their prompt, "
+            f"received {methods.slots}, by which each row chooses its own; leave one of them out"
+        )
+    if not isinstance(model, TokenModel):
+        refuse_sharing(f"a {type(model).__name__}, whose canvas is filled pass by pass")
+    elif reason := model.find_sharing_obstacle():
+        refuse_sharing(f"a {type(model).__name__}: {reason}")
 
 
 def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:

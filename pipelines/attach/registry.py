@@ -75,14 +75,18 @@ def serve_pipeline(
         The service, with `policy` and `history`, and the injection that attaches it.
 
     Raises:
-        OptionError: no policy or layout, or one the pipeline cannot use; True for `cuda_graphs` or
-            `fused`; or a `prefill_chunk_size`.
+        OptionError: no policy or layout, or one the pipeline cannot use; True for `cuda_graphs`,
+            `fused` or `share_prefix`; or a `prefill_chunk_size`.
         UnsupportedModelError: a model that no denoiser can be made of, or whose layers do not carry
             methods.
         AttachError: the pipeline or its model has a policy already.
     """
     name = find_pipeline(target)
-    for option, how in (("cuda_graphs", "not captured"), ("fused", "the model's own")):
+    for option, how in (
+        ("cuda_graphs", "not captured"),
+        ("fused", "the model's own"),
+        ("share_prefix", "over whole canvases"),
+    ):
         if getattr(engine, option) is True:
             raise OptionError(
                 f"{option}: expected 'auto' or False, received True; passes of a {name} are {how}"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from mmaccel.contracts import PrefixGroups
 from mmaccel.pipelines.causal_lm.own_prompt import Cut, LayerSteps, OwnPrompt, PromptStates
 from mmaccel.pipelines.layers.drafting import DraftedBy
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
 from mmaccel.pipelines.layers.stores import LayerStores
 from mmaccel.pipelines.runner.fused_decoder import Tables
@@ -60,6 +64,26 @@ class LayerCaches(LayerStores):
             layout.prepare(index[:, index.shape[1] - keys.shape[2] :], layout.max_length)
             layer.update(keys, values)
         self.end_prompt(own.lengths, states.observer)
+
+    def share(self, groups: PrefixGroups, prompts: LayerCaches) -> None:
+        """Let rows read together what other caches hold, and store what follows it alone.
+
+        Args:
+            groups: of the rows.
+            prompts: the caches, of one row a group.
+
+        Cost: a copy of the prompts, and a host synchronisation.
+        """
+        assert prompts.layout.indices is not None
+        longest = max(groups.lengths)
+        lengths = torch.tensor(groups.lengths, device=prompts.layout.indices.device)
+        index = torch.arange(longest, device=lengths.device)
+        index = torch.where(index < lengths[:, None], index, -1)
+        self.prefix = SharedPrefix(groups, lengths, prompts.read(index))
+        self.layout.product_dtypes |= prompts.layout.product_dtypes
+        shorter = self.layout.shorten(self.prefix.lengths, self.layout.max_length - longest)
+        layers = self.cache.layers
+        layers[:] = make_cache(len(layers), shorter).layers
 
     def _shorten(self, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
         """Give the layers after each cut caches of their own length."""

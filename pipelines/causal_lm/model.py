@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import Pass, TokenModel
+from mmaccel.contracts import Pass, PrefixGroups, TokenModel
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
     check_capacity,
@@ -107,13 +107,14 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
         self.prompt_logits: Tensor | None = None
+        self._prompts: LayerCaches | None = None  # until the prompts of `prefixes` are processed
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have no cache, no runner and no decoder, which is of this very model;
         `reserve` comes first, as always.
         """
         own = {name: value for name, value in vars(self).items() if name != "forwards"}
-        return own | {"caches": None, "runner": None}
+        return own | {"caches": None, "runner": None, "_prompts": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -183,6 +184,24 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
                 return f"layer {layer} sees the last {span} positions alone"
         return find_layer_obstacle(self)
 
+    def find_sharing_obstacle(self, prefixes: PrefixGroups | None = None) -> str:
+        """See `mmaccel.contracts.TokenModel.find_sharing_obstacle`. Cost: as
+        `find_layer_obstacle`.
+        """
+        if "output_attentions" in self.pass_options:
+            return "attentions of all tokens"
+        if self.own_prompt is not None:
+            return "a prompt that is more than ids, which its own prefill processes"
+        if self.methods:
+            return f"{self.methods.slots}, by which each row chooses its own"
+        groups = () if prefixes is None else prefixes.rows
+        inputs = [value for value in self.get_row_inputs().values() if value is not None]
+        for value in inputs:
+            for rows in groups:
+                if not torch.equal(value[list(rows)], value[[rows[0]] * len(rows)]):
+                    return "rows with the same tokens and other inputs beside them"
+        return self.find_layer_obstacle(self.methods)
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """As in `StaticModelBuffers`, after the forward of the run was chosen."""
         self.choose_route()
@@ -218,8 +237,15 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.choose_route()
         self.attention_reason = find_reason(self)
         self.n_evicted = (0, 0)
+        self.caches = self._open_caches(rows, positions)
+        self.block_counts = self.caches.block_counts
+        self._prompts = None
+        if self.prefixes is not None:
+            self._prompts = self._open_caches(len(self.prefixes.rows), positions)
+
+    def _open_caches(self, rows: int, positions: int) -> LayerCaches:
         decoder = self.forwards.decoder
-        self.caches = LayerCaches(
+        return LayerCaches(
             KVCacheLayout(rows, positions + self._spare + 1),
             self.facts.windows,
             self.methods,
@@ -228,7 +254,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
         )
-        self.block_counts = self.caches.block_counts
 
     @property
     def packed_bytes(self) -> tuple[int, int]:
@@ -268,10 +293,25 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
         Cost: as `forward`, without logits or with those of one position, and with one row's mask
         for all if `start` is one number expanded. What surplus tokens of `prompt_width` write is
-        overwritten before a query sees it.
+        overwritten before a query sees it. Under `use_prefixes` a pass of one row a group.
         """
-        self.passes.prefill(entries)
-        self.n_evicted = self.run_caches().n_evicted
+        prefixes = self.prefixes
+        if prefixes is None or self._prompts is None:
+            self.passes.prefill(entries)
+            self.n_evicted = self.run_caches().n_evicted
+            return
+        whole = self.run_caches()
+        first = torch.tensor(prefixes.first, device=entries.tokens.device)
+        own = entries.select(first)
+        try:
+            self.caches = self._prompts
+            with self._select_inputs(first):
+                self.passes.prefill(own)
+        finally:
+            self.caches = whole
+        if int(own.indices[0, -1]) + 1 >= max(prefixes.lengths):  # the prompts end here
+            whole.share(prefixes, self._prompts)
+            self._prompts = None
 
     def prompt_width(self, width: int) -> int:
         """The width at which a prompt is processed: on an accelerator a multiple of 64, so that

@@ -210,6 +210,7 @@ class WindowPasses:
             reads=entries.reads,
             rounds=caches.rounds,
             packing=caches.packing,
+            prefix=caches.prefix,
         )
 
     @torch.no_grad()

@@ -89,8 +89,9 @@ class ImageToText(Pipeline):
         visual_tokens: which visual tokens stay: a method or several, as in `mmaccel.attach`.
         kv_cache, attention: methods of the language model's layers, as in `mmaccel.attach`.
         source: folder that the model was loaded from, if known.
-        **passes: `cuda_graphs`, `sync_every`, `fused`, `compile` and `prefill_chunk_size`, see
-            `mmaccel.pipelines.runner.engine.Engine`. Packed weights stay packed between calls.
+        **passes: `cuda_graphs`, `sync_every`, `fused`, `compile`, `prefill_chunk_size` and
+            `share_prefix`, see `mmaccel.pipelines.runner.engine.Engine`. Packed weights stay packed
+            between calls.
 
     Raises:
         OptionError: no policy, no method, or a bad `cuda_graphs` or `fused`.

@@ -39,6 +39,7 @@ from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
 from mmaccel.pipelines.layers.rounds import Rounds
+from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
 
@@ -85,6 +86,8 @@ class WindowPass:
             index 0 on; None elsewhere.
         rounds: evict while tokens are generated; None where nothing does.
         packing: holds entries in fewer bits; None where nothing does.
+        prefix: what rows read together before what their stores hold; None where each row's store
+            holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
     """
@@ -101,7 +104,8 @@ class WindowPass:
     reads: Tensor | None = None
     rounds: Rounds | None = None
     packing: Packing | None = None
-    _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
+    prefix: SharedPrefix | None = None
+    _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
@@ -146,11 +150,22 @@ class WindowPass:
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
+        if self.prefix is not None:
+            return self._attend_behind(self.prefix, layer, query, key, value, start, **options)
+        return self._attend_to_store(layer, query, key, value, start, **options)
+
+    def _attend_to_store(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, start: Tensor, **options: Any
+    ) -> Tensor:
+        """As `attend`, to what a layer's store holds, or to chosen blocks of it."""
         if self.by_kernel:
-            return dispatch.run(_window_attention, query, key, value, start, **options)
+            made: Tensor = dispatch.run(_window_attention, query, key, value, start, **options)
+            return made
         if options.get("blocks") is not None:
             return gathered_attention(query, key, value, start, **options)
-        mask = self._find_mask(layout, window, query)
+        mask = self._find_mask(self.stores[layer].layout, options["window"], query)
+        scale = options["scale"]
+        softcap = options["softcap"]
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
     def _find_changing(
@@ -177,6 +192,27 @@ class WindowPass:
             return None
         mask = self._find_mask(self.stores[layer].layout, self.windows[layer], query)
         return group.extend(mask, key, value)
+
+    def _attend_behind(
+        self, prefix: SharedPrefix, layer: int, query: Tensor, key: Tensor, value: Tensor,
+        start: Tensor, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """As `attend`, of entries behind a prefix, all of which they see."""
+        by_kernel = self.by_kernel
+        scale = options["scale"]
+        softcap = options["softcap"]
+        if by_kernel:
+            own, lse = dispatch.run(
+                _window_attention, query, key, value, start, lse=True, **options
+            )
+        else:
+            groups = query.shape[1] // key.shape[1]
+            mask = self._find_mask(self.stores[layer].layout, options["window"], query, groups)
+            packed = query.unflatten(1, (-1, groups)).flatten(2, 3)  # [R, Hkv, G W, D]
+            own, lse = attend_with_lse(packed, key, value, mask, scale=scale, softcap=softcap)
+            own = own.unflatten(2, (groups, -1)).flatten(1, 2)
+            lse = lse.unflatten(2, (groups, -1)).flatten(1, 2)
+        return prefix.add(layer, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel)
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
@@ -205,9 +241,13 @@ class WindowPass:
         mask = self._find_mask(layout, None, query)
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
-    def _find_mask(self, layout: KVCacheLayout, window: int | None, query: Tensor) -> Tensor:
-        """The mask `[R, 1, W, S]` of a layer; layers that share a cache share it."""
-        name = id(layout), window
+    def _find_mask(
+        self, layout: KVCacheLayout, window: int | None, query: Tensor, groups: int = 1
+    ) -> Tensor:
+        """The mask `[R, 1, G W, S]` of a layer, G times the same; layers that share a cache share
+        it.
+        """
+        name = id(layout), window, groups
         if name not in self._masks:
             assert layout.indices is not None
             if self.reads is not None:
@@ -217,6 +257,8 @@ class WindowPass:
                 mask = make_mask(layout.indices, layout.visible_length, window, query.dtype)
             if self.tree is not None:
                 mask = _hide_branches(mask, layout.indices, self.tree)
+            if groups > 1:
+                mask = mask.repeat(1, 1, groups, 1)
             self._masks[name] = mask.to(query.device)
         return self._masks[name]
 

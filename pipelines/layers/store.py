@@ -214,6 +214,11 @@ class WindowLayer:
         return self.visible()
 
     @property
+    def n_bytes(self) -> int:
+        """Of keys and values."""
+        return sum(store.nbytes for store in (self.keys, self.values) if store is not None)
+
+    @property
     def has_room(self) -> bool:
         """Whether there is memory for all that the pass writes and reads."""
         n_indices = self.layout.max_rows * self.layout.allocated_length

@@ -14,6 +14,7 @@ from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.rounds import Rounds
+from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.results import BlockCounts
@@ -39,6 +40,8 @@ class LayerStores:
         rounds: evict while tokens are generated; None before the prompt is processed, and where
             nothing is.
         packing: holds accepted entries in fewer bits; None as for `rounds`.
+        prefix: what rows read together; None before the prompt is processed, and where each row
+            has entries of its own.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LayerStores:
         self._n_seen = 0  # entries of those that were in passes
         self.rounds: Rounds | None = None
         self.packing: Packing | None = None
+        self.prefix: SharedPrefix | None = None
         self._methods = methods
         self._branches = branches
         sparse = methods.attention
@@ -77,6 +81,12 @@ class LayerStores:
         if self.rounds is None:
             return n_dropped, n_entries
         return n_dropped + self.rounds.n_dropped, self.rounds.n_entries
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all keys and values that have memory; of shared ones once."""
+        n_bytes = 0 if self.prefix is None else self.prefix.n_bytes
+        return n_bytes + sum(layer.n_bytes for layer in self.layers)
 
     @property
     def layouts(self) -> list[KVCacheLayout]:
@@ -151,7 +161,16 @@ class LayerStores:
 
         Zeros at negative indices.
         """
-        return [layer.read(index) for layer in self.layers]
+        if self.prefix is None:
+            return [layer.read(index) for layer in self.layers]
+        first = self.prefix.lengths[: len(index), None].to(index.device)
+        behind = torch.where(index >= first, index - first, -1)
+        found = []
+        for number, layer in enumerate(self.layers):
+            keys, values = layer.read(behind)
+            self.prefix.fill(number, index, keys, values)
+            found.append((keys, values))
+        return found
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Keep a path of the tree that was written last; see `mmaccel.contracts.TokenModel.commit`.
@@ -171,6 +190,8 @@ class LayerStores:
             self.sparse.keep(rows)
         if self.rounds is not None:
             self.rounds.keep(rows)
+        if self.prefix is not None:
+            self.prefix.keep(rows)
 
     def observe(self, lengths: Tensor) -> Observer | None:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None

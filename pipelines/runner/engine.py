@@ -24,6 +24,8 @@ from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
 UseFused = Literal["auto"] | bool
+UseSharing = Literal["auto"] | bool
+_LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,18 @@ class Engine:
             decode; see `mmaccel.samplers.prompt_chunks`. Chunks run eagerly. None processes whole
             prompts. A prompt that the model's own prefill processes (images, embeddings, a cache)
             stays whole.
+        share_prefix: True stores and reads once a prompt that several rows of a call have (see
+            `mmaccel.pipelines.layers.shared_prefix`), and raises where the model or the call
+            cannot; "auto" does so where it serves and saves at least 1024 entries, and
+            `Stats.notes` says why it does not; False lets every row store its own. Which rows have
+            the same prompt is seen in their tokens before the first pass.
 
     Attributes:
         cache: graphs and static buffers of the latest two graph keys, for later calls.
 
     Raises:
-        OptionError: another value of `cuda_graphs`, `fused` or `compile`, or `sync_every` or
-            `prefill_chunk_size` below 1.
+        OptionError: another value of `cuda_graphs`, `fused`, `compile` or `share_prefix`, or
+            `sync_every` or `prefill_chunk_size` below 1.
     """
 
     cuda_graphs: UseGraphs = "auto"
@@ -62,6 +69,7 @@ class Engine:
     fused: UseFused = "auto"
     compile: UseCompile = "auto"
     prefill_chunk_size: int | None = None
+    share_prefix: UseSharing = False
     cache: GraphCache = field(default_factory=GraphCache, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,6 +77,7 @@ class Engine:
             ("cuda_graphs", "auto uses them where that works"),
             ("fused", "auto takes the fused decoder where it serves"),
             ("compile", "auto compiles where long runs pay for it"),
+            ("share_prefix", "auto shares where rows have the same prompt"),
         ):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
@@ -92,6 +101,7 @@ class Engine:
             "fused": self.fused,
             "compile": self.compile,
             "prefill_chunk_size": self.prefill_chunk_size,
+            "share_prefix": self.share_prefix,
         }
 
     def check(self, device: torch.device | str, policy: Policy | None = None) -> None:
@@ -133,9 +143,9 @@ class Engine:
         *,
         prefill_chunk_size: int | None = None,
     ) -> None:
-        """Set the runner of a token model's next call, see `runner`, how it processes prompts, and
-        whether it may take the fused decoder. Canvas passes run eagerly, by the model's own
-        forward.
+        """Set the runner of a token model's next call, see `runner`, how it processes prompts,
+        which rows read one together, and whether it may take the fused decoder. Canvas passes run
+        eagerly, by the model's own forward, and share nothing.
 
         Args:
             window: the model.
@@ -144,9 +154,10 @@ class Engine:
 
         Raises:
             OptionError: a chunk size below 1.
-            UnsupportedModelError: `cuda_graphs=True` or `prefill_chunk_size` for a model that fills
-                a canvas; `fused=True` or `compile=True` for a model that the fused decoder cannot
-                serve; and as `runner`.
+            UnsupportedModelError: `cuda_graphs=True`, `share_prefix=True` or `prefill_chunk_size`
+                for a model that fills a canvas; `fused=True` or `compile=True` for a model that the
+                fused decoder cannot serve; `share_prefix=True` for a call that cannot share; and as
+                `runner`.
         """
         check_chunk_size(prefill_chunk_size)
         chunk_size = self.prefill_chunk_size if prefill_chunk_size is None else prefill_chunk_size
@@ -164,6 +175,8 @@ class Engine:
                     f"{type(window).__name__}, whose passes are over whole canvases; "
                     "leave it out"
                 )
+            if self.share_prefix is True:
+                refuse_sharing("passes over a whole canvas")
         has_fused = window.use_fused(self.fused, self.compile)
         if not has_fused and (self.fused is True or self.compile is True):
             raise UnsupportedModelError(
@@ -173,9 +186,28 @@ class Engine:
         if window.kind == "canvas":
             return
         window.prefill_chunk_size = chunk_size
+        self._share(window, prompt)
         runner = self.runner(window, prompt, policy, params)
         if window.takes_runner:
             window.runner = runner
+
+    def _share(self, window: TokenModel, prompt: Prompt) -> None:
+        """Set which rows of the next call read one prompt."""
+        if self.share_prefix is False:
+            window.use_prefixes(None)
+            return
+        groups = prompt.groups
+        reason = _find_admission(prompt, window.prefill_chunk_size) or window.find_sharing_obstacle(
+            groups
+        )
+        if reason and self.share_prefix is True:
+            refuse_sharing(reason)
+        n_saved = groups.n_saved
+        if not reason and not n_saved:
+            reason = "no two rows have the same prompt of two tokens or more"
+        elif not reason and self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
+            reason = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
+        window.use_prefixes(None if reason else groups, reason)
 
     def runner(
         self, window: TokenModel, prompt: Prompt, policy: Policy, params: SamplingParams
@@ -208,6 +240,28 @@ def check_chunk_size(size: int | None) -> None:
     """Raise OptionError for a chunk size below 1."""
     if size is not None:
         check_int("prefill_chunk_size", size, 1, hint="try 512")
+
+
+def refuse_sharing(reason: str) -> None:
+    """Raise UnsupportedModelError: what was asked to share prefixes cannot, for a reason."""
+    raise UnsupportedModelError(
+        f"share_prefix=True: expected rows that can read one stored prompt together, received "
+        f"{reason}; set share_prefix='auto', or leave it out"
+    )
+
+
+def _find_admission(prompt: Prompt, chunk_size: int | None) -> str:
+    """Which rows of a prompt begin later than others; empty where none do."""
+    batching = prompt.batching
+    if batching is None:
+        return ""
+    if batching.arrivals is not None:
+        return "rows that may join the run"
+    if chunk_size is not None:
+        return "prompts that are processed in chunks beside the rows that decode"
+    if batching.max_num_seqs < prompt.batch:
+        return f"{prompt.batch} rows of which {batching.max_num_seqs} are decoded at a time"
+    return ""
 
 
 def _check_compile(device: torch.device) -> None:

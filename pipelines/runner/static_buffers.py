@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import Pass, PrefixGroups
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -49,6 +49,7 @@ class StaticModelBuffers:
     prefill: Any
     caches: LayerStores | None = None
     methods: LayerMethods = LayerMethods()
+    prefixes: PrefixGroups | None = None
     _branches: int = 1
     _spare: int = 0  # cache indices beside those of positions
     _drafts: Any = None  # the source by which the model drafts for itself
@@ -177,6 +178,8 @@ class StaticModelBuffers:
             return f"every pass attends as {self.methods.attention!r} says"
         if self.methods.goes_on:
             return f"its cache changes while it decodes ({self.methods.kv_cache!r})"
+        if self.prefixes is not None:
+            return "its rows read one stored prompt together; leave share_prefix out"
         attention = drafts.attention
         method = attention if isinstance(attention, AttentionMethod) else None
         if method is not None and method.chooses_prompts:
@@ -189,7 +192,8 @@ class StaticModelBuffers:
 
     @property
     def capture_obstacle(self) -> str:
-        return self.methods.capture_obstacle
+        shared = "a shared prefix, whose rows change" if self.prefixes is not None else ""
+        return self.methods.capture_obstacle or shared
 
     def make_room(self, spare: int) -> None:
         self._spare = spare

@@ -11,7 +11,7 @@ from torch import OutOfMemoryError, Tensor
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
-from mmaccel.samplers.prompt_chunks import prefill_together
+from mmaccel.samplers.prompt_chunks import count_prompts, prefill_together
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rows import RunRows
@@ -85,7 +85,7 @@ class ModelCalls:
         self._has_chunks = n_processed is None and tokens is None
         if n_processed is None and tokens is not None and tokens.shape[1] > 1:
             n_passes = self._prefill(tokens[:, :-1], lengths, short_prompt)
-            n_processed = tokens[:, :-1].numel()
+            n_processed = count_prompts(self.model, tokens) * (tokens.shape[1] - 1)
         if n_processed is not None:
             self._stats.forward_seconds += time.perf_counter() - began
             self._stats.prefill_passes += n_passes
@@ -94,7 +94,8 @@ class ModelCalls:
     def _prefill(self, tokens: Tensor, lengths: Tensor, short_prompt: Tensor | None) -> int:
         """Prefill with `[R, N]`, of a short prompt in a step of its own; returns the passes."""
         size = self.model.prefill_chunk_size
-        self._has_chunks = size is not None and tokens.numel() > size
+        n_tokens = count_prompts(self.model, tokens) * tokens.shape[1]
+        self._has_chunks = size is not None and n_tokens > size
         if short_prompt is None or self._has_chunks:
             return prefill_together(
                 self.model, tokens, lengths - 1, size if self._has_chunks else None
@@ -155,6 +156,13 @@ class ModelCalls:
             stats.attention = f"the model's own: {reason}" if reason else "window_attention"
         stats.route = model.route
         stats.route_reason = model.route_reason
+        if model.prefixes is not None:
+            stats.notes.append(
+                f"share_prefix: {model.prefixes}; exact with respect to the model whose attention "
+                "adds up a prompt and what follows it apart, which may change last bits"
+            )
+        elif model.prefix_reason:
+            stats.notes.append(f"share_prefix: each row stores its prompt: {model.prefix_reason}")
         shared = model.shared_rounding
         if shared:
             stats.exactness = "relaxed"

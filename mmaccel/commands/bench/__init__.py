@@ -59,6 +59,7 @@ def bench(
                 "--decoder": images.decoder,
                 "--fused/--no-fused": None if load.fused == "auto" else load.fused,
                 "--compile": compile or None,
+                "--share-prefix": load.share_prefix or None,
                 "--trust-remote-code": load.trust_remote_code or None,
                 "--revision": load.revision,
             }

@@ -73,7 +73,7 @@ def speed(
     flags: SpeedFlags,
     sampling: SamplingOptions,
     sides: SizeFlags,
-    load: Annotated[LoadOptions, Without("compile")],
+    load: Annotated[LoadOptions, Without("compile", "share_prefix")],
     compile: shared.CompileFirst = False,
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
