@@ -216,7 +216,7 @@ def test_widgets_are_passed_to_the_loader(kind: Kind, asked: list[Any]) -> None:
     sized = {"width": 32, "height": 16} if kind.word == "" else {}
     kind.load(dtype="bfloat16", cuda_graphs="off", fused="on", compile="off", **own, **sized)
     wanted = {"device": "cpu", "dtype": torch.bfloat16, "cuda_graphs": False, "fused": True}
-    wanted |= {"compile": False, "share_prefix": False, **own}
+    wanted |= {"compile": False, "prefill_chunk_size": None, "share_prefix": False, **own}
     wanted |= {"size": (32, 16), "decoder": None} if sized else {}
     wanted |= {name: str(path) for name, path in kind.parts.items() if name != "model"}
     assert asked == [(str(kind.parts["model"]), wanted)]
