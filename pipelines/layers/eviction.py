@@ -159,7 +159,11 @@ def evict(
     kept: list[Tensor] = []
     n_kept_in_all = 0
     for index, layer in enumerate(layers):
-        context = look(observer.layers[index], layer, index, len(layers), lengths)
+        seen = observer.layers[index]
+        context = look(seen, layer, index, len(layers), lengths)
+        if method.remembers:
+            context = replace(context, total=method.remember(context))
+            observer.layers[index] = replace(seen, total=context.total)
         if index % method.shared_layers == 0:
             keep = choose(method, context, is_paired)
         kept.append(keep)

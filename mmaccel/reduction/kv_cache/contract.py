@@ -44,7 +44,8 @@ class CachedLayer:
         queries: `[R, Hq, n, D]`, of the row's last n entries; n is the method's `observed`.
         scale: what scores are multiplied by.
         total: `[R, H, S]` float32, the attention that each entry received from all of the prompt,
-            added up over the query heads of a key head; None unless the method `accumulates`.
+            added up over the query heads of a key head; None unless the method `accumulates`. In
+            rounds, and for a method that `remembers`, what it remembered last.
     """
 
     index: int
@@ -60,6 +61,20 @@ class CachedLayer:
         """`[R, 1, S]` bool, False for padding."""
         index = torch.arange(self.keys.shape[2], device=self.keys.device)
         return index < self.lengths[:, None, None]
+
+    def weights(self) -> Tensor:
+        """`[R, Hq, n, S]` float32, the attention that each entry receives from each of the row's
+        last n, one by one.
+        """
+        heads = self.keys.shape[1]
+        packed = self.queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
+        scores = (packed @ self.keys.to(packed.dtype)[:, :, None].mT).float() * self.scale
+        n = packed.shape[3]
+        own = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
+        index = torch.arange(self.keys.shape[2], device=packed.device)
+        later = index > own.clamp(min=0)[..., None]  # [R, n, S]
+        scores = scores.masked_fill(later[:, None, None], float("-inf"))
+        return scores.softmax(-1).flatten(1, 2)
 
     def mass(self) -> Tensor:
         """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
@@ -90,6 +105,8 @@ class CacheMethod(Method, ABC):
         observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
         accumulates: whether `CachedLayer.total` is wanted; it costs the attention of the prompt a
             second time.
+        remembers: whether `remember` is asked at the end of the prompt and of every round, and
+            answers in `CachedLayer.total`.
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
         shared_layers: how many layers, one after the other, keep what the first of them chooses.
@@ -104,6 +121,7 @@ class CacheMethod(Method, ABC):
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "kv_cache"
     accumulates: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -134,6 +152,16 @@ class CacheMethod(Method, ABC):
     @abstractmethod
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
+
+    def remember(self, layer: CachedLayer) -> Tensor:
+        """`[R, H, S]` float32, what is known of the entries from now on.
+
+        Args:
+            layer: `total` is what was known before, zeros for the entries of the last round, and
+                None at the end of the prompt. `queries` are those of the last round: all of it.
+        """
+        mass = layer.mass()
+        return mass if layer.total is None else layer.total + mass
 
     def count(self, layer: CachedLayer) -> Tensor:
         """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within
