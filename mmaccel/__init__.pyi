@@ -49,6 +49,7 @@ from mmaccel.reduction.kv_cache.knorm import KNorm
 from mmaccel.reduction.kv_cache.linekv import LineKV
 from mmaccel.reduction.kv_cache.morphkv import MorphKV
 from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
+from mmaccel.reduction.kv_cache.raas import RaaS
 from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
@@ -198,6 +199,7 @@ __all__ = [
     "PyramidDrop",
     "PyramidKV",
     "Quest",
+    "RaaS",
     "RandomEviction",
     "RandomTokens",
     "RepetitionAwareSampling",

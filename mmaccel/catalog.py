@@ -222,6 +222,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
             "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
             "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
+            "raas": ("raas:RaaS", "the prompt, and what was attended to last"),
             "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),

@@ -60,10 +60,18 @@ class Prompt:
     index: int
     depth: int
     received: tuple[Tensor, ...] = ()  # of each key head, where all queries are not there
+    stamps: tuple[Tensor, ...] = ()  # of each key head, when an entry was attended to last
 
     @property
     def length(self) -> int:
         return self.keys.shape[1]
+
+    def shares(self, head: int, query: int) -> Tensor:
+        """What each entry up to a query receives from it in a key head, in the mean."""
+        groups = len(self.queries) // len(self.keys)
+        own = self.queries[head * groups : (head + 1) * groups, query]
+        scores = own @ self.keys[head, : query + 1].T * self.keys.shape[-1] ** -0.5
+        return scores.softmax(-1).mean(0)
 
     def attention(self, head: int, first: int) -> Tensor:
         """What each entry receives in a key head from the queries from `first` on, one by one."""
@@ -203,6 +211,21 @@ def plan_morphkv(prompt: Prompt, method: Any) -> Plans:
     return best(votes, method.budget, recent=method.window)
 
 
+def plan_raas(prompt: Prompt, method: Any) -> Plans:
+    """The prompt, and the latest stamps; of equal ones the first."""
+    found = []
+    for head in range(len(prompt.keys)):
+        if not prompt.stamps:
+            found.append(list(range(prompt.length)))
+            continue
+        stamps = prompt.stamps[head].tolist()
+        stamps[-1] = float("inf")
+        n = max(method.budget, stamps.count(float("inf")))
+        order = sorted(range(prompt.length), key=lambda i: (-stamps[i], i))
+        found.append(sorted(order[:n]))
+    return found
+
+
 def plan_linekv(prompt: Prompt, method: Any) -> Plans:
     first = prompt.length - method.every
     votes = [prompt.attention(head, first) for head in range(len(prompt.keys))]
@@ -252,6 +275,10 @@ REFERENCES = {  # short name, perhaps with a remark -> method, plan
     "morphkv": (mmaccel.MorphKV(budget=12, window=5, every=6), plan_morphkv),
     "linekv": (mmaccel.LineKV(budget=15, every=6, lines=1, sinks=3), plan_linekv),
     "linekv, two rows": (mmaccel.LineKV(budget=15, every=6, lines=2, sinks=1), plan_linekv),
+    "raas": (mmaccel.RaaS(budget=27, every=6, threshold=0.06), plan_raas),
+    "raas, prompts beyond the budget": (
+        mmaccel.RaaS(budget=5, every=6, threshold=0.02), plan_raas,
+    ),
     "random-eviction": (mmaccel.RandomEviction(budget=12, seed=3), plan_random_eviction),
 }  # fmt: skip
 
@@ -290,13 +317,14 @@ class Rounds(Hiding):
     """As `Hiding`, and again after every n tokens: what goes then is hidden n tokens later.
 
     By layer: queries `[Hq, T, D]`, what is hidden and what will be of each key head, and the
-    attention received `[Hkv, T]`.
+    attention received `[Hkv, T]`, and when an entry was attended to last.
     """
 
     queries: dict[int, Tensor] = field(default_factory=dict)
     hidden: dict[int, list[set[int]]] = field(default_factory=dict)
     going: dict[int, list[set[int]]] = field(default_factory=dict)
     received: dict[int, Tensor] = field(default_factory=dict)
+    stamps: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads, length = key.shape[1:3]
@@ -309,6 +337,7 @@ class Rounds(Hiding):
             prompt = Prompt(query[0], key[0], value[0], layer, self.depth)
             received = [prompt.attention(head, 0) for head in range(heads)]
             self.received[layer] = torch.stack(received)
+            self.stamps[layer] = torch.full((heads, length), float("inf"))
             return seen
         n_made = length - 1 - self.n_prompt
         if n_made and n_made % self.method.every == 0:
@@ -325,6 +354,8 @@ class Rounds(Hiding):
         grown = torch.zeros(heads, length)
         grown[:, : self.received[layer].shape[1]] = self.received[layer]
         self.received[layer] = grown
+        born = torch.arange(self.stamps[layer].shape[1], length) - self.n_prompt + 1.0
+        self.stamps[layer] = torch.cat([self.stamps[layer], born.expand(heads, -1)], 1)
         held = []
         for head in range(heads):
             self.hidden[layer][head] |= self.going[layer][head]
@@ -337,7 +368,10 @@ class Rounds(Hiding):
             prompt = Prompt(queries, keys[one, entries], values[one, entries], layer, self.depth)
             newest = prompt.attention(0, len(entries) - self.method.every)
             self.received[layer][head, entries] += newest
-            prompts.append(replace(prompt, received=(self.received[layer][head, entries],)))
+            self.stamp(layer, head, entries, prompt)
+            received = (self.received[layer][head, entries],)
+            stamps = (self.stamps[layer][head, entries],)
+            prompts.append(replace(prompt, received=received, stamps=stamps))
         if layer % self.method.shared_layers:
             self.going[layer] = self.going[layer - layer % self.method.shared_layers]
             return
@@ -345,6 +379,7 @@ class Rounds(Hiding):
             whole = Prompt(
                 self.queries[layer][:, held[0]], keys[:, held[0]], values[:, held[0]], layer,
                 self.depth, tuple(prompt.received[0] for prompt in prompts),
+                tuple(prompt.stamps[0] for prompt in prompts),
             )  # fmt: skip
             kept = self.plan(whole, self.method)
         else:
@@ -353,6 +388,16 @@ class Rounds(Hiding):
             set(entries) - {entries[i] for i in stays}
             for entries, stays in zip(held, kept, strict=True)
         ]
+
+    def stamp(self, layer: int, head: int, entries: list[int], prompt: Prompt) -> None:
+        """What the entries of the last round attend to gets their time."""
+        least = getattr(self.method, "threshold", 1.0)
+        for query in range(len(entries) - self.method.every, len(entries)):
+            for i, share in enumerate(prompt.shares(0, query)):
+                if share > least:
+                    before = float(self.stamps[layer][head, entries[i]])
+                    time = entries[query] - self.n_prompt + 1
+                    self.stamps[layer][head, entries[i]] = max(before, time)
 
 
 def test_every_cache_policy_has_a_reference() -> None:

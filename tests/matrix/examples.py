@@ -134,6 +134,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "linekv"): Example(
         _method("kv_cache", "linekv", budget=9, every=5, lines=1, sinks=2), ({"budget": 64},)
     ),
+    ("kv_cache", "raas"): Example(
+        _method("kv_cache", "raas", budget=9, every=5, threshold=0.06), ({"budget": 64},)
+    ),
     ("kv_cache", "random-eviction"): Example(
         _method("kv_cache", "random-eviction", budget=9), ({"budget": 64},)
     ),

@@ -139,6 +139,8 @@ CASES = (
     *_each(mmaccel.LineKV, "every", (None, 0)),
     *_each(mmaccel.LineKV, "lines", (0,)),
     *_each(mmaccel.LineKV, "sinks", (-1,)),
+    *_each(mmaccel.RaaS, "every", (None, 0)),
+    *_each(mmaccel.RaaS, "threshold", (-0.1, 1.5)),
     *_each(mmaccel.RandomEviction, "seed", (-1, 2**32)),
     *_each(mmaccel.Quest, "budget", (0, 1.5)),
     *_each(mmaccel.Quest, "block", (0,)),
