@@ -30,6 +30,7 @@ from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.causal_lm.passes import WindowPasses
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle, find_reason
+from mmaccel.pipelines.causal_lm.turning import KeyTurner, open_turner
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout
@@ -181,6 +182,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         for layer, span in enumerate(self.facts.windows):
             if span is not None:
                 return f"layer {layer} sees the last {span} positions alone"
+        if methods.rerotates:
+            turner = open_turner(self.model, self.facts.windows)
+            if isinstance(turner, str):
+                return f"{turner}; leave rerotate out"
         return find_layer_obstacle(self)
 
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
@@ -227,8 +232,16 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             drafts=self._drafts,
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
+            turner=self._open_turner(),
         )
         self.block_counts = self.caches.block_counts
+
+    def _open_turner(self) -> KeyTurner | None:
+        """What turns keys, for a method that asks for it and a model that was not refused."""
+        if not self.methods.rerotates:
+            return None
+        found = open_turner(self.model, self.facts.windows)
+        return None if isinstance(found, str) else found
 
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""

@@ -262,7 +262,9 @@ class WindowPasses:
             return window.compute(
                 **{"input_ids" if tokens.ndim == 2 else "inputs_embeds": tokens},
                 attention_mask=self._make_masks(entries, indices, this),
-                position_ids=window.position_ids(_find_positions(entries, indices, this)),
+                position_ids=window.position_ids(
+                    caches.to_positions(_find_positions(entries, indices, this))
+                ),
                 **{window.facts.cache_argument: caches.cache},
                 use_cache=True,
                 return_dict=True,

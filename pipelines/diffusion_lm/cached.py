@@ -174,6 +174,8 @@ class CachedDenoiser(Denoiser):
             )
         if methods.goes_on:
             return "its cache is evicted once, after the prompt; leave every out"
+        if methods.rerotates:
+            return "its entries stand at the positions of its canvas; leave rerotate out"
         return self.cached.find_obstacle()
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:

@@ -41,6 +41,11 @@ class LayerMethods:
         return self.kv_cache is not None and self.kv_cache.every is not None
 
     @property
+    def rerotates(self) -> bool:
+        """Whether kept keys are moved to the positions at which they stand in the cache."""
+        return self.kv_cache is not None and self.kv_cache.rerotates
+
+    @property
     def capture_obstacle(self) -> str:
         """Why steps under methods are not captured; empty where there are none."""
         return f"{self.slots}, which allocates while a run goes on" if self else ""

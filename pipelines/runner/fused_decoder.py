@@ -51,7 +51,6 @@ from mmaccel.pipelines.runner.static_buffers import find_address
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]
-_FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # functions of a position alone
 
 
 class FusedDecoder:
@@ -267,10 +266,7 @@ class FusedDecoder:
         None where they are no function of a position alone: positions of three axes, and rotary
         embeddings that change with a sequence's length.
         """
-        structure = self._structure
-        kinds = getattr(structure.rotary, "rope_type", None)
-        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-        if structure.rotary is None or structure.spec.has_axes or not kinds <= _FIXED:
+        if not self._structure.has_fixed_angles:
             return None
         weight = self._layers[0].attention.qkv.weight
         with torch.no_grad():

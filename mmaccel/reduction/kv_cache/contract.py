@@ -5,7 +5,8 @@ written once, in `select`. A method never sees the model; it looks at a `CachedL
 when the prompt is in the cache, and in rounds while tokens are generated, where `every` is given.
 What it keeps is moved together, and the memory of the rest is freed. Kept keys hold the rotary
 positions they were made at, and new tokens go on at their own positions, so that eviction is the
-same as a mask that hides the evicted entries.
+same as a mask that hides the evicted entries. A method that `rerotates` has them at consecutive
+positions instead.
 
 All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
 with the smaller cache: drafts are never evicted, so that no accepted token depends on them.
@@ -109,6 +110,9 @@ class CacheMethod(Method, ABC):
             answers in `CachedLayer.total`.
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
+        rerotates: whether kept keys are turned to consecutive positions, those at which they stand
+            in the cache, and new entries go on there. Every layer then keeps the same entries, in
+            all heads; the model has rotary positions.
         shared_layers: how many layers, one after the other, keep what the first of them chooses.
 
     Raises:
@@ -138,6 +142,11 @@ class CacheMethod(Method, ABC):
     def observed(self) -> int:
         """See the class."""
         return 0
+
+    @property
+    def rerotates(self) -> bool:
+        """See the class."""
+        return False
 
     @property
     def shared_layers(self) -> int:
