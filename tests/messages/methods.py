@@ -14,8 +14,11 @@ from tests.fixtures import diffusion_gemma, llada2
 from tests.fixtures.canvas import masked
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.denoiser_targets import TARGETS
+from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import build_lm
 from tests.messages.case import Refused
+
+_REROTATING = mmaccel.StreamingLLM(budget=64, rerotate=True)
 
 
 def _attach(*args: Any, **methods: Any) -> Any:
@@ -269,6 +272,26 @@ CASES = (
             attention=mmaccel.Quest(),
         ),
         says=("attention", "tree"),
+    ),
+    *(
+        Refused(
+            f"consecutive positions, {name}",
+            _attach_to(build, policy, kv_cache=_REROTATING),
+            says=("kv_cache", *said, "leave rerotate out"),
+            error=mmaccel.UnsupportedModelError,
+        )
+        for name, build, policy, said in (
+            ("learned", lambda: build_lm("gpt2"), "jacobi", ("GPT2LMHeadModel", "learned")),
+            ("three axes", lambda: build_decoder("qwen2_vl"), "jacobi", ("angles", "number")),
+            ("unknown", lambda: build_decoder("olmo"), "jacobi", ("not known", "OlmoDecoder")),
+            ("of a canvas", TARGETS["masked-lm"], BLOCKS, ("canvas",)),
+        )
+    ),
+    Refused(
+        "consecutive positions of a grid",
+        _draw("llamagen-t2i", kv_cache=_REROTATING),
+        says=("kv_cache", "LlamaGenTransformer", "a grid", "leave rerotate out"),
+        error=mmaccel.UnsupportedModelError,
     ),
     Refused(
         "a cache policy for a prompt of one label",

@@ -139,6 +139,8 @@ CASES = (
     *_each(mmaccel.LineKV, "every", (None, 0)),
     *_each(mmaccel.LineKV, "lines", (0,)),
     *_each(mmaccel.LineKV, "sinks", (-1,)),
+    *_each(mmaccel.StreamingLLM, "rerotate", ("yes", None)),
+    _bad(mmaccel.StreamingLLM, ("every", "rerotate=True", "received 64"), rerotate=True, every=64),
     *_each(mmaccel.RaaS, "every", (None, 0)),
     *_each(mmaccel.RaaS, "threshold", (-0.1, 1.5)),
     *_each(mmaccel.RandomEviction, "seed", (-1, 2**32)),
