@@ -70,7 +70,8 @@ def check_combination(
     """Refuse methods that cannot be combined.
 
     Raises:
-        OptionError: sparse attention beside a tree; a choice that layers share beside eviction; a
+        OptionError: sparse attention beside a tree, or beside heads that hold different numbers of
+            entries; a choice that layers share beside eviction; a
             policy that keeps no finished blocks of a canvas; eviction while tokens are generated
             beside a tree, sparse attention or a wider window.
         UnsupportedModelError: eviction beside a reducer inside the language model.
@@ -87,6 +88,12 @@ def check_combination(
         raise OptionError(
             f"{methods.slots}: expected a policy that keeps finished blocks, received {policy!r}; "
             f'give it cache="block", or leave {methods.slots} out'
+        )
+    if methods.is_headwise and methods.attention is not None:
+        raise OptionError(
+            f"attention: expected None beside {methods.kv_cache!r}, after which heads hold "
+            f"different numbers of entries, received {methods.attention!r}; take SnapKV, or leave "
+            "kv_cache or attention out"
         )
     if methods.kv_cache is not None and methods.attention is not None:
         if methods.attention.shares_layers:

@@ -8,6 +8,7 @@ from then on, by as many entries as a row lost in a layer; the layer's `KVCacheL
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.layers.head_parts import split_heads
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -116,7 +118,7 @@ class Eviction:
     """What an eviction has done.
 
     Attributes:
-        n_dropped: entries that a layer dropped in the mean, rounded up.
+        n_dropped: entries that a layer dropped in the mean of layers and heads, rounded up.
         n_entries: entries that there were, over all rows of a layer.
         kept: of each layer, `[R, 1 or H, K]` int64, entries that stayed; empty where all did.
     """
@@ -157,7 +159,7 @@ def evict(
     is_paired = find_pairs(lengths, branches)
     shorter: dict[tuple[int, ...], KVCacheLayout] = {}
     kept: list[Tensor] = []
-    n_kept_in_all = 0
+    n_kept_in_all = 0.0
     for index, layer in enumerate(layers):
         seen = observer.layers[index]
         context = look(seen, layer, index, len(layers), lengths)
@@ -167,6 +169,9 @@ def evict(
         if index % method.shared_layers == 0:
             keep = choose(method, context, is_paired)
         kept.append(keep)
+        if method.is_headwise:
+            n_kept_in_all += split_heads(layer, keep, lengths, first + lengths) / keep.shape[1]
+            continue
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
         room = find_room(method, context, keep.shape[-1] + (method.every or 0))
         counts = (*n_kept.tolist(), room)
@@ -175,8 +180,8 @@ def evict(
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
         n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
-    n_dropped = n_entries * len(layers) - n_kept_in_all
-    return Eviction(-(-n_dropped // len(layers)), n_entries, tuple(kept))
+    n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
+    return Eviction(n_dropped, n_entries, tuple(kept))
 
 
 def find_pairs(lengths: Tensor, branches: int) -> Tensor:
@@ -200,7 +205,7 @@ def look(
 
 
 def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor:
-    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.select`.
+    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.plan`.
 
     Args:
         is_paired: see `find_pairs`.
@@ -210,7 +215,7 @@ def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor
     if branches > 1:
         each = scores.unflatten(0, (branches, -1))
         scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-    return method.select(scores, layer.lengths, method.count(layer))
+    return method.plan(layer, scores)
 
 
 def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:

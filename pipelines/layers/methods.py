@@ -41,6 +41,11 @@ class LayerMethods:
         return self.kv_cache is not None and self.kv_cache.every is not None
 
     @property
+    def is_headwise(self) -> bool:
+        """Whether heads hold different numbers of entries."""
+        return self.kv_cache is not None and self.kv_cache.is_headwise
+
+    @property
     def rerotates(self) -> bool:
         """Whether kept keys are moved to the positions at which they stand in the cache."""
         return self.kv_cache is not None and self.kv_cache.rerotates

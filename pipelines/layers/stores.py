@@ -91,7 +91,9 @@ class LayerStores:
     @property
     def layouts(self) -> list[KVCacheLayout]:
         """The layouts of all layers and that of whole prompts, each once."""
-        found = [self.layout, *(layer.layout for layer in self.layers)]
+        found = [self.layout]
+        for layer in self.layers:
+            found += layer.layouts
         return list({id(layout): layout for layout in found}.values())
 
     def find_chooser(self, index: int | None = None) -> BlockChooser | None:

@@ -177,6 +177,8 @@ class StaticModelBuffers:
             return f"every pass attends as {self.methods.attention!r} says"
         if self.methods.goes_on:
             return f"its cache is evicted while it decodes ({self.methods.kv_cache!r})"
+        if self.methods.is_headwise:
+            return f"its heads hold different entries ({self.methods.kv_cache!r})"
         attention = drafts.attention
         method = attention if isinstance(attention, AttentionMethod) else None
         if method is not None and method.chooses_prompts:

@@ -178,6 +178,15 @@ class CacheMethod(Method, ABC):
         """
         return layer.lengths.clamp(max=self.budget)
 
+    @property
+    def is_headwise(self) -> bool:
+        """Whether heads keep different numbers of entries: a child of `HeadwiseMethod`."""
+        return False
+
+    def plan(self, layer: CachedLayer, scores: Tensor) -> Tensor:
+        """The entries of a layer that stay, by scores of `score`; see `select`."""
+        return self.select(scores, layer.lengths, self.count(layer))
+
     def select(self, scores: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
         """The entries that stay.
 
@@ -200,6 +209,13 @@ class CacheMethod(Method, ABC):
         scores = scores.masked_fill(index >= ends, float("-inf"))
         n_kept = int(counts.max())
         is_kept = choose_highest(scores, wanted, n_kept)
-        # [R, 1 or H, K], entries that go stand behind those that stay
-        found = index.where(is_kept, size).sort(-1).values[..., :n_kept]
-        return found.where(found < size, -1)
+        return list_entries(is_kept, n_kept)
+
+
+def list_entries(is_kept: Tensor, most: int) -> Tensor:
+    """The indices of entries that stay, in order, `[R, 1 or H, most]`; shorter lists end in -1."""
+    size = is_kept.shape[2]
+    index = torch.arange(size, device=is_kept.device)
+    # those that go stand behind those that stay
+    found = index.where(is_kept, size).sort(-1).values[..., :most]
+    return found.where(found < size, -1)
