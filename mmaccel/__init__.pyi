@@ -42,10 +42,12 @@ from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
 from mmaccel.reduction.kv_cache.citrus import CItruS
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.duo_attention import DuoAttention
 from mmaccel.reduction.kv_cache.expected_attention import ExpectedAttention
 from mmaccel.reduction.kv_cache.h2o import H2O
 from mmaccel.reduction.kv_cache.keydiff import KeyDiff
 from mmaccel.reduction.kv_cache.knorm import KNorm
+from mmaccel.reduction.kv_cache.kvzap import KVzap
 from mmaccel.reduction.kv_cache.linekv import LineKV
 from mmaccel.reduction.kv_cache.morphkv import MorphKV
 from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
@@ -153,6 +155,7 @@ __all__ = [
     "DivPrune",
     "Downsample",
     "DownsamplePixels",
+    "DuoAttention",
     "DySpec",
     "EVS",
     "EntropyBounded",
@@ -175,6 +178,7 @@ __all__ = [
     "Jacobi",
     "KLStable",
     "KNorm",
+    "KVzap",
     "KeyDiff",
     "LayerBlocks",
     "LazyLLM",

@@ -223,6 +223,11 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
             "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
             "raas": ("raas:RaaS", "the prompt, and what was attended to last"),
+            "kvzap": ("kvzap:KVzap", "in each head, what is above a threshold"),
+            "duo-attention": (
+                "duo_attention:DuoAttention",
+                "all of heads that look far, else ends",
+            ),
             "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),

@@ -137,6 +137,14 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "raas"): Example(
         _method("kv_cache", "raas", budget=9, every=5, threshold=0.06), ({"budget": 64},)
     ),
+    ("kv_cache", "kvzap"): Example(
+        _method("kv_cache", "kvzap", budget=2, threshold=-2.0, window=3),
+        ({"budget": 64}, {"threshold": -99.0}),
+    ),
+    ("kv_cache", "duo-attention"): Example(
+        _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.6, window=3),
+        ({"budget": 64}, {"share": 0.0}),
+    ),
     ("kv_cache", "random-eviction"): Example(
         _method("kv_cache", "random-eviction", budget=9), ({"budget": 64},)
     ),

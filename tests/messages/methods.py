@@ -138,6 +138,28 @@ CASES = (
         says=("kv_cache", "LlamaGenTransformer", "evicted once", "leave every out"),
         error=mmaccel.UnsupportedModelError,
     ),
+    Refused(
+        "sparse attention over heads of different lengths",
+        _attach("jacobi", kv_cache="kvzap", attention="quest"),
+        says=("attention", "KVzap", "Quest", "different numbers", "SnapKV"),
+    ),
+    Refused(
+        "drafts of the model's own over heads of different lengths",
+        _decode(mmaccel.Speculative(4, drafts="vegas"), kv_cache=mmaccel.KVzap()),
+        says=("drafts", "Vegas", "KVzap", "another source"),
+    ),
+    Refused(
+        "heads of different lengths over a canvas",
+        _attach_to(TARGETS["masked-lm"], BLOCKS, kv_cache=mmaccel.KVzap()),
+        says=("kv_cache", "heads would hold different ones", "leave kv_cache out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "heads of different lengths in LlamaGen",
+        _draw("llamagen-t2i", kv_cache="duo-attention"),
+        says=("kv_cache", "keys of its prompt are zero", "DuoAttention"),
+        error=mmaccel.UnsupportedModelError,
+    ),
     Refused("a budget of nothing", lambda: mmaccel.SnapKV(budget=0), says=("budget", "0")),
     Refused(
         "fewer than no sinks",
