@@ -140,6 +140,8 @@ def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:
         yield f"{methods.slots} with attentions of all tokens"
     if methods.kv_cache is None:
         return
+    if methods.repeated and call.prompt_reasons:
+        yield f"{methods.kv_cache!r} with a prompt of more than tokens"
     if call.n_cached:
         yield "kv_cache with a cache given by the caller"
     if call.returns_cache:

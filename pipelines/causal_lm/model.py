@@ -218,6 +218,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             OptionError: more positions than the model supports, or a model in training mode
                 with dropout or gradient checkpointing.
         """
+        positions += self.methods.repeated
         check_capacity(rows, positions, self.max_positions)
         check_mode(self.model)
         self.choose_route()

@@ -100,6 +100,50 @@ class Observer:
         return total.gather(2, columns[:, None].expand_as(total))
 
 
+class RepeatedPrompt:
+    """A `Watcher` that looks at a prompt which is fed a second time behind itself, in pieces.
+
+    Args:
+        observer: of the prompt; its totals become the most attention that each entry receives from
+            one of the repetition.
+        lengths: `[R]` int64, entries of each row.
+    """
+
+    def __init__(self, observer: Observer, lengths: Tensor) -> None:
+        self._observer = observer
+        self._lengths = lengths
+        self._first = 0
+
+    def begin(self, first: int) -> None:
+        """The next pass is of the entries from `first` on."""
+        self._first = first
+
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
+    ) -> None:
+        """Look at what a layer asks with; see `Watcher.keep`."""
+        seen = self._observer.layers[layer]
+        longest = int(self._lengths.max())
+        total = seen.total
+        if total is None:
+            total = query.new_zeros(*key.shape[:2], longest, dtype=torch.float32)
+        heads = key.shape[1]
+        lengths = self._lengths.to(query.device)
+        index = torch.arange(key.shape[2], device=query.device)
+        is_entry = (index[:longest] < lengths[:, None])[:, None]  # [R, 1, P]
+        for first in range(0, query.shape[2], _PIECE):
+            asking = query[:, :, first : first + _PIECE]
+            entry = first + torch.arange(asking.shape[2], device=query.device)
+            later = index > (lengths[:, None] + entry)[..., None]  # [R, n, S]
+            packed = asking.unflatten(1, (heads, -1))  # [R, H, G, n, D]
+            scores = (packed @ key.to(packed.dtype)[:, :, None].mT).float() * scale
+            weights = scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
+            counts = self._first + entry < lengths[:, None]  # [R, n]
+            weights = weights[..., :longest].where(counts[:, None, None, :, None], 0)
+            total = total.maximum(weights.amax((2, 3)).where(is_entry, 0))
+        self._observer.layers[layer] = replace(seen, total=total)
+
+
 def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """As `column_mass`, under a mask `[R, 1, W, S]` of bools, or of numbers that are added."""
     packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
@@ -170,7 +214,10 @@ def evict(
             keep = choose(method, context, is_paired)
         kept.append(keep)
         if method.is_headwise:
-            n_kept_in_all += split_heads(layer, keep, lengths, first + lengths) / keep.shape[1]
+            n_kept_in_all += (
+                split_heads(layer, keep, lengths, first + lengths, surplus=method.repeated)
+                / keep.shape[1]
+            )
             continue
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
         room = find_room(method, context, keep.shape[-1] + (method.every or 0))

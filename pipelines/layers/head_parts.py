@@ -17,7 +17,9 @@ from mmaccel.pipelines.layers.store import HeadPart, WindowLayer
 _STEPS = 8
 
 
-def split_heads(layer: WindowLayer, keep: Tensor, lengths: Tensor, ends: Tensor) -> int:
+def split_heads(
+    layer: WindowLayer, keep: Tensor, lengths: Tensor, ends: Tensor, *, surplus: int = 0
+) -> int:
     """Let a layer keep chosen entries of each head.
 
     Args:
@@ -25,6 +27,7 @@ def split_heads(layer: WindowLayer, keep: Tensor, lengths: Tensor, ends: Tensor)
         keep: `[R, H, K]` int64, cache indices in ascending order; shorter lists end in -1.
         lengths: `[R]` int64, entries of each row; where all stay, nothing is done.
         ends: `[R]` int64, positions of the entries that passes write next.
+        surplus: cache indices of the layout that are no longer needed.
 
     Returns:
         How many stay, over all rows and heads.
@@ -43,7 +46,9 @@ def split_heads(layer: WindowLayer, keep: Tensor, lengths: Tensor, ends: Tensor)
         held = counts[:, heads]
         n_held = held.amax(1)  # [R]
         store = layer.take_heads(heads.to(keep.device))
-        layout = layer.layout.shorten(ends - n_held.to(ends.device))
+        dropped = ends - n_held.to(ends.device)
+        room = layer.layout.max_length - surplus - int(dropped.min())
+        layout = layer.layout.shorten(dropped, room)
         store.evict(keep[:, heads, : int(n_held.max())], layout)
         parts.append(HeadPart(heads, store, held))
     layer.split(parts)

@@ -46,6 +46,11 @@ class LayerMethods:
         return self.kv_cache is not None and self.kv_cache.is_headwise
 
     @property
+    def repeated(self) -> int:
+        """How many entries of a prompt are fed a second time behind it at once; 0: none are."""
+        return 0 if self.kv_cache is None else self.kv_cache.repeated
+
+    @property
     def rerotates(self) -> bool:
         """Whether kept keys are moved to the positions at which they stand in the cache."""
         return self.kv_cache is not None and self.kv_cache.rerotates

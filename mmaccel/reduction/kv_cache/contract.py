@@ -46,7 +46,8 @@ class CachedLayer:
         scale: what scores are multiplied by.
         total: `[R, H, S]` float32, the attention that each entry received from all of the prompt,
             added up over the query heads of a key head; None unless the method `accumulates`. In
-            rounds, and for a method that `remembers`, what it remembered last.
+            rounds, and for a method that `remembers`, what it remembered last. For one with
+            `repeated`, the most that an entry received from one of the repetition.
     """
 
     index: int
@@ -110,6 +111,8 @@ class CacheMethod(Method, ABC):
             answers in `CachedLayer.total`.
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
+        repeated: n > 0, the prompt is fed a second time behind itself, n entries at a time, for
+            `CachedLayer.total`; it costs what the prompt costs again, and a little more.
         rerotates: whether kept keys are turned to consecutive positions, those at which they stand
             in the cache, and new entries go on there. Every layer then keeps the same entries, in
             all heads; the model has rotary positions.
@@ -140,6 +143,11 @@ class CacheMethod(Method, ABC):
 
     @property
     def observed(self) -> int:
+        """See the class."""
+        return 0
+
+    @property
+    def repeated(self) -> int:
         """See the class."""
         return 0
 
