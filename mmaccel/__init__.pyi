@@ -48,6 +48,7 @@ from mmaccel.reduction.kv_cache.h2o import H2O
 from mmaccel.reduction.kv_cache.keydiff import KeyDiff
 from mmaccel.reduction.kv_cache.knorm import KNorm
 from mmaccel.reduction.kv_cache.kvzap import KVzap
+from mmaccel.reduction.kv_cache.kvzip import KVzip
 from mmaccel.reduction.kv_cache.linekv import LineKV
 from mmaccel.reduction.kv_cache.morphkv import MorphKV
 from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
@@ -179,6 +180,7 @@ __all__ = [
     "KLStable",
     "KNorm",
     "KVzap",
+    "KVzip",
     "KeyDiff",
     "LayerBlocks",
     "LazyLLM",

@@ -224,6 +224,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
             "raas": ("raas:RaaS", "the prompt, and what was attended to last"),
             "kvzap": ("kvzap:KVzap", "in each head, what is above a threshold"),
+            "kvzip": ("kvzip:KVzip", "what the prompt needs to be said again"),
             "duo-attention": (
                 "duo_attention:DuoAttention",
                 "all of heads that look far, else ends",

@@ -22,6 +22,7 @@ from mmaccel.pipelines.layers import rounds as rounds_module
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
 from tests.layers.masked_model import greedy, masked
@@ -230,6 +231,36 @@ def plan_kvzap(prompt: Prompt, method: Any) -> Plans:
     return found
 
 
+@torch.no_grad()
+def plan_kvzip(model: Any, ids: list[int], method: Any) -> Any:
+    """By the attention maps that transformers' model gives out while its prompt is repeated."""
+    from transformers import DynamicCache
+
+    eager = deepcopy(model)
+    eager.set_attn_implementation("eager")
+    n = len(ids)
+    cache = DynamicCache(config=model.config)
+    eager(torch.tensor([ids]), **{CACHE: cache}, use_cache=True)
+    heads = model.config.num_key_value_heads
+    most = torch.zeros(model.config.num_hidden_layers, heads, n)
+    for first in range(0, n, method.piece):
+        given = {CACHE: deepcopy(cache), "use_cache": True, "output_attentions": True}
+        piece = torch.tensor([ids[first : first + method.piece]])
+        for layer, found in enumerate(eager(piece, **given).attentions):
+            received = found[0].unflatten(0, (heads, -1)).amax((1, 2))[:, :n]
+            most[layer] = most[layer].maximum(received)
+
+    def plan(prompt: Prompt, method: Any) -> Plans:
+        scores = most[prompt.index].clone()
+        scores[:, : method.sinks] = scores[:, -1] = float("inf")
+        if n <= method.budget:
+            return [list(range(n))] * heads
+        best = scores.flatten().topk(method.budget * heads).indices.tolist()
+        return [sorted(i % n for i in best if i // n == head) for head in range(heads)]
+
+    return plan
+
+
 def plan_duo_attention(prompt: Prompt, method: Any) -> Plans:
     found = []
     for head in range(len(prompt.keys)):
@@ -313,6 +344,8 @@ REFERENCES = {  # short name, perhaps with a remark -> method, plan
     "kvzap, a higher threshold": (
         mmaccel.KVzap(budget=1, threshold=-2.2, window=6), plan_kvzap,
     ),
+    "kvzip": (mmaccel.KVzip(budget=9, sinks=1, piece=10), plan_kvzip),
+    "kvzip, two pieces": (mmaccel.KVzip(budget=11, sinks=0, piece=17), plan_kvzip),
     "duo-attention": (
         mmaccel.DuoAttention(budget=8, sinks=2, share=0.55, window=4), plan_duo_attention,
     ),
@@ -459,7 +492,8 @@ def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool, referenc
     n_kept = 0.0
     for row, ids in enumerate(rows):
         # the prompt's last token goes with the first window
-        hides = Hiding(method, plan, model.config.num_hidden_layers, len(ids) - 1)
+        own = plan_kvzip(model, ids[:-1], method) if plan is plan_kvzip else plan
+        hides = Hiding(method, own, model.config.num_hidden_layers, len(ids) - 1)
         with masked(model, hides):
             expected = greedy(model, torch.tensor([ids]), N_NEW)
         assert received[row].tolist() == expected[0].tolist()

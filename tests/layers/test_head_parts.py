@@ -128,6 +128,7 @@ def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -
 SPLITTING = (
     mmaccel.KVzap(budget=4, threshold=-2.9, window=4),
     mmaccel.DuoAttention(budget=8, sinks=2, share=0.87, window=4),
+    mmaccel.KVzip(budget=8, sinks=1, piece=9),
 )
 
 

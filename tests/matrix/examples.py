@@ -141,6 +141,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _method("kv_cache", "kvzap", budget=2, threshold=-2.0, window=3),
         ({"budget": 64}, {"threshold": -99.0}),
     ),
+    ("kv_cache", "kvzip"): Example(
+        _method("kv_cache", "kvzip", budget=7, sinks=1, piece=11), ({"budget": 64},)
+    ),
     ("kv_cache", "duo-attention"): Example(
         _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.6, window=3),
         ({"budget": 64}, {"share": 0.0}),
