@@ -224,11 +224,22 @@ def evict(
         counts = (*n_kept.tolist(), room)
         if counts not in shorter:
             shorter[counts] = layout.shorten(first + lengths - n_kept, room)
+        merged = method.merge(context, keep) if method.merges else None
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
+        if merged is not None:
+            _write(layer, *merged, keep)
         n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
     n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
     return Eviction(n_dropped, n_entries, tuple(kept))
+
+
+def _write(layer: WindowLayer, keys: Tensor, values: Tensor, keep: Tensor) -> None:
+    """Let the first K entries of a layer be others `[R, H, K, D]`, where `keep` has any."""
+    is_real = (keep >= 0)[..., None]
+    for held, made in zip(layer.held(), (keys, values), strict=True):
+        some = held[:, :, : made.shape[2]]
+        some.copy_(made.where(is_real, some))
 
 
 def find_pairs(lengths: Tensor, branches: int) -> Tensor:

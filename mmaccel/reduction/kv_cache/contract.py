@@ -111,6 +111,7 @@ class CacheMethod(Method, ABC):
             answers in `CachedLayer.total`.
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
+        merges: whether what goes is merged into what stays, by `merge`.
         repeated: n > 0, the prompt is fed a second time behind itself, n entries at a time, for
             `CachedLayer.total`; it costs what the prompt costs again, and a little more.
         rerotates: whether kept keys are turned to consecutive positions, those at which they stand
@@ -129,6 +130,7 @@ class CacheMethod(Method, ABC):
     slot: ClassVar[str] = "kv_cache"
     accumulates: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -169,6 +171,18 @@ class CacheMethod(Method, ABC):
     @abstractmethod
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
+
+    def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
+
+        Args:
+            layer: of the cache.
+            keep: `[R, 1 or H, K]` int64, the entries; at negative ones anything may be answered.
+        """
+        at = keep.expand(-1, layer.keys.shape[1], -1).clamp(min=0)[..., None]
+        keys = layer.keys.gather(2, at.expand(-1, -1, -1, layer.keys.shape[3]))
+        values = layer.values.gather(2, at.expand(-1, -1, -1, layer.values.shape[3]))
+        return keys, values
 
     def remember(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]` float32, what is known of the entries from now on.
