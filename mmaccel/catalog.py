@@ -229,6 +229,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "duo_attention:DuoAttention",
                 "all of heads that look far, else ends",
             ),
+            "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
             "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),

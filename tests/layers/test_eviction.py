@@ -261,6 +261,39 @@ def plan_kvzip(model: Any, ids: list[int], method: Any) -> Any:
     return plan
 
 
+def is_merged(i: int, length: int, method: Any) -> bool:
+    """Whether an entry may be merged."""
+    return bool(method.sinks <= i < length - method.recent)
+
+
+def cosine(keys: Tensor, i: int, j: int) -> float:
+    return float(keys[i] @ keys[j] / keys[i].norm() / keys[j].norm())
+
+
+def plan_chelsea(prompt: Prompt, method: Any) -> Plans:
+    """Repetition by repetition, until few enough are left."""
+    length, found = prompt.length, []
+    for keys in prompt.keys:
+        left = set(range(length))
+        step = 1
+        while len(left) > method.budget and step < method.chunk:
+            pairs = []
+            for i in range(length):
+                place, start = i % method.chunk, i - i % method.chunk
+                if place % (2 * step) != step or not is_merged(i, length, method):
+                    continue
+                others = [
+                    j for j in range(start, min(start + method.chunk, length))
+                    if j % method.chunk % (2 * step) == 0 and is_merged(j, length, method)
+                ]  # fmt: skip
+                pairs.append((max([cosine(keys, i, j) for j in others], default=-2), i))
+            pairs.sort(reverse=True)
+            left -= {i for _, i in pairs[: len(left) - method.budget]}
+            step *= 2
+        found.append(sorted(left))
+    return found
+
+
 def plan_duo_attention(prompt: Prompt, method: Any) -> Plans:
     found = []
     for head in range(len(prompt.keys)):
@@ -346,6 +379,10 @@ REFERENCES = {  # short name, perhaps with a remark -> method, plan
     ),
     "kvzip": (mmaccel.KVzip(budget=9, sinks=1, piece=10), plan_kvzip),
     "kvzip, two pieces": (mmaccel.KVzip(budget=11, sinks=0, piece=17), plan_kvzip),
+    "chelsea": (mmaccel.Chelsea(budget=14, chunk=8, sinks=1, recent=3), plan_chelsea),
+    "chelsea, large chunks": (
+        mmaccel.Chelsea(budget=9, chunk=32, sinks=0, recent=2), plan_chelsea,
+    ),
     "duo-attention": (
         mmaccel.DuoAttention(budget=8, sinks=2, share=0.55, window=4), plan_duo_attention,
     ),
@@ -381,6 +418,37 @@ class Hiding:
         """Entries that a layer keeps in the mean of layers and heads."""
         heads = [len(kept) for plan in self.plans.values() for kept in plan]
         return sum(heads) / len(heads)
+
+
+@dataclass
+class Merging(Hiding):
+    """As `Hiding`, and what stays becomes the mean of what joins it, in the model's own cache."""
+
+    merged: set[int] = field(default_factory=set)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        hidden = super().__call__(layer, query, key, value)
+        if query.shape[2] > 1 or layer in self.merged:
+            return hidden
+        self.merged.add(layer)
+        for head, kept in enumerate(self.plans[layer]):
+            joined = {i: [i] for i in kept}
+            for i in set(range(self.n_prompt)) - set(kept):
+                start = i - i % self.method.chunk
+                others = [
+                    j for j in kept
+                    if start <= j < start + self.method.chunk
+                    and is_merged(j, self.n_prompt, self.method)
+                ]  # fmt: skip
+                if others:
+                    joined[max(others, key=lambda j: cosine(key[0, head], i, j))].append(i)
+            for states in (key, value):
+                means = {i: states[0, head, group].mean(0) for i, group in joined.items()}
+                before = states[0, head].clone()
+                for i, mean in means.items():
+                    before[i] = mean
+                states[0, head] = before
+        return hidden
 
 
 @dataclass
@@ -475,8 +543,13 @@ def test_every_cache_policy_has_a_reference() -> None:
     assert {name.split(",")[0] for name in REFERENCES} == set(METHODS["kv_cache"])
 
 
+def takes_rounds(method: Any) -> bool:
+    """Whether a method can be asked again."""
+    return not method.is_headwise and not method.merges
+
+
 ONCE = [name for name, (method, _) in REFERENCES.items() if method.every is None]
-IN_ROUNDS = [name for name, (method, _) in REFERENCES.items() if not method.is_headwise]
+IN_ROUNDS = [name for name, (method, _) in REFERENCES.items() if takes_rounds(method)]
 """Those that evict a prompt alone; what goes on is compared by `check_rounds`."""
 
 
@@ -493,7 +566,8 @@ def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool, referenc
     for row, ids in enumerate(rows):
         # the prompt's last token goes with the first window
         own = plan_kvzip(model, ids[:-1], method) if plan is plan_kvzip else plan
-        hides = Hiding(method, own, model.config.num_hidden_layers, len(ids) - 1)
+        kind = Merging if method.merges else Hiding
+        hides = kind(method, own, model.config.num_hidden_layers, len(ids) - 1)
         with masked(model, hides):
             expected = greedy(model, torch.tensor([ids]), N_NEW)
         assert received[row].tolist() == expected[0].tolist()
@@ -571,7 +645,7 @@ def test_speculate_reject_and_go_on(reference: str, branches: int) -> None:
 def check_speculation(reference: str, branches: int) -> None:
     """The same as one accepted token after the other, whatever was drafted and rejected."""
     method = REFERENCES[reference][0]
-    if not method.is_headwise:
+    if takes_rounds(method):
         method = replace(method, every=6)
     one_by_one = feed(method, branches, 1)
     assert not torch.allclose(one_by_one, feed(None, branches, 1), atol=1e-2)
@@ -687,6 +761,19 @@ def test_a_prompt_of_embeddings_is_evicted_like_its_ids(reference: str) -> None:
             n_kept += hides.n_kept
         kept = f"{math.floor(n_kept + 1e-9)} of 71 cached entries"
         assert kept in handle.stats.reference  # type: ignore[union-attr]
+
+
+def test_a_prompt_of_embeddings_is_not_fed_twice() -> None:
+    model = build_lm("llama")
+    embedded = model.get_input_embeddings()(torch.tensor(draw_rows(30))).detach()
+    given: dict[str, Any] = {"inputs_embeds": embedded, "do_sample": False, "max_new_tokens": 4}
+    expected = model.generate(**given)
+    with (
+        mmaccel.attach(model, "jacobi", kv_cache=mmaccel.KVzip(budget=9)) as handle,
+        pytest.warns(UserWarning, match="more than tokens"),
+    ):
+        assert torch.equal(model.generate(**given), expected)
+    assert "KVzip" in str(handle.stats.fallbacks)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

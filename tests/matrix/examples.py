@@ -144,6 +144,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "kvzip"): Example(
         _method("kv_cache", "kvzip", budget=7, sinks=1, piece=11), ({"budget": 64},)
     ),
+    ("kv_cache", "chelsea"): Example(
+        _method("kv_cache", "chelsea", budget=9, chunk=8, sinks=1, recent=2), ({"budget": 64},)
+    ),
     ("kv_cache", "duo-attention"): Example(
         _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.6, window=3),
         ({"budget": 64}, {"share": 0.0}),

@@ -23,7 +23,7 @@ EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
 ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name in EVERY] + [
     ("kv_cache", name, {"every": 5})
     for name, entry in METHODS["kv_cache"].items()
-    if not issubclass(load(entry.target), HeadwiseMethod)
+    if not issubclass(load(entry.target), HeadwiseMethod) and not load(entry.target).merges
 ]
 PLAIN = mmaccel.Autoregressive()
 LENGTHS = (26, 18, 30)  # scores of blocks tie
