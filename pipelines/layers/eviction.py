@@ -227,19 +227,19 @@ def evict(
         merged = method.merge(context, keep) if method.merges else None
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
         if merged is not None:
-            _write(layer, *merged, keep)
+            _write(layer, *merged)
         n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
     n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
     return Eviction(n_dropped, n_entries, tuple(kept))
 
 
-def _write(layer: WindowLayer, keys: Tensor, values: Tensor, keep: Tensor) -> None:
-    """Let the first K entries of a layer be others `[R, H, K, D]`, where `keep` has any."""
-    is_real = (keep >= 0)[..., None]
+def _write(layer: WindowLayer, keys: Tensor, values: Tensor) -> None:
+    """Let the first K entries of a layer be others `[R, H, K, D]`; passes overwrite those that a
+    shorter row lacks.
+    """
     for held, made in zip(layer.held(), (keys, values), strict=True):
-        some = held[:, :, : made.shape[2]]
-        some.copy_(made.where(is_real, some))
+        held[:, :, : made.shape[2]].copy_(made)
 
 
 def find_pairs(lengths: Tensor, branches: int) -> Tensor:
