@@ -152,19 +152,15 @@ class FusedDecoder:
                 grouped=attention.is_grouped,
                 norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)
-            if kernel_pass is not None and store.parts:
-                own_keys, own_values = (
-                    states.view(*hidden.shape[:2], *states.shape[1:]).transpose(1, 2)
-                    for states in (keys, values)
-                )
-                store.update(own_keys, own_values)
-                return _attend_by_kernel(
-                    attention, queries, (own_keys, own_values), kernel_pass, number
-                )
-            if kernel_pass is not None:
+            if store.parts:
+                keys = keys.view(*hidden.shape[:2], *keys.shape[1:]).transpose(1, 2)
+                values = values.view(*hidden.shape[:2], *values.shape[1:]).transpose(1, 2)
+                held = store.update(keys, values)
+            else:
                 held = store.visible()
+            if kernel_pass is not None:
                 return _attend_by_kernel(attention, queries, held, kernel_pass, number)
-            return self._attend(attention, queries, *store.visible(), _pick(masks, layer.kind))
+            return self._attend(attention, queries, held[0], held[1], _pick(masks, layer.kind))
 
         return self._leave(self._run_layers(hidden, attend, norm, gate))
 
