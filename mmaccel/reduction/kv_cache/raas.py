@@ -78,6 +78,6 @@ class RaaS(CacheMethod):
         return layer.lengths.minimum(most)
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """The time stamps."""
+        """The time stamps, `[R, H, S]`."""
         assert layer.total is not None
         return layer.total
