@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import mmaccel
-from mmaccel.catalog import METHODS, Entry, load
+from mmaccel.catalog import METHODS, Entry, load, make
 from mmaccel.evaluation.tables import grid
 
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -25,6 +27,26 @@ _SLOTS = {
     "kv_cache": "which entries of a prompt stay in the caches: `kv_cache=`",
     "attention": "which cached keys a pass attends to: `attention=`",
 }
+_DEPTH = 24  # layers of a tower, for tables
+_STAGES = {
+    "pixels": "before the encoder",
+    "encoder_layer": "encoder layers",
+    "encoder_exit": "encoder exit",
+    "llm_layer": "LLM layers",
+}
+_LOOKS = {  # what a method needs -> what it looks at
+    "pixels": "pixels",
+    "keys": "keys",
+    "cls_attention": "class token's attention",
+    "all_attention": "all attention",
+    "last_attention": "last token's attention",
+    "text_attention": "text's attention",
+    "text": "text",
+    "grid": "grid",
+    "tiles": "tiles",
+    "frames": "frames",
+}
+_PAPER = re.compile(r"arXiv:(\d{4}\.\d{5})")
 _UNCHANGED = "the policy's"  # guarantee under drafts and trees
 
 
@@ -80,6 +102,53 @@ def layers_table(reports: dict[str, Any]) -> str:
     return f"\n{grid(('method', 'keyword', 'keeps'), rows)}\n\n"
 
 
+def layer_support_tables(reports: dict[str, Any]) -> str:
+    """The table of docs/cache-policies.md: what the methods of a model's layers work with."""
+    parts = []
+    for report in (r for r in reports.values() if "layer_support" in r):
+        rows: list[tuple[str, ...]] = [
+            (
+                f"[`{row['method']}`]({page_of(row['slot'], row['name'], entry)})",
+                *(row[column] for column in ("window", "guidance", "batch", "memory")),
+            )
+            for row in report["layer_support"]
+            for entry in (METHODS[row["slot"]][row["name"]],)
+        ]
+        heads = ("method", "windows of drafts", "guidance pair", "batch", "frees memory")
+        parts += [f"Made by `{report['command']}`.", grid(heads, rows)]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def reducers_table(reports: dict[str, Any]) -> str:
+    """The table of docs/visual-tokens.md: the reducers, where they work and what they look at."""
+    rows: list[tuple[str, ...]] = []
+    for public, (name, entry) in classes("visual_tokens").items():
+        method: Any = make("visual_tokens", name, keep=0.5)
+        link = f"[`{public}`]({page_of('visual_tokens', name, entry)})"
+        looks = [word for need, word in _LOOKS.items() if need in method.needs]
+        source = _find_source(load(entry.target).__module__)
+        rows.append((link, entry.summary, _stage_of(method), ", ".join(looks) or "-", source))
+    return f"\n{grid(('method', 'keeps', 'works', 'looks at', 'source'), rows)}\n\n"
+
+
+def _stage_of(method: Any) -> str:
+    layers = method.layers_in(_DEPTH)
+    stage = _STAGES[method.stage]
+    if not layers:
+        return stage
+    listed = ", ".join(map(str, layers))
+    if len(layers) > 2 and layers == tuple(range(layers[0], layers[-1] + 1)):
+        listed = f"{layers[0]} to {layers[-1]}"
+    return f"{stage}: {listed}"
+
+
+def _find_source(module: str) -> str:
+    """The papers that the head of a method's file names before its departures."""
+    head = str(import_module(module).__doc__).partition("Departures")[0]
+    papers = dict.fromkeys(_PAPER.findall(head))
+    return ", ".join(f"arXiv:{paper}" for paper in papers) or "control"
+
+
 def drafts_table(reports: dict[str, Any]) -> str:
     """The table of docs/policies/jacobi.md: draft sources by name."""
     rows: list[tuple[str, ...]] = [
@@ -88,7 +157,13 @@ def drafts_table(reports: dict[str, Any]) -> str:
     return f"\n{grid(('drafts', 'where they come from'), rows)}\n\n"
 
 
-TABLES = {"methods": methods_table, "layers": layers_table, "drafts": drafts_table}
+TABLES = {
+    "methods": methods_table,
+    "layers": layers_table,
+    "drafts": drafts_table,
+    "reducers": reducers_table,
+    "layer-support": layer_support_tables,
+}
 
 
 def stub() -> str:

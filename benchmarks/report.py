@@ -165,22 +165,32 @@ def visual_prefill_tables(reports: dict[str, Report]) -> str:
                     "with the encoder",
                     "selection, of the saved time",
                     "MB cached",
+                    "right on `scenes-vqa`, %",
                 ),
                 [
                     (
-                        f"`{row['settings']}`" if row is not whole else row["method"],
+                        _name_of(row) if row is not whole else row["method"],
                         f"{row.get('encoder_seconds', report['encoder_seconds']):.2f}",
                         f"{row['seconds']:.2f}",
                         f"{whole['seconds'] / row['seconds']:.2f}×",
                         f"{_with_encoder(report, whole) / _with_encoder(report, row):.2f}×",
                         _share_of_saved(report, whole, row),
                         f"{row['cache_megabytes']:.1f}",
+                        "-" if row.get("right") is None else f"{100 * row['right']:.1f}",
                     )
                     for row in rows
                 ],
             ),
         ]
     return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
+
+
+def _name_of(row: dict[str, Any]) -> str:
+    """A method's settings, and the visual tokens that it left of another image than the others'."""
+    left = re.search(r"(\d+ of \d+) visual tokens", row.get("reference", ""))
+    if not row["method"].endswith("of a screen") or left is None:
+        return f"`{row['settings']}`"
+    return f"`{row['settings']}` of a screen, {left.group(1)} tokens"
 
 
 def _with_encoder(report: Report, row: dict[str, Any]) -> float:

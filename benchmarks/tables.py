@@ -56,6 +56,7 @@ _CACHE_HEADS = (
     "less full",
     "over random",
     "entries kept, %",
+    "blocks read, %",
     "KiB a row",
     "pass, ms",
     "prefill, ms",

@@ -3,10 +3,11 @@
     python benchmarks/visual_prefill.py --json benchmarks/results/visual-prefill-cpu.json
 
 The model has the sizes of LLaVA-OneVision-0.5B and random weights: times do not depend on weights,
-answers do, and none is reported. One image of three tiles and an overview, about 2 950 visual
+answers do, and none of them counts. One image of three tiles and an overview, about 2 950 visual
 tokens, and 40 of text. Each method answers with one token, in a rotating order. Those that work
 behind the encoder get features that were encoded once; those that work in the encoder or before it
-encode the image every time, and so does the row of all tokens.
+encode the image every time, and so does the row of all tokens. With --answers each method also
+answers questions of the embedded `scenes-vqa`. One row sees a synthetic screen; the others, noise.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from mmaccel.pipelines.attach import prompt_pass  # noqa: E402
 from mmaccel.reduction.visual_tokens.contract import TokenReducer  # noqa: E402
 
 IMAGE = 151_646
+BATCH = 16  # questions answered together
+ON_SCREEN = "PixelPrune of a screen"
 SIZE = (384, 1152)  # three tiles side by side
 
 
@@ -46,11 +49,13 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=0.22)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--layers", type=int, default=24, help="of the language model")
+    parser.add_argument("--answers", type=int, default=0, help="questions of each kind")
     parser.add_argument("--only", nargs="+", help="methods to measure, beside all tokens")
     parser.add_argument("--json", type=Path, help="write the report here")
     args = parser.parse_args()
     model = build_model(args.layers)
     pixels = torch.randn(1, 4, 3, 384, 384)
+    screen = draw_screen()
     sizes = torch.tensor([SIZE])
     with torch.no_grad():
         encoded = model.base_model.get_image_features(pixels, sizes, return_dict=True)
@@ -71,19 +76,28 @@ def main() -> None:
         "ToMe, encoder alone": mmaccel.ToMe(keep=args.keep, features="all"),
         "ToMe in early layers": mmaccel.ToMe(keep=args.keep, layers=early),
         "DownsamplePixels": mmaccel.DownsamplePixels(keep=args.keep),
+        "PixelPrune": mmaccel.PixelPrune(keep=args.keep),
+        ON_SCREEN: mmaccel.PixelPrune(),
+        "PixelPrune, then DivPrune": [
+            mmaccel.PixelPrune(keep=0.5),
+            mmaccel.DivPrune(keep=args.keep / 0.5),
+        ],
     }
     if args.only:
         methods = {name: methods[name] for name in ["all tokens", *args.only]}
     found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    references: dict[str, str] = {}
     names = list(methods)
     for k in range(args.rounds):
         for name in names[k:] + names[:k]:
             given = {"mm_encoder_outputs": {"image": encoded}}
             method = methods[name]
-            if method is None or method.stage in ("pixels", "encoder_layer"):
-                given = {"pixel_values": pixels}
-            found[name].append(answer(model, method, inputs | given))
+            if method is None or not is_behind(method):
+                given = {"pixel_values": screen if name == ON_SCREEN else pixels}
+            costs, references[name] = answer(model, method, inputs | given)
+            found[name].append(costs)
             print(k, name, found[name][-1], flush=True)
+    shares = {name: right_answers(methods[name], args.answers) for name in names}
     report = {
         "command": " ".join(["python", *sys.argv]),
         "machine": describe_machine("cpu"),
@@ -91,9 +105,15 @@ def main() -> None:
         "visual_tokens": n_visual,
         "text_tokens": 40,
         "keep": args.keep,
+        "answers": args.answers,
         "encoder_seconds": statistics.median(run["encoder_seconds"] for run in found[names[0]]),
         "visual_prefill": [
-            {"method": name, "settings": repr(methods[name])}
+            {
+                "method": name,
+                "settings": describe(methods[name]),
+                "right": shares[name],
+                "reference": references[name],
+            }
             | {field: statistics.median(run[field] for run in runs) for field in runs[0]}
             for name, runs in found.items()
         ],
@@ -101,6 +121,63 @@ def main() -> None:
     if args.json is not None:
         text = json.dumps(report, indent=1) + "\n"
         write_whole(args.json, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def draw_screen() -> torch.Tensor:
+    """Tiles `[1, 4, 3, 384, 384]` of a page: a bar, a frame, and lines of noise for text."""
+    rng = torch.Generator().manual_seed(0)
+    tiles = torch.ones(1, 4, 3, 384, 384)
+    tiles[..., :42, :] = -0.5
+    tiles[..., 56:, :28] = 0.7
+    for line in range(5):
+        top = 84 + 56 * line
+        width = int(torch.randint(100, 320, (1,), generator=rng))
+        tiles[..., top : top + 14, 42 : 42 + width] = torch.randn(14, width, generator=rng).sign()
+    return tiles
+
+
+def is_behind(methods: Any) -> bool:
+    """Whether a method, or all of a list, work behind the encoder."""
+    listed = methods if isinstance(methods, list) else [methods]
+    return all(method.stage in ("encoder_exit", "llm_layer") for method in listed)
+
+
+def describe(methods: Any) -> str:
+    """A method, or a list of them, as it is written in Python."""
+    listed = methods if isinstance(methods, list) else [methods]
+    return ", ".join(map(repr, listed))
+
+
+@functools.cache
+def open_questions(n: int) -> tuple[Any, list[Any]]:
+    """`scenes-vqa`, and n questions of each kind."""
+    from mmaccel.evaluation.visual_tokens.questions import draw_questions, open_model
+
+    return open_model("scenes-vqa", "cpu", torch.float32), list(draw_questions(n))
+
+
+def right_answers(methods: Any, n: int) -> float | None:
+    """The share of right answers to n questions of each kind; None without questions, and for
+    methods in layers that its encoder lacks.
+    """
+    from mmaccel.evaluation.visual_tokens import measure
+    from mmaccel.evaluation.visual_tokens.questions import is_right
+
+    if not n:
+        return None
+    vlm, asked = open_questions(n)
+    right = 0
+    for first in range(0, len(asked), BATCH):
+        batch = asked[first : first + BATCH]
+        seeds = list(range(first, first + len(batch)))
+        try:
+            texts, _ = measure.answer(
+                vlm, vlm.encode(batch), methods, seeds=seeds, max_new_tokens=4
+            )
+        except mmaccel.OptionError:
+            return None
+        right += sum(is_right(text, one) for text, one in zip(texts, batch, strict=True))
+    return right / len(asked)
 
 
 def build_model(n_layers: int) -> Any:
@@ -133,9 +210,9 @@ def build_model(n_layers: int) -> Any:
     return transformers.LlavaOnevisionForConditionalGeneration(config).eval()
 
 
-def answer(model: Any, method: Any, inputs: Any) -> dict[str, float]:
+def answer(model: Any, method: Any, inputs: Any) -> tuple[dict[str, float], str]:
     """Seconds to the first token after the encoder, of the encoder if it ran, of the selection,
-    and megabytes cached.
+    and megabytes cached; and what the run says of its visual tokens.
     """
     with selecting() as selection, cached() as sizes, encoding(model) as encoder:
         policy = mmaccel.Autoregressive()
@@ -149,7 +226,8 @@ def answer(model: Any, method: Any, inputs: Any) -> dict[str, float]:
         "selection_seconds": sum(selection),
         "cache_megabytes": sum(sizes) / 1e6,
     }
-    return found | ({"encoder_seconds": sum(encoder)} if encoder else {})
+    found |= {"encoder_seconds": sum(encoder)} if encoder else {}
+    return found, run.stats.reference
 
 
 @contextmanager

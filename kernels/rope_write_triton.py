@@ -68,11 +68,11 @@ def _rope_write_kernel(  # type: ignore[no-untyped-def]
             source, i, d, is_own, count, cos, sin, token, n_turned, k_weight, k_bias,
             (head - heads) * weight_step, eps, offset, INTERLEAVED, NORM,
         )  # fmt: skip
-        at = place * key_step + (head - heads + h) * key_head
+        at = place * key_step + (head - heads + h).to(tl.int64) * key_head
         tl.store(keys + at + d, x, mask=is_own)
     else:
         x = tl.load(source + i, mask=is_own, other=0.0)
-        at = place * value_step + (head - heads - kv_heads + h) * value_head
+        at = place * value_step + (head - heads - kv_heads + h).to(tl.int64) * value_head
         tl.store(values + at + d, x, mask=is_own)
 
 

@@ -31,6 +31,7 @@ _PUBLIC = {
     "TriForce": "mmaccel.samplers.drafting.triforce",
     "Vegas": "mmaccel.samplers.drafting.vegas",
     "CacheMethod": "mmaccel.reduction.kv_cache.contract",
+    "CacheQuantizer": "mmaccel.reduction.kv_cache.contract",
     "CachedLayer": "mmaccel.reduction.kv_cache.contract",
     "AttentionMethod": "mmaccel.reduction.sparse_attention.contract",
     "BlockScorer": "mmaccel.reduction.sparse_attention.contract",

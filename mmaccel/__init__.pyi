@@ -42,6 +42,7 @@ from mmaccel.reduction.kv_cache.chelsea import Chelsea
 from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
 from mmaccel.reduction.kv_cache.citrus import CItruS
 from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.duo_attention import DuoAttention
 from mmaccel.reduction.kv_cache.expected_attention import ExpectedAttention
@@ -53,6 +54,7 @@ from mmaccel.reduction.kv_cache.kvzip import KVzip
 from mmaccel.reduction.kv_cache.linekv import LineKV
 from mmaccel.reduction.kv_cache.morphkv import MorphKV
 from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
+from mmaccel.reduction.kv_cache.quantized_cache import QuantizedCache
 from mmaccel.reduction.kv_cache.raas import RaaS
 from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
@@ -88,6 +90,7 @@ from mmaccel.reduction.visual_tokens.ficoco import FiCoCoV
 from mmaccel.reduction.visual_tokens.hired import HiRED
 from mmaccel.reduction.visual_tokens.ilre import ILRe
 from mmaccel.reduction.visual_tokens.lazy_llm import LazyLLM
+from mmaccel.reduction.visual_tokens.pixel_prune import PixelPrune
 from mmaccel.reduction.visual_tokens.pyramid_drop import PyramidDrop
 from mmaccel.reduction.visual_tokens.random_tokens import RandomTokens
 from mmaccel.reduction.visual_tokens.tome import ToMe
@@ -142,6 +145,7 @@ __all__ = [
     "CItruS",
     "CacheMethod",
     "CachePlan",
+    "CacheQuantizer",
     "CachedBlocks",
     "CachedLayer",
     "CausalLMWindow",
@@ -199,6 +203,7 @@ __all__ = [
     "Noise",
     "NumericsError",
     "OptionError",
+    "PixelPrune",
     "Policy",
     "Progress",
     "Prompt",
@@ -206,6 +211,7 @@ __all__ = [
     "PromptMethod",
     "PyramidDrop",
     "PyramidKV",
+    "QuantizedCache",
     "Quest",
     "RaaS",
     "RandomEviction",

@@ -69,7 +69,7 @@ BASES = {  # slot -> base class of its methods; None: a class with the members o
     "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
     "tree": "mmaccel.samplers.trees.contract:TreeShape",
     "visual_tokens": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
-    "kv_cache": "mmaccel.reduction.kv_cache.contract:CacheMethod",
+    "kv_cache": "mmaccel.reduction.kv_cache.contract:KVCacheMethod",
     "attention": "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
 }
 GROUPS = {"window": "policies", "canvas": "policies", "visual_tokens": "reducers"}
@@ -185,6 +185,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "downsample_pixels:DownsamplePixels",
                 "a smaller image before the encoder; a control",
             ),
+            "pixel-prune": (
+                "pixel_prune:PixelPrune",
+                "patches that repeat no neighbour, before the encoder",
+            ),
             "random": ("random_tokens:RandomTokens", "drawn by the seed; a control"),
             "uniform": ("uniform_tokens:UniformTokens", "at equal distances; a control"),
             "divprune": ("divprune:DivPrune", "the most different ones"),
@@ -230,6 +234,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "all of heads that look far, else ends",
             ),
             "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
+            "quantized-cache": (
+                "quantized_cache:QuantizedCache",
+                "all entries, older ones in 8 or 4 bits",
+            ),
             "random-eviction": ("random_eviction:RandomEviction", "random entries, a control"),
         },
     ),

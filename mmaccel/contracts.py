@@ -184,6 +184,13 @@ class Model(ABC):
     def device(self) -> torch.device:
         """The device of tokens and logits."""
 
+    @property
+    def packed_bytes(self) -> tuple[int, int]:
+        """Bytes of the run's keys and values where methods hold some in fewer bits, and what they
+        would be otherwise; zeros where none do.
+        """
+        return 0, 0
+
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:
         """Clear the cache and reserve `positions` cache indices for each of `rows` rows.

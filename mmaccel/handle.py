@@ -28,7 +28,7 @@ from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
-from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
@@ -160,7 +160,7 @@ def attach(
     compile: UseCompile = "auto",
     assume_stateless: bool = False,
     visual_tokens: UseReducers = None,
-    kv_cache: CacheMethod | str | Mapping[str, Any] | None = None,
+    kv_cache: KVCacheMethod | str | Mapping[str, Any] | None = None,
     attention: AttentionMethod | str | Mapping[str, Any] | None = None,
 ) -> Handle:
     """Let a policy decode what a model generates, until it is detached.

@@ -9,13 +9,13 @@ from typing import Any
 from mmaccel.checks import check_callable, check_int
 from mmaccel.contracts import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.pipelines.media import check_deliver
-from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import OnStep
 
 AnyPolicy = Policy | CanvasPolicy | str | Mapping[str, Any]
 """What `mmaccel.catalog.read_policy` takes."""
-AnyMethod = CacheMethod | AttentionMethod | str | Mapping[str, Any] | None
+AnyMethod = KVCacheMethod | AttentionMethod | str | Mapping[str, Any] | None
 """What `mmaccel.catalog.read_method` takes, or None."""
 
 

@@ -68,6 +68,11 @@ class CodebookWindow(TokenModel):
         """The device of tokens and logits."""
         return self.steps.device
 
+    @property
+    def packed_bytes(self) -> tuple[int, int]:
+        """See `mmaccel.contracts.Model`."""
+        return self.steps.packed_bytes
+
     def find_layer_obstacle(self, methods: Any) -> str:
         return self.steps.find_layer_obstacle(methods)
 

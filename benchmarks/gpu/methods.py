@@ -93,14 +93,16 @@ def _compare(call: Call, device: torch.device) -> dict[str, Any]:
 
 def _layer_calls() -> Iterator[Call]:
     """Methods of caches and attention on a tiny Llama, ragged rows, under Jacobi."""
-    from mmaccel.catalog import METHODS
+    from mmaccel.catalog import METHODS, load
+    from mmaccel.reduction.kv_cache.contract import CacheMethod
     from tests.fixtures.tiny_lms import build_lm
     from tests.matrix.examples import Target, make
 
     model = build_lm("llama")
     for slot in ("kv_cache", "attention"):
-        for name in METHODS[slot]:
-            for fields in ({}, {"every": 5}) if slot == "kv_cache" else ({},):
+        for name, entry in METHODS[slot].items():
+            evicts = issubclass(load(entry.target), CacheMethod)
+            for fields in ({}, {"every": 5}) if evicts else ({},):
                 method = make(slot, name, Target(model), **fields)
                 run = partial(_generate, model, mmaccel.Jacobi(window=5), **{slot: method})
                 yield Call(f"{name}{' in rounds' * bool(fields)}", run)

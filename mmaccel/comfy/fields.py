@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass
 from typing import Any, Literal
 
 from mmaccel.catalog import METHODS
-from mmaccel.comfy.table import MODEL, VISUAL_TOKENS, Socket, Widget
+from mmaccel.comfy.table import KV_CACHE, MODEL, VISUAL_TOKENS, Socket, Widget
 from mmaccel.pipelines.loading.placement import AUTO
 from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.canvas.cache_plan import KINDS
@@ -56,7 +56,11 @@ _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a method may refuse 
     "queries": ("cls", "all"),
     "features": (AUTO, "merged", "all"),
 }
-_SOCKETS = {"TokenModel": MODEL, "TokenReducer": VISUAL_TOKENS}  # type -> kind of the input
+_SOCKETS = {  # type -> kind of the input
+    "TokenModel": MODEL,
+    "TokenReducer": VISUAL_TOKENS,
+    "CacheMethod": KV_CACHE,
+}
 
 _SECTION = re.compile(r"^(?:Args|Attributes):$")
 _ENTRY = re.compile(r"^    (\w+(?:, \w+)*): (.*)$")

@@ -52,6 +52,7 @@ def cache_cells(row: dict[str, Any]) -> tuple[str, ...]:
         _points(row["to_full"]),
         _points(row["to_random"]),
         f"{100 * row['kept']:.0f}",
+        "-" if row.get("blocks") is None else f"{100 * row['blocks']:.0f}",
         f"{row['bytes'] / 1024:.0f}",
         f"{1000 * row['pass_seconds']:.1f}",
         f"{1000 * row['prefill_seconds']:.0f}",

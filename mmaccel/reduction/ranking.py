@@ -49,7 +49,7 @@ def choose_mass(weights: Tensor, p: float, is_kept: Tensor) -> Tensor:
     least = torch.zeros_like(missing, dtype=torch.int32)
     for bit in reversed(range(30)):
         higher = least | (1 << bit)
-        mass = (others * (bits >= higher).float()).sum(-1, keepdim=True)
+        mass = others.where(bits >= higher, 0).sum(-1, keepdim=True)
         least = higher.where(mass >= missing, least)
 
     # of those at the threshold itself the first ones, as many as are needed

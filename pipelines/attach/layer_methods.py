@@ -10,14 +10,14 @@ from mmaccel.contracts import Model, Policy, check_method
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.samplers.canvas.cache_plan import as_plan
 from mmaccel.samplers.trees.contract import has_tree
 
 _CONTRACTS: dict[str, tuple[type, str]] = {  # slot -> base of its methods, an example
-    "kv_cache": (CacheMethod, "mmaccel.SnapKV(budget=1024)"),
+    "kv_cache": (KVCacheMethod, "mmaccel.SnapKV(budget=1024)"),
     "attention": (AttentionMethod, "mmaccel.Quest(budget=0.1)"),
 }
 
@@ -71,9 +71,9 @@ def check_combination(
 
     Raises:
         OptionError: sparse attention beside a tree, or beside heads that hold different numbers of
-            entries; a choice that layers share beside eviction; a
-            policy that keeps no finished blocks of a canvas; eviction while tokens are generated
-            beside a tree, sparse attention or a wider window.
+            entries; a choice that layers share beside eviction; a policy that keeps no finished
+            blocks of a canvas; a cache that changes while tokens are generated beside a tree,
+            sparse attention or a wider window.
         UnsupportedModelError: eviction beside a reducer inside the language model.
     """
     if methods.attention is not None and has_tree(policy):
@@ -82,7 +82,7 @@ def check_combination(
             f"received {policy!r}; leave tree or attention out"
         )
     if methods.goes_on:
-        _check_every(methods, policy)
+        _check_changes(methods, policy)
     is_canvas = getattr(policy, "kind", "window") == "canvas"
     if methods and is_canvas and as_plan(getattr(policy, "cache", "none")).kind != "block":
         raise OptionError(
@@ -111,27 +111,36 @@ def check_combination(
         )
 
 
-def _check_every(methods: LayerMethods, policy: Policy) -> None:
-    """Raise OptionError unless eviction may go on while a policy generates tokens."""
-    evicting = methods.kv_cache
-    assert evicting is not None and evicting.every is not None
+def _check_changes(methods: LayerMethods, policy: Policy) -> None:
+    """Raise OptionError unless the cache may change while a policy generates tokens."""
+    quantizer = methods.quantizer
+    if quantizer is not None:
+        name = repr(quantizer)
+        field = quantizer.name
+        widest = quantizer.widest
+        larger = "group and residual"
+    else:
+        evicting = methods.evictor
+        assert evicting is not None and evicting.every is not None
+        name = f"{evicting.name}(every={evicting.every})"
+        field = "every"
+        widest = evicting.every
+        larger = "every"
     window = getattr(policy, "window", 1)
     expected = ""
     if has_tree(policy):
-        expected = f"a policy that verifies a chain, received {policy!r}; leave tree or every out"
+        expected = f"a policy that verifies a chain, received {policy!r}; leave tree or {field} out"
     elif methods.attention is not None:
-        expected = f"no attention, received {methods.attention!r}; leave attention or every out"
+        expected = f"no attention, received {methods.attention!r}; leave attention or {field} out"
     elif not isinstance(window, int):
-        expected = f"a fixed window, received {policy!r}; give it a number up to {evicting.every}"
-    elif window > evicting.every:
+        expected = f"a fixed window, received {policy!r}; give it a number up to {widest}"
+    elif window > widest:
         expected = (
-            f"a window of at most that, received {policy!r}; give a larger every or a narrower "
-            "window"
+            f"a window of at most {widest}, received {policy!r}; give a larger {larger} or a "
+            "narrower window"
         )
     if expected:
-        raise OptionError(
-            f"kv_cache: beside {evicting.name}(every={evicting.every}), expected {expected}"
-        )
+        raise OptionError(f"kv_cache: beside {name}, expected {expected}")
 
 
 def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:

@@ -90,7 +90,7 @@ def open_prompt(
     if call.positions is not None:  # on a grid: the same in all coordinates after the prompt
         last = call.positions[..., -1].to(device)
         next_position = (last[0] if last.ndim == 2 else last).expand(len(mask)) + 1
-    evicting = None if methods is None else methods.kv_cache
+    evicting = None if methods is None else methods.evictor
     observer = None if evicting is None else _observe(mask, evicting)
     return OwnPrompt(
         mask,

@@ -61,8 +61,7 @@ class LayerCaches(LayerStores):
             layout = layer.layout
             layout.prepare(index[:, index.shape[1] - keys.shape[2] :], layout.max_length)
             layer.update(keys, values)
-        if states.observer is not None:
-            self.evict(own.lengths, states.observer)
+        self.end_prompt(own.lengths, states.observer)
 
     def _shorten(self, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
         """Give the layers after each cut caches of their own length."""

@@ -244,6 +244,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         found = open_turner(self.model, self.facts.windows)
         return None if isinstance(found, str) else found
 
+    @property
+    def packed_bytes(self) -> tuple[int, int]:
+        """See `mmaccel.contracts.Model`."""
+        return (0, 0) if self.caches is None else self.caches.packed_bytes
+
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""
         return self.passes.caches()

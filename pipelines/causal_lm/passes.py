@@ -127,14 +127,14 @@ class WindowPasses:
         )
         if observer is not None:
             self._repeat(entries.tokens[:, :width], lengths, observer)
-            caches.evict(lengths, observer)
+        caches.end_prompt(lengths, observer)
 
     def _repeat(self, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
         """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it.
 
         What is written behind the prompt is overwritten by what comes.
         """
-        method = self._window.methods.kv_cache
+        method = self._window.methods.evictor
         if method is None or not method.repeated or int(lengths.max()) <= method.budget:
             return
         watcher = RepeatedPrompt(observer, lengths)
@@ -226,6 +226,7 @@ class WindowPasses:
             tree=None if entries.parents is None else find_ancestors(entries.parents),
             reads=entries.reads,
             rounds=caches.rounds,
+            packing=caches.packing,
         )
 
     @torch.no_grad()

@@ -159,7 +159,7 @@ class CachedDenoiser(Denoiser):
         methods = self.cached.methods
         if methods.attention is not None and methods.attention.budget < 1:
             return 0
-        return None if methods.kv_cache is None else methods.kv_cache.budget
+        return None if methods.evictor is None else methods.evictor.budget
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
         """See `mmaccel.contracts.Model.find_layer_obstacle`. Cost: two short passes."""
@@ -172,6 +172,8 @@ class CachedDenoiser(Denoiser):
                 f"it processes prompts in blocks that see each other, and {methods.attention.name} "
                 "is for causal prompts"
             )
+        if methods.quantizer is not None:
+            return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
         if methods.goes_on:
             return "its cache is evicted once, after the prompt; leave every out"
         if methods.is_headwise:

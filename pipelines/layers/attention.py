@@ -37,6 +37,7 @@ from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.head_parts import join_heads
+from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
 from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
@@ -84,6 +85,7 @@ class WindowPass:
         prompt: `[R]` int64, entries of each row where the pass is over whole prompts from cache
             index 0 on; None elsewhere.
         rounds: evict while tokens are generated; None where nothing does.
+        packing: holds entries in fewer bits; None where nothing does.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
     """
@@ -99,6 +101,7 @@ class WindowPass:
     prompt: Tensor | None = None
     reads: Tensor | None = None
     rounds: Rounds | None = None
+    packing: Packing | None = None
     _masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
 
     def attend(
@@ -139,12 +142,9 @@ class WindowPass:
                 )
         elif self.sparse is not None and self.watcher is None:
             options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
-        if self.rounds is not None:
-            self.rounds.record(layer, query, self.start)
-            hidden = self.rounds.find_hidden(layer, self.start, query, key)
-            if hidden is not None:
-                mask = self._find_mask(layout, window, query).masked_fill(hidden, float("-inf"))
-                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+        changing = self._find_changing(layer, start, query, key, value)
+        if changing is not None:
+            return _attend_under(changing[0], query, *changing[1:], scale=scale, softcap=softcap)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
@@ -173,6 +173,31 @@ class WindowPass:
             out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
             made.append(out.unflatten(1, (-1, groups)))
         return join_heads(made, parts).flatten(1, 2)
+
+    def _find_changing(
+        self, layer: int, start: Tensor, query: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The mask `[R, 1 or Hq, W, S]`, keys and values of a pass whose entries do not all see the
+        same of the store, since its cache changes between two of them; None where they do.
+
+        Args:
+            start: `[R]` int64, cache index of each row's first query in the layer.
+            layer, query, key, value: as for `attend`.
+        """
+        if self.rounds is not None:
+            self.rounds.record(layer, query, self.start)
+            hidden = self.rounds.find_hidden(layer, self.start, query, key)
+            if hidden is None:
+                return None
+            mask = self._find_mask(self.stores[layer].layout, self.windows[layer], query)
+            return mask.masked_fill(hidden, float("-inf")), key, value
+        if self.packing is None:
+            return None
+        group = self.packing.find_next(layer, start, query.shape[2], key.shape[2])
+        if group is None:
+            return None
+        mask = self._find_mask(self.stores[layer].layout, self.windows[layer], query)
+        return group.extend(mask, key, value)
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,

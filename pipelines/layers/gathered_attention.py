@@ -2,13 +2,15 @@
 
 `mmaccel.kernels.window_attention` with `blocks` is the specification. On a GPU its kernel reads the
 blocks in place; torch on a CPU would compute all scores and hide most of them. Here the keys and
-values of the listed blocks are copied together, and attention is over those alone.
+values of the listed blocks are copied together, and attention is over those alone. The values that
+a single query weighs are read in place.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmaccel.kernels.window_attention import Blocks
 
@@ -44,13 +46,17 @@ def gathered_attention(
     """
     heads, capacity = k.shape[1:3]
     width = q.shape[2]
-    offsets = torch.arange(blocks.size, device=k.device, dtype=torch.int32)
-    at = blocks.index[..., None] * blocks.size + offsets  # [R, H, NB, P]
-    rank = torch.arange(at.shape[2], device=k.device)[:, None]
-    is_listed = (rank < blocks.count[..., None, None]) & (at < capacity) & (at >= 0)
+    size = min(blocks.size, capacity)
+    begin = blocks.index * blocks.size  # [R, H, NB]
+    # whole blocks are copied: the last one may begin before its first entry
+    first = begin.clamp(0, capacity - size)
+    at = first[..., None] + torch.arange(size, device=k.device, dtype=torch.int32)
+    rank = torch.arange(at.shape[2], device=k.device)
+    is_listed = (rank < blocks.count[..., None])[..., None] & (at >= begin[..., None])
+    is_listed &= at < begin[..., None] + blocks.size
+    index = at.flatten(2).long()
     at = at.masked_fill(~is_listed, _NOWHERE).flatten(2)  # [R, H, M]
 
-    index = at.clamp(max=capacity - 1).long()
     # a query sees listed keys up to its own position
     ahead = (at - start[:, None, None].int())[:, :, None]  # [R, H, 1, M], positions after the first
     entry = torch.arange(width, device=k.device, dtype=torch.int32)[:, None]  # [W, 1]
@@ -62,7 +68,7 @@ def gathered_attention(
         hidden = (at == _NOWHERE)[:, :, None] | ~reads[:, None].expand(-1, heads, -1, -1).gather(
             3, wide
         )
-    keys, values = _gather(k, index), _gather(v, index)  # [R, H, M, D]
+    keys = _gather(k, first, size)  # [R, H, M, D]
     packed = q.unflatten(1, (heads, -1)).flatten(2, 3)  # [R, H, G W, D]
     dtype = torch.promote_types(q.dtype, torch.float32)
     scores = (packed @ keys.mT).to(dtype).mul_(scale)
@@ -72,24 +78,63 @@ def gathered_attention(
     scores = scores.unflatten(2, (groups, width)).masked_fill_(
         hidden[:, :, None], torch.finfo(dtype).min
     )
-    weights = scores.softmax(-1).to(values.dtype).flatten(2, 3)
-    return (weights @ values).unflatten(2, (groups, width)).flatten(1, 2)
+    weights = scores.softmax(-1).to(v.dtype).flatten(2, 3)  # [R, H, G W, M]
+    if packed.shape[2] == 1 and _stand_together(v):
+        return _add_up(v, index, weights)
+    return (weights @ _gather(v, first, size)).unflatten(2, (groups, width)).flatten(1, 2)
 
 
-def _gather(states: Tensor, index: Tensor) -> Tensor:
-    """Entries `[R, H, M, D]` of `[R, H, S, D]` at `index` `[R, H, M]`.
+def _stand_together(states: Tensor) -> bool:
+    """Whether the entries of a head of `[R, H, S, D]` on a CPU stand side by side."""
+    width = states.shape[3]
+    rows, heads, entries, numbers = states.stride()
+    is_whole = rows % width == heads % width == 0
+    return states.device.type == "cpu" and (entries, numbers) == (width, 1) and is_whole
 
-    On a CPU whole entries are copied by one `index_select` over the memory that the view is of: ten
-    times as fast as an index of three tensors.
+
+def _view_pieces(states: Tensor, index: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The memory that a view is of, as pieces `[n, size D]` from each of its entries on, and which
+    of them begin at `index` `[R, H, M]` of `[R, H, S, D]`.
     """
-    rows, heads, _, size = states.shape
-    strides = states.stride()
+    rows, heads, length, width = states.shape
+    row_step = states.stride(0) // width
+    head_step = states.stride(1) // width
+    n_pieces = (rows - 1) * row_step + (heads - 1) * head_step + length - size + 1
+    pieces = states.as_strided((n_pieces, size * width), (width, 1))
+    row = torch.arange(rows, device=states.device)[:, None, None] * row_step
+    head = torch.arange(heads, device=states.device)[:, None] * head_step
+    return pieces, row + head + index
+
+
+def _gather(states: Tensor, first: Tensor, size: int) -> Tensor:
+    """The `size` entries from each of `first` `[R, H, NB]` on, `[R, H, NB size, D]`.
+
+    Where a head's entries stand side by side, a block is copied in one piece by one `index_select`:
+    many times as fast as an index of three tensors.
+
+    Args:
+        states: `[R, H, S, D]`, keys or values.
+        first: at most S - size.
+        size: entries of a block.
+    """
+    rows, heads, _, width = states.shape
+    if _stand_together(states):
+        pieces, number = _view_pieces(states, first, size)
+        return pieces.index_select(0, number.flatten()).view(rows, heads, -1, width)
     row = torch.arange(rows, device=states.device)[:, None, None]
     head = torch.arange(heads, device=states.device)[:, None]
-    if strides[3] != 1 or any(stride % size for stride in strides[:3]):
-        return states[row, head, index]
-    steps = [stride // size for stride in strides[:3]]
-    n_entries = 1 + sum((n - 1) * step for n, step in zip(states.shape, steps))
-    memory = states.as_strided((n_entries, size), (size, 1))
-    flat = row * steps[0] + head * steps[1] + index * steps[2]
-    return memory.index_select(0, flat.flatten()).view(*index.shape, size)
+    at = first[..., None] + torch.arange(size, device=states.device)
+    return states[row, head, at.flatten(2)]
+
+
+def _add_up(values: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    """Values `[R, H, S, D]` at `index` `[R, H, M]`, weighed and added up: `[R, H, 1, D]`."""
+    entries, number = _view_pieces(values, index, 1)
+    rows, heads, n_listed = index.shape
+    found = F.embedding_bag(
+        number.view(-1, n_listed),
+        entries,
+        mode="sum",
+        per_sample_weights=weights.view(-1, n_listed),
+    )
+    return found.view(rows, heads, 1, -1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mmaccel.contracts import Model
-from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import CacheMethod, CacheQuantizer, KVCacheMethod
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import Stats
 
@@ -19,15 +19,27 @@ class LayerMethods:
     there is something.
 
     Attributes:
-        kv_cache: evicts cached entries of a prompt; None evicts nothing.
+        kv_cache: evicts cached entries, or holds them in fewer bits; None does neither.
         attention: chooses which keys a pass attends to; None: all.
     """
 
-    kv_cache: CacheMethod | None = None
+    kv_cache: KVCacheMethod | None = None
     attention: AttentionMethod | None = None
 
     def __bool__(self) -> bool:
         return self.kv_cache is not None or self.attention is not None
+
+    @property
+    def evictor(self) -> CacheMethod | None:
+        """What evicts cached entries of a prompt; None: nothing does."""
+        if isinstance(self.kv_cache, CacheMethod):
+            return self.kv_cache
+        return None if self.quantizer is None else self.quantizer.over
+
+    @property
+    def quantizer(self) -> CacheQuantizer | None:
+        """What holds cached entries in fewer bits; None: nothing does."""
+        return self.kv_cache if isinstance(self.kv_cache, CacheQuantizer) else None
 
     @property
     def slots(self) -> str:
@@ -37,23 +49,24 @@ class LayerMethods:
 
     @property
     def goes_on(self) -> bool:
-        """Whether entries are evicted while tokens are generated."""
-        return self.kv_cache is not None and self.kv_cache.every is not None
+        """Whether the cache changes while tokens are generated."""
+        is_repeated = self.evictor is not None and self.evictor.every is not None
+        return is_repeated or self.quantizer is not None
 
     @property
     def is_headwise(self) -> bool:
         """Whether heads hold different numbers of entries."""
-        return self.kv_cache is not None and self.kv_cache.is_headwise
+        return self.evictor is not None and self.evictor.is_headwise
 
     @property
     def repeated(self) -> int:
         """How many entries of a prompt are fed a second time behind it at once; 0: none are."""
-        return 0 if self.kv_cache is None else self.kv_cache.repeated
+        return 0 if self.evictor is None else self.evictor.repeated
 
     @property
     def rerotates(self) -> bool:
         """Whether kept keys are moved to the positions at which they stand in the cache."""
-        return self.kv_cache is not None and self.kv_cache.rerotates
+        return self.evictor is not None and self.evictor.rerotates
 
     @property
     def capture_obstacle(self) -> str:
@@ -68,7 +81,9 @@ class LayerMethods:
         """
         parts = []
         n_evicted, n_entries = model.n_evicted
-        if self.goes_on and n_evicted:
+        if self.quantizer is not None and model.packed_bytes[0]:
+            parts.append(f"the cached entries as {self.quantizer!r} holds them")
+        elif self.goes_on and n_evicted:
             parts.append(f"the cached entries that {self.kv_cache!r} keeps")
         elif n_evicted:
             kept = n_entries - n_evicted
@@ -88,6 +103,12 @@ class LayerMethods:
 
     def note(self, stats: Stats, model: Model) -> None:
         """Let the statistics say where a selector chose nothing, or had no effect on a prompt."""
+        n_held, n_whole = model.packed_bytes
+        if self.quantizer is not None and n_held:
+            stats.notes.append(
+                f"kv_cache: {self.quantizer.name} held keys and values of {n_whole} bytes in "
+                f"{n_held}"
+            )
         counts = model.block_counts
         if self.attention is None or counts is None:
             return

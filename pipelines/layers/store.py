@@ -3,9 +3,10 @@
 For window models a cache index is a position; for canvas models it is any number. A pass writes its
 keys and values at its cache indices and reads a view, so rolling back means overwriting: nothing is
 cropped, concatenated or moved. Memory for all cache indices is allocated at the first pass that
-reads beyond the prompt, after the prompt's activations are freed. Memory holds rows as
-`[R, S, H, D]`, and the model sees `[R, H, S, D]`: a write is one indexed copy of whole rows, for
-any number of rows at any positions.
+reads beyond the prompt, after the prompt's activations are freed. A store is indexed as
+`[R S, H, D]`, so that a write is one indexed copy, for any number of rows at any positions. Its
+memory is `[H, R S, D]`: what a head reads of a row stands together, which the model sees as
+`[R, H, S, D]`.
 
 `make_masks` and `mask_reads` make the attention masks of a pass.
 """
@@ -24,6 +25,8 @@ from torch import Tensor
 from mmaccel.errors import ShapeError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.compact import compact
+from mmaccel.pipelines.layers.packed_entries import PackedEntries, Workspace
+from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 
 MASK_FORMS = ("additive", "bool", "zero-one")
 """Of the masks that models take: added to scores, True where something is seen, or 1 there."""
@@ -53,6 +56,8 @@ class KVCacheLayout:
         indices: `[R, W]` int64, the cache indices of the current pass.
         dropped: `[R]` int64, how many of a row's entries were evicted, all of them before those
             that passes write from then on; None: nothing was.
+        packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: the
+            memory of cache indices begins behind them, and is all allocated. None: nothing is.
         product_dtypes: of the values that layers have cached: products inside a pass, whatever
             autocast the model's own forward switches on.
     """
@@ -66,6 +71,7 @@ class KVCacheLayout:
         self.write_index: Tensor | None = None
         self.indices: Tensor | None = None
         self.dropped: Tensor | None = None
+        self.packed: Tensor | None = None
         self.product_dtypes: set[torch.dtype] = set()
 
     def to_index(self, positions: Tensor) -> Tensor:
@@ -105,11 +111,26 @@ class KVCacheLayout:
         shorter.dropped = dropped
         return shorter
 
+    def pack(self, packed: Tensor, room: int) -> KVCacheLayout:
+        """The layout of layers that hold `packed` `[R]` int64 entries of each row in fewer bits.
+
+        Args:
+            packed: see above; the caller may raise the numbers in place.
+            room: cache indices of each row behind them that have memory.
+        """
+        other = KVCacheLayout(self.max_rows, self.max_length, self._reports_past_only)
+        other.dropped = self.dropped
+        other.packed = packed
+        other.allocated_length = room
+        return other
+
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone, `[n]` int64, in their order."""
         self.rows = self.max_rows = len(rows)
         if self.dropped is not None:
             self.dropped = self.dropped[rows.to(self.dropped.device)]
+        if self.packed is not None:
+            self.packed = self.packed[rows.to(self.packed.device)]
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
         """Prepare a pass.
@@ -124,7 +145,7 @@ class KVCacheLayout:
         self.visible_length = min(visible_length, self.max_length)
         n_own = cache_indices.shape[1] if self._reports_past_only else 0
         self.reported_length = self.visible_length - n_own
-        if self.visible_length >= self.allocated_length:
+        if self.packed is None and self.visible_length >= self.allocated_length:
             is_first = self.allocated_length == 0
             self.allocated_length = (self.visible_length if is_first else self.max_length) + 1
         if self.selected_rows is None:
@@ -132,7 +153,10 @@ class KVCacheLayout:
         else:
             rows = self.selected_rows.to(cache_indices.device)
         length = self.allocated_length
-        self.write_index = (cache_indices.clamp(max=length - 2) + rows[:, None] * length).flatten()
+        at = cache_indices
+        if self.packed is not None:
+            at = at - self.packed[rows.to(self.packed.device), None].to(at.device)
+        self.write_index = (at.clamp(max=length - 2) + rows[:, None] * length).flatten()
 
     @contextmanager
     def select(self, rows: Tensor) -> Iterator[None]:
@@ -165,6 +189,7 @@ class WindowLayer:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.parts: tuple[HeadPart, ...] = ()
+        self.packed: PackedEntries | None = None
         self.is_initialized = False
 
     def update(
@@ -225,11 +250,16 @@ class WindowLayer:
 
     def visible(self) -> tuple[Tensor, Tensor]:
         """Views `[R, H, visible length, D]` of what the current pass reads."""
+        layout = self.layout
         assert self.keys is not None and self.values is not None
-        return _view(self.layout, self.keys), _view(self.layout, self.values)
+        if self.packed is None:
+            return _view(layout, self.keys), _view(layout, self.values)
+        assert layout.packed is not None
+        keys, values = self.packed.join(*self.held(), layout.packed, layout.visible_length)
+        return keys[: layout.pass_rows], values[: layout.pass_rows]
 
     def held(self) -> tuple[Tensor, Tensor]:
-        """Views `[R, H, S, D]` of all keys and values that have memory."""
+        """Views `[R, H, S, D]` of all keys and values that have memory; not of packed ones."""
         assert self.keys is not None and self.values is not None
         rows = self.layout.max_rows
         keys = self.keys.view(rows, -1, *self.keys.shape[1:])
@@ -242,6 +272,7 @@ class WindowLayer:
         Zeros at negative indices.
         """
         assert self.keys is not None and self.values is not None
+        assert self.packed is None, "entries in fewer bits are read by passes alone"
         index = index.to(self.keys.device)
         rows = torch.arange(len(index), device=index.device)[:, None] * self.layout.allocated_length
         flat = (rows + index.clamp(min=0)).flatten()
@@ -258,7 +289,9 @@ class WindowLayer:
             store = getattr(self, name)
             if store is not None:
                 by_row = store.view(self.layout.max_rows, -1, *store.shape[1:])
-                setattr(self, name, by_row[rows.to(store.device)].flatten(0, 1))
+                setattr(self, name, _copy(by_row.transpose(1, 2)[rows.to(store.device)]))
+        if self.packed is not None:
+            self.packed.keep(rows)
 
     def evict(self, keep: Tensor, layout: KVCacheLayout) -> None:
         """Keep chosen entries, moved to the front, in memory of their own.
@@ -293,12 +326,58 @@ class WindowLayer:
         """Its layout, or those of its parts."""
         return [part.store.layout for part in self.parts] or [self.layout]
 
+    def pack(self, quantizer: CacheQuantizer, layout: KVCacheLayout, workspace: Workspace) -> None:
+        """Hold the first entries of each row in fewer bits.
+
+        Args:
+            quantizer: packs them.
+            layout: of the layer from now on; see `KVCacheLayout.pack`.
+            workspace: of the run.
+        """
+        assert layout.packed is not None
+        keys, values = self.held()
+        n_packed = int(layout.packed.max())
+        self.packed = PackedEntries(
+            quantizer, keys[:, :, :n_packed], values[:, :, :n_packed], workspace
+        )
+        self._move_up(layout.packed, layout.allocated_length)
+        self.layout = layout
+
+    def pack_next(self, due: Tensor) -> None:
+        """Hold one group more in fewer bits.
+
+        Args:
+            due: `[R]` bool, the rows that do; the caller counts it in their layout afterwards.
+        """
+        assert self.packed is not None and self.layout.packed is not None
+        self.packed.append(*self.held(), self.layout.packed, due)
+        n_moved = torch.where(due, self.packed.quantizer.group, 0)
+        self._move_up(n_moved, self.layout.allocated_length)
+
+    def _move_up(self, first: Tensor, room: int) -> None:
+        """Let memory of `room` entries a row begin with what stands at `first` `[R]`."""
+        keys, values = self.held()
+        at = first.to(keys.device)[:, None] + torch.arange(room, device=keys.device)
+        index = at.clamp(max=keys.shape[2] - 1)[:, None, :, None]  # [R, 1, room, 1]
+        self.keys = _copy(keys.gather(2, index.expand(-1, keys.shape[1], -1, keys.shape[3])))
+        self.values = _copy(
+            values.gather(2, index.expand(-1, values.shape[1], -1, values.shape[3]))
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values, as they are allocated."""
         if self.parts:
             return sum(part.store.nbytes for part in self.parts)
-        return sum(store.nbytes for store in (self.keys, self.values) if store is not None)
+        assert self.keys is not None and self.values is not None
+        n_packed = 0 if self.packed is None else self.packed.nbytes
+        return self.keys.nbytes + self.values.nbytes + n_packed
+
+    @property
+    def bytes_an_index(self) -> int:
+        """Bytes of the key and the value at a cache index, as they were written."""
+        assert self.keys is not None and self.values is not None
+        return sum(store[:1].nbytes for store in (self.keys, self.values))
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the last pass to the front of what it wrote.
@@ -396,26 +475,37 @@ def _layer_class() -> type[WindowLayer]:
 
 def _allocate(layout: KVCacheLayout, states: Tensor) -> Tensor:
     heads, width = states.shape[1], states.shape[3]
+    return _make_store(states, layout.max_rows * layout.allocated_length, heads, width)
+
+
+def _make_store(like: Tensor, n_indices: int, heads: int, width: int) -> Tensor:
+    """`[N, H, D]` in memory `[H, N, D]`."""
     # zeros: an index that was never written is masked, but NaN would come through a mask
-    return states.new_zeros(layout.max_rows * layout.allocated_length, heads, width)
+    return like.new_zeros(heads, n_indices, width).transpose(0, 1)
+
+
+def _copy(states: Tensor) -> Tensor:
+    """A store with the content `[R, H, S, D]`."""
+    store = states.transpose(0, 1).contiguous()  # [H, R, S, D]
+    return store.flatten(1, 2).transpose(0, 1)
 
 
 def _grow(layout: KVCacheLayout, store: Tensor) -> Tensor:
     """A store of `layout.allocated_length` indices per row that begins with another's content."""
     old = store.view(layout.max_rows, -1, *store.shape[1:])
-    new = store.new_zeros(layout.max_rows, layout.allocated_length, *store.shape[1:])
-    new[:, : old.shape[1]] = old
-    return new.flatten(0, 1)
+    new = _make_store(store, layout.max_rows * layout.allocated_length, *store.shape[1:])
+    new.view(layout.max_rows, -1, *store.shape[1:])[:, : old.shape[1]] = old
+    return new
 
 
 def _move(layout: KVCacheLayout, store: Tensor, keep: Tensor, shorter: KVCacheLayout) -> Tensor:
     """A store of `shorter.allocated_length` entries per row that begins with chosen ones."""
     old = store.view(layout.max_rows, -1, *store.shape[1:])
     dispatch.run(compact, old, keep.to(store.device))
-    new = store.new_zeros(layout.max_rows, shorter.allocated_length, *store.shape[1:])
-    n_kept = min(keep.shape[-1], new.shape[1])
-    new[:, :n_kept] = old[:, :n_kept]
-    return new.flatten(0, 1)
+    new = _make_store(store, layout.max_rows * shorter.allocated_length, *store.shape[1:])
+    n_kept = min(keep.shape[-1], shorter.allocated_length)
+    new.view(layout.max_rows, -1, *store.shape[1:])[:, :n_kept] = old[:, :n_kept]
+    return new
 
 
 def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:

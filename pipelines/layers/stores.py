@@ -12,6 +12,7 @@ from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks, DraftedBy
 from mmaccel.pipelines.layers.eviction import Observer, evict
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
@@ -51,6 +52,7 @@ class LayerStores:
         drafting: chooses those of drafts and of the passes that verify them; None: nobody drafts.
         rounds: evict while tokens are generated; None before the prompt is processed, and where
             nothing is.
+        packing: holds accepted entries in fewer bits; None as for `rounds`.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class LayerStores:
         self.windows = [None] * len(layers) if windows is None else windows
         self._n_evicted = (0, 0)
         self.rounds: Rounds | None = None
+        self.packing: Packing | None = None
         self._methods = methods
         self._branches = branches
         self._turner = turner
@@ -106,8 +109,22 @@ class LayerStores:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether layers hold fewer entries than positions."""
-        return any(layer.layout.dropped is not None for layer in self.layers)
+        """Whether layers hold fewer entries than positions, or some in fewer bits."""
+        layouts = self.layouts
+        return any(one.dropped is not None or one.packed is not None for one in layouts)
+
+    @property
+    def packed_bytes(self) -> tuple[int, int]:
+        """Bytes of keys and values of all layers, and what they would be if all positions were held
+        as they are; zeros where nothing is in fewer bits. Cost: a host synchronisation.
+        """
+        if self.packing is None or not self.packing.has_packed:
+            return 0, 0
+        n_indices = self.layout.max_rows * (self.layout.max_length + 1)
+        return (
+            sum(layer.nbytes for layer in self.layers),
+            sum(layer.bytes_an_index * n_indices for layer in self.layers),
+        )
 
     def to_positions(self, positions: Tensor) -> Tensor:
         """The positions that the model computes with, of entries that would stand at `positions`
@@ -128,6 +145,8 @@ class LayerStores:
         """
         if self.rounds is not None:
             self.rounds.advance(indices[:, 0])
+        if self.packing is not None:
+            self.packing.advance(indices)
         for layout in self.layouts:
             at = layout.to_index(indices)
             visible = layout.max_length
@@ -178,8 +197,21 @@ class LayerStores:
         """What looks at the pass over a prompt, of which each row has `lengths` `[R]` entries; None
         where nothing is evicted.
         """
-        method = self._methods.kv_cache
+        method = self._methods.evictor
         return None if method is None else Observer(method, lengths)
+
+    def end_prompt(self, lengths: Tensor, observer: Observer | None) -> None:
+        """Let methods work on the prompt, of which each row has `lengths` `[R]` entries in the
+        cache.
+
+        Args:
+            observer: see `observe`.
+        """
+        if observer is not None:
+            self.evict(lengths, observer)
+        quantizer = self._methods.quantizer
+        if quantizer is not None:
+            self.packing = Packing(quantizer, self.layers, lengths)
 
     def keep_all(self, lengths: Tensor, begins: Tensor) -> None:
         """As `evict`, where nothing is evicted: cache indices before a row's first are given up."""
@@ -191,7 +223,7 @@ class LayerStores:
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
         """Let every layer drop entries of the prompt that an observer has seen; see `evict`."""
-        method = self._methods.kv_cache
+        method = self._methods.evictor
         assert method is not None
         made = evict(method, self.layers, lengths, observer, self._branches, begins=begins)
         self._n_evicted = made.n_dropped, made.n_entries

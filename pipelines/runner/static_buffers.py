@@ -176,7 +176,7 @@ class StaticModelBuffers:
         if self.methods.attention is not None:
             return f"every pass attends as {self.methods.attention!r} says"
         if self.methods.goes_on:
-            return f"its cache is evicted while it decodes ({self.methods.kv_cache!r})"
+            return f"its cache changes while it decodes ({self.methods.kv_cache!r})"
         if self.methods.is_headwise:
             return f"its heads hold different entries ({self.methods.kv_cache!r})"
         attention = drafts.attention

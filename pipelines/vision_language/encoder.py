@@ -41,20 +41,13 @@ from mmaccel.pipelines.vision_language.tokens import (
     has_class_token,
     has_tower_tokens,
 )
+from mmaccel.pipelines.vision_language.towers import describe_tower, find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholder, find_seeds
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan
 
-_PLAIN = {  # patches of an image are plain rows of one sequence
-    "clip_vision_model",
-    "siglip_vision_model",
-    "idefics3_vision",
-    "smolvlm_vision",
-    "internvl_vision",
-    "janus_vision_model",
-}
 _REASONS = {
     "qwen2_vl": "packs all images into one sequence and joins patches by 2 x 2 blocks of it",
     "qwen2_5_vl": "attends in windows of a packed sequence and joins patches by 2 x 2 blocks of it",
@@ -65,21 +58,14 @@ _HIDDEN = -1e4  # a mask of numbers hides what has this or less
 _WITH_BIAS = {"sdpa", "eager"}
 
 
-def find_tower(model: Any) -> Any:
-    """The vision tower of a model, or None."""
-    found = (getattr(model.base_model, name, None) for name in ("vision_tower", "vision_model"))
-    return next((tower for tower in found if tower is not None), None)
-
-
 def find_offered(model: Any) -> frozenset[str]:
     """What of `mmaccel.reduction.visual_tokens.context.NEEDS` the layers of a tower have.
 
     Raises:
         UnsupportedModelError: a tower whose patches cannot be merged.
     """
-    tower = find_tower(model)
-    kind = getattr(getattr(tower, "config", None), "model_type", None)
-    if kind not in _PLAIN:
+    tower = describe_tower(model)
+    if tower is None or tower.patches != "rows":
         default = "is of a kind that is not known here"
         raise UnsupportedModelError(
             "visual_tokens: expected a vision encoder whose patches are plain rows of one sequence "
@@ -281,7 +267,8 @@ class EncoderReduction:
         for index, (layer, attention) in enumerate(zip(layers, attentions, strict=True)):
             hooks.append(attention.register_forward_pre_hook(self._attend(), with_kwargs=True))
             if index in self._before:
-                hooks.append(layer.register_forward_pre_hook(self._merge(index)))
+                hook = self._merge(index)
+                hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
             if index + 1 in self._before:
                 for name in ("q", "k"):
                     part = getattr(attention, f"{name}_norm", None)
@@ -390,26 +377,31 @@ class EncoderReduction:
         return hook
 
     def _merge(self, index: int) -> Any:
-        def hook(_layer: Any, args: tuple[Any, ...]) -> Any:
+        def hook(_layer: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
             run = self._run
             if run is None:
                 return None
-            level = run.levels[-1]
             hidden = args[0]
+            if not run.levels:  # no layer has attended
+                mask = given.get("attention_mask", args[1] if len(args) > 1 else None)
+                run.levels.append(_open_level(hidden, mask, run.n_special))
+            level = run.levels[-1]
             patches = ChosenColumns.of(level.is_patch)
             x = patches.take(hidden)
-            plan = self.method.plan(self._context(run, index, patches, x))
+            plan = self._plan(run, index, patches, x)
             if bool((plan.counts == patches.valid.sum(1)).all()):
                 return None
             level, order = level.merge(index, plan, patches)
             run.levels.append(level)
             hidden = patches.put(hidden, x, plan)
-            return (
-                hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1])),
-                *args[1:],
-            )
+            hidden = hidden.gather(1, order[..., None].expand(-1, -1, hidden.shape[-1]))
+            return (hidden, *args[1:]), given
 
         return hook
+
+    def _plan(self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor) -> Plan:
+        """What becomes of the patches' states `[R, N, C]` in front of a layer; none is dropped."""
+        return self.method.plan(self._context(run, index, patches, x))
 
     def _context(
         self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor

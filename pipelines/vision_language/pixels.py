@@ -29,17 +29,18 @@ from mmaccel.pipelines.vision_language.tokens import (
     has_class_token,
     has_tower_tokens,
 )
+from mmaccel.pipelines.vision_language.towers import (
+    JOINTS,
+    describe_tower,
+    find_side,
+    find_tower,
+    find_unit,
+)
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 
 OFFERED = frozenset({"pixels"})
-_PACKED = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl"}
-_INTERPOLATES = {"clip_vision_model", "siglip_vision_model", "janus_vision_model"}
-_JOINED = {  # model -> the projector that joins patches, after the tower
-    "internvl": "multi_modal_projector",
-    "idefics3": "connector",
-    "smolvlm": "connector",
-}
+_JOINED = JOINTS.keys() - {"gemma3"}  # whose projector pools a grid of one size
 _REASONS = {
     "gemma3": "whose projector pools a grid of one size",
     "chameleon": "whose encoder is a VQGAN for images of one size",
@@ -48,22 +49,16 @@ _REASONS = {
 
 def check_pixels(model: Any) -> None:
     """Raise UnsupportedModelError unless the encoder of a model takes smaller images."""
-    kind = model.config.model_type
-    tower = _find_tower(model)
-    tower_kind = getattr(getattr(tower, "config", None), "model_type", None)
-    if kind in _PACKED or kind in _JOINED:
+    tower = describe_tower(model)
+    is_packed = tower is not None and tower.patches == "packed"
+    if is_packed or model.config.model_type in _JOINED:
         return
-    if not has_tower_tokens(model) or tower_kind not in _INTERPOLATES:
+    if tower is None or not has_tower_tokens(model) or not tower.interpolates:
+        reason = _REASONS.get(model.config.model_type, "whose encoder is not known here")
         raise UnsupportedModelError(
             "DownsamplePixels: expected an encoder that takes images of several sizes, received a "
-            f"{type(model).__name__}, {_REASONS.get(kind, 'whose encoder is not known here')}; "
-            "use Downsample, which averages after the encoder"
+            f"{type(model).__name__}, {reason}; use Downsample, which averages after the encoder"
         )
-
-
-def _find_tower(model: Any) -> Any:
-    names = ("vision_tower", "vision_model", "visual")
-    return next((getattr(model.base_model, n) for n in names if hasattr(model.base_model, n)), None)
 
 
 class Cells:
@@ -112,7 +107,11 @@ class PixelReduction:
     def __init__(self, model: Any, method: DownsamplePixels, inputs: Mapping[str, Any]) -> None:
         self.method, self._model, self._inputs = method, model, inputs
         self._kind = model.config.model_type
-        self._tower = _find_tower(model)
+        self._tower = find_tower(model)
+        known = describe_tower(model)
+        assert known is not None  # see check_pixels
+        self._known = known
+        self._unit = find_unit(model)
         self._is_paused = False
         self.ran = False
         self.changed = False
@@ -125,8 +124,8 @@ class PixelReduction:
         """Inside the block, the tower sees smaller images."""
         behind = self._tower
         if self._kind in _JOINED:
-            behind = getattr(self._model.base_model, _JOINED[self._kind])
-        is_packed = self._kind in _PACKED
+            behind = getattr(self._model.base_model, JOINTS[self._kind].part)
+        is_packed = self._known.patches == "packed"
         before = self._shrink_packed if is_packed else self._shrink
         after = self._restore_packed if is_packed else self._restore
         hooks = [
@@ -170,7 +169,7 @@ class PixelReduction:
             full = self._full
             small = self._small
             source = index
-            if self._kind in _PACKED:
+            if self._known.patches == "packed":
                 grid = self._inputs[f"{visual.modality}_grid_thw"][visual.index].tolist()
                 full, small = self._grids_of(grid)
             elif self._kind not in _JOINED:
@@ -198,9 +197,8 @@ class PixelReduction:
         given = dict(given)
         pixels = given.pop("pixel_values") if "pixel_values" in given else args[0]
         self.ran = True
-        patch = self._tower.config.patch_size
-        patch = patch if isinstance(patch, int) else patch[0]
-        unit = self._unit()
+        patch = find_side(self._tower)
+        unit = self._unit
         height, width = (n // (patch * unit) for n in pixels.shape[-2:])
         self._full = height, width
         self._small = small = self.method.shrink(height, width)
@@ -209,7 +207,7 @@ class PixelReduction:
         self.changed = True
         size = tuple(n * patch * unit for n in small)
         given["pixel_values"] = interpolate(pixels.float(), size=size, mode="area").to(pixels.dtype)
-        if self._tower.config.model_type in _INTERPOLATES:
+        if self._known.interpolates:
             given["interpolate_pos_encoding"] = True
         mask = given.get("patch_attention_mask")
         if mask is not None:
@@ -233,18 +231,9 @@ class PixelReduction:
             output.hidden_states = tuple(None if h is None else h[:, index] for h in hidden)
         return output
 
-    def _unit(self) -> int:
-        """Patches of a feature, along each side."""
-        config = self._model.config
-        if self._kind in _PACKED:
-            return int(config.vision_config.spatial_merge_size)
-        if self._kind == "internvl":
-            return round(1 / config.downsample_ratio)
-        return int(config.scale_factor) if self._kind in _JOINED else 1
-
     def _grids_of(self, grid: Sequence[int]) -> tuple[tuple[int, int], tuple[int, int]]:
         """The grid of features of an image `(t, h, w)` in patches, and the smaller one."""
-        full = grid[1] // self._unit(), grid[2] // self._unit()
+        full = grid[1] // self._unit, grid[2] // self._unit
         return full, self.method.shrink(*full)
 
     def _shrink_packed(self, _tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -257,7 +246,7 @@ class PixelReduction:
         pixels = args[0]
         self._grids = given["grid_thw"]
         vision = self._model.config.vision_config
-        unit = self._unit()
+        unit = self._unit
         patches = list[Tensor]()
         grids = list[list[int]]()
         parts = pixels.split(self._grids.prod(1).tolist())

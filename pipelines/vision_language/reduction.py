@@ -15,10 +15,13 @@ from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.vision_language.encoder import check_encoder
 from mmaccel.pipelines.vision_language.layers import find_offered
+from mmaccel.pipelines.vision_language.patches import OFFERED as PATCHES_OFFERED
+from mmaccel.pipelines.vision_language.patches import check_patches
 from mmaccel.pipelines.vision_language.pixels import OFFERED, check_pixels
 from mmaccel.pipelines.vision_language.recall import OFFERED as RECALL_OFFERED
 from mmaccel.pipelines.vision_language.tokens import offered
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
+from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 from mmaccel.samplers.window.autoregressive import Autoregressive
 
 OF_TOWER = {"keys", "cls_attention", "all_attention"}  # what the encoder says while it runs
@@ -70,9 +73,12 @@ class VisualReduction:
                 f"{list(map(repr, self.methods))}; choose one of them"
             )
         for method in self.methods:
-            if method.stage == "pixels":
+            if isinstance(method, DownsamplePixels):
                 method.check(OFFERED, name)
                 check_pixels(model)
+            elif method.stage == "pixels":
+                method.check(PATCHES_OFFERED, name)
+                check_patches(model, method)
             elif method.stage == "encoder_layer":
                 check_encoder(model, method)
             elif method.restarts:

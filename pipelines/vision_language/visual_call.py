@@ -30,6 +30,7 @@ from mmaccel.pipelines.vision_language.columns import find_kept, keep_columns, r
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction
 from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, PromptCuts
+from mmaccel.pipelines.vision_language.patches import PrunedPack, open_pruning
 from mmaccel.pipelines.vision_language.pixels import PixelReduction
 from mmaccel.pipelines.vision_language.recall import FirstRun
 from mmaccel.pipelines.vision_language.reduction import OF_TOWER, VisualReduction
@@ -60,7 +61,7 @@ class GivenInputs:
     """
 
     inputs: Mapping[str, Any]
-    encoder: EncoderReduction | PixelReduction | None
+    encoder: EncoderReduction | PrunedPack | PixelReduction | None
     record: EncoderRecord | None
     has_features: bool
 
@@ -109,7 +110,7 @@ class VisualCall:
         """
         at_exit = self.reduction.find("encoder_exit")
         method = self.reduction.in_encoder
-        encoder: EncoderReduction | PixelReduction | None = None
+        encoder: EncoderReduction | PrunedPack | PixelReduction | None = None
         if isinstance(method, DownsamplePixels):
             encoder = PixelReduction(model, method, inputs)
         elif method is not None:
@@ -117,7 +118,8 @@ class VisualCall:
             first = 0 if seed is None else seed
             rows = range(1 if ids is None else len(ids))
             seeds = [first + r for r in rows] if isinstance(first, int) else list(first)
-            encoder = EncoderReduction(model, method, inputs, seeds)
+            opens = open_pruning if method.stage == "pixels" else EncoderReduction
+            encoder = opens(model, method, inputs, seeds)
         wanted = at_exit is not None and bool(at_exit.needs & OF_TOWER)
         with (
             recorded_encoder(model, wanted) as record,

@@ -14,9 +14,11 @@ import torch
 
 import mmaccel
 from mmaccel.catalog import METHODS, make
+from mmaccel.commands.evaluate.measuring import RecordFile
 from mmaccel.demo.recall.words import EOS, make_tokenizer
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.cache import documents, measure, plots, summary
+from mmaccel.evaluation.cache import prompts as prompts_of_sides
 from mmaccel.evaluation.cache.documents import TextModel, TextQuestion
 from mmaccel.evaluation.cache.methods import (
     CHANCE,
@@ -28,8 +30,12 @@ from mmaccel.evaluation.cache.methods import (
     parse_methods,
 )
 from mmaccel.evaluation.shares import paired_difference
+from mmaccel.pipelines.layers.methods import LayerMethods
+from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
+from tests.matrix.examples import Target
+from tests.matrix.examples import make as matrix_example
 
 SNAP = Method("kv_cache", "snapkv", {"window": 4})
 RECENT = Method("kv_cache", "streaming-llm", {"sinks": 0})
@@ -149,6 +155,96 @@ def test_entries_and_bytes_by_hand(text_model: TextModel, asked: list[TextQuesti
             assert cost.bytes == (whole - (30 - budget)) * an_entry
 
 
+@pytest.mark.parametrize("name", METHODS["kv_cache"])
+def test_prompts_that_were_shared_answer_as_own_ones(
+    name: str, text_model: TextModel, asked: list[TextQuestion]
+) -> None:
+    prompts = text_model.encode(asked[:3])
+    window = measure.CausalLMWindow(text_model.model)
+    methods = LayerMethods(kv_cache=matrix_example("kv_cache", name, Target(text_model.model)))
+    others = [side.make(66) for side in SIDES]
+    adding = LayerMethods(kv_cache=mmaccel.H2O(budget=9))
+    options: dict[str, Any] = {"max_new_tokens": N_NEW}
+    own, cost = measure.answer(window, prompts, methods, [], **options)
+    shared = prompts_of_sides.process_prompts(window, prompts, [methods, *others, adding])
+    for _ in range(2):  # nobody changes what others begin with
+        made, other = measure.answer(window, prompts, methods, [], shared=shared, **options)
+        assert torch.equal(made, own) and other.kept == cost.kept < 1
+        assert other.bytes == cost.bytes and other.shared_seconds == shared.seconds > 0
+
+
+def test_a_round_processes_its_prompts_once(
+    text_model: TextModel, asked: list[TextQuestion]
+) -> None:
+    widths = list[int]()
+    hook = text_model.model.get_input_embeddings().register_forward_hook(
+        lambda _m, args, _made: widths.append(args[0].shape[1])
+    )
+    chooser = Method("attention", "x-attention", {"block": 4, "first_layer": 0, "stride": 2})
+    adding = [
+        Side(Method("kv_cache", "h2o", {"budget": 9})),
+        Side(Method("kv_cache", "vatp", {"budget": 9, "sinks": 2})),
+    ]
+    sides = [*SIDES, Side(chooser), *adding]
+    records = {side.key: measure.new_record() for side in sides}
+    list(run(text_model, asked, sides, records))
+    hook.remove()
+    n_rounds = 3
+    # a round: one for most sides, one for those that add up attention, one of the selector for
+    # prompts; and one that warms up
+    assert sum(width > 1 for width in widths) == 3 * n_rounds + 1
+
+
+def test_blocks_that_were_read_by_hand(text_model: TextModel, asked: list[TextQuestion]) -> None:
+    prompts = [prompt[:n] for prompt, n in zip(text_model.encode(asked), (31, 41), strict=False)]
+    window = measure.CausalLMWindow(text_model.model)
+
+    def share(**fields: Any) -> float | None:
+        methods = LayerMethods(attention=mmaccel.LocalWindow(block=4, first_layer=1, **fields))
+        return measure.answer(window, prompts, methods, [], max_new_tokens=N_NEW)[1].blocks
+
+    n_read = n_blocks = 0
+    for length in (31, 41):
+        for k in range(N_NEW):
+            last = length - 1 + k  # the query's cache index
+            blocks = range(last // 4 + 1)
+            near = [b for b in blocks if b == 0 or b >= max(last - 8 + 1, 0) // 4]
+            n_blocks += 3 * len(blocks)
+            n_read += len(blocks) + 2 * len(near)  # the first layer reads everything
+    assert share(window=8, sinks=4) == pytest.approx(n_read / n_blocks)
+    assert share(window=99) == 1.0
+    whole = measure.answer(window, prompts, LayerMethods(), [], max_new_tokens=N_NEW)[1]
+    assert whole.blocks is None
+    every = LayerMethods(
+        attention=mmaccel.XAttention(threshold=1, stride=2, block=4, first_layer=0)
+    )
+    assert measure.answer(window, prompts, every, [], max_new_tokens=N_NEW)[1].blocks == 1.0
+    some = LayerMethods(
+        attention=mmaccel.XAttention(threshold=0.3, stride=2, block=4, first_layer=0)
+    )
+    found = measure.answer(window, prompts, some, [], max_new_tokens=N_NEW)[1].blocks
+    assert found is not None and 0 < found < 1
+
+
+def test_a_report_without_blocks_goes_on(tmp_path: Path) -> None:
+    file = ROOT / "benchmarks/results/recall-cache-cpu.json"
+    report = json.loads(file.read_text(encoding="utf-8"))
+    for record in report["records"].values():  # as the first release of the command wrote it
+        record.pop("blocks", None)
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps(report))
+    known = RecordFile(old, ("weights", "digest"), measure.PER_ROUND, added=("blocks",))
+    records, sessions = known.read(report)
+    assert sessions == report["sessions"] and records.keys() == report["records"].keys()
+    assert all(set(record["blocks"]) == {None} for record in records.values())
+    tasks = [report["task_names"][int(k)] for k in report["tasks"].split()]
+    rows = summary.summarise([Side()], records, tasks, report["batch"])
+    assert rows[0]["blocks"] is None and rows[0]["accuracy"]["all"]["right"] == 1.0
+    strict = RecordFile(old, ("weights",), measure.PER_ROUND)
+    with pytest.raises(OptionError, match="a report of this command"):
+        strict.read(report)
+
+
 def test_answers_end_with_the_last_row(text_model: TextModel, asked: list[TextQuestion]) -> None:
     window = measure.CausalLMWindow(text_model.model)
     prompts = text_model.encode(asked[:1])
@@ -181,7 +277,7 @@ def test_rows_against_a_slow_reference() -> None:
             own = [record["right"][k] == "1" for k in range(8) if tasks[k] == task]
             assert row["accuracy"][task]["right"] == pytest.approx(sum(own) / len(own), abs=1e-5)
         assert row["accuracy"]["all"]["questions"] == 8 and row["sessions"] == [0, 1]
-        for name in ("kept", "bytes"):
+        for name in ("kept", "bytes", "blocks"):
             a, b, c = record[name]
             assert row[name] == pytest.approx((3 * a + 3 * b + 2 * c) / 8)
         assert row["prefill_seconds"] == pytest.approx(median(record["prefill_seconds"][:2]) / 3)

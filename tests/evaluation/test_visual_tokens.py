@@ -307,7 +307,9 @@ def test_which_methods_a_model_takes() -> None:
     names = {side.name for side in sides}
     assert {"all tokens", *CONTROLS, "DART", "HiRED", "FastV"} <= names
     assert names.isdisjoint(left_out) and names | set(left_out) == {"all tokens", *METHODS}
-    assert "video" in left_out["EVS"] and len(sides) == 1 + 2 * (len(names) - 1)
+    by_rule = [side for side in sides if side.method is not None and side.keep == 1]
+    assert [repr(side.method) for side in by_rule] == [repr(mmaccel.PixelPrune())]
+    assert "video" in left_out["EVS"] and len(sides) - len(by_rule) == 1 + 2 * (len(names) - 1)
     assert [side.key for side in sides[:2]] == ["all tokens", repr(sides[1].method)]
     with pytest.raises(UnsupportedModelError, match="takes a method"):
         list_sides(build_vqa(), ("EVS",), [0.5])

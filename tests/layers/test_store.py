@@ -88,3 +88,31 @@ def test_cache_indices_have_any_order_and_a_pass_may_have_fewer_rows() -> None:
     one = keys[:, :, :1].expand(3, -1, -1, -1)
     three, _ = layer.update(one, one)
     assert torch.equal(three[1:, :, [0, 1, 3]], before[1:, :, [0, 1, 3]])
+
+
+def test_what_a_head_reads_of_a_row_stands_together_whatever_the_store_has_done() -> None:
+    layout = KVCacheLayout(rows=3, max_length=9)
+    layer = WindowLayer(layout)
+
+    def check() -> None:
+        for seen in layer.visible():
+            assert seen.shape[2] > 1 and seen.stride()[2:] == (4, 1)
+
+    states = _states(3, 2, 3, 4, 1.0)
+    layout.prepare(torch.tensor([[0, 1, 2]] * 3), visible_length=3)
+    layer.update(states, states)
+    check()
+    layout.prepare(torch.tensor([[3]] * 3), visible_length=9)  # it has grown
+    layer.update(states[:, :, :1], states[:, :, :1])
+    check()
+    layer.keep(torch.tensor([2, 0]))
+    layout.keep(torch.tensor([2, 0]))
+    layout.prepare(torch.tensor([[4]] * 2), visible_length=5)
+    check()
+    assert torch.equal(layer.visible()[0][:, :, :3], states[[2, 0]])
+    shorter = layout.shorten(torch.tensor([2, 2]))
+    layer.evict(torch.tensor([[0, 2], [1, 2]]), shorter)
+    shorter.prepare(torch.tensor([[2]] * 2), visible_length=3)
+    check()
+    expected = torch.stack([states[2][:, [0, 2]], states[0][:, [1, 2]]])
+    assert torch.equal(layer.visible()[1][:, :, :2], expected)

@@ -151,6 +151,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.6, window=3),
         ({"budget": 64}, {"share": 0.0}),
     ),
+    ("kv_cache", "quantized-cache"): Example(
+        _method("kv_cache", "quantized-cache", group=6, residual=5), ({"residual": 64},)
+    ),
     ("kv_cache", "random-eviction"): Example(
         _method("kv_cache", "random-eviction", budget=9), ({"budget": 64},)
     ),

@@ -13,6 +13,7 @@ import torch
 
 import mmaccel
 from mmaccel.catalog import METHODS, load
+from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import draw_rows, generate
@@ -23,7 +24,9 @@ EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
 ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name in EVERY] + [
     ("kv_cache", name, {"every": 5})
     for name, entry in METHODS["kv_cache"].items()
-    if not issubclass(load(entry.target), HeadwiseMethod) and not load(entry.target).merges
+    if issubclass(load(entry.target), CacheMethod)
+    and not issubclass(load(entry.target), HeadwiseMethod)
+    and not load(entry.target).merges
 ]
 PLAIN = mmaccel.Autoregressive()
 LENGTHS = (26, 18, 30)  # scores of blocks tie

@@ -114,7 +114,7 @@ CASES = (
     Refused(
         "rounds that are narrower than a window",
         _attach(mmaccel.Jacobi(window=9), kv_cache=mmaccel.TOVA(every=8)),
-        says=("kv_cache", "TOVA(every=8)", "at most that", "window=9", "narrower window"),
+        says=("kv_cache", "TOVA(every=8)", "at most 8", "window=9", "narrower window"),
     ),
     Refused(
         "rounds beside a window that may become wider",
@@ -159,6 +159,61 @@ CASES = (
         _draw("llamagen-t2i", kv_cache="duo-attention"),
         says=("kv_cache", "keys of its prompt are zero", "DuoAttention"),
         error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a quantised cache beside a tree",
+        _attach(
+            mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
+            kv_cache=mmaccel.QuantizedCache(),
+        ),
+        says=("kv_cache", "QuantizedCache(", "a chain", "leave tree or QuantizedCache out"),
+    ),
+    Refused(
+        "a quantised cache beside sparse attention",
+        _attach("jacobi", kv_cache="quantized-cache", attention=mmaccel.Quest()),
+        says=("kv_cache", "QuantizedCache(", "no attention", "Quest"),
+    ),
+    Refused(
+        "a window that is wider than the entries that stay whole",
+        _attach(mmaccel.Jacobi(window=9), kv_cache=mmaccel.QuantizedCache(residual=8)),
+        says=("kv_cache", "residual=8", "at most 8", "window=9", "larger group and residual"),
+    ),
+    Refused(
+        "a quantised cache beside a window that may become wider",
+        _attach(mmaccel.Jacobi(window="adaptive"), kv_cache=mmaccel.QuantizedCache(group=8)),
+        says=("kv_cache", "group=8", "a fixed window", "adaptive", "up to 8"),
+    ),
+    Refused(
+        "a quantised cache beside drafts of the model's own",
+        _decode(mmaccel.Speculative(4, drafts="vegas"), kv_cache=mmaccel.QuantizedCache()),
+        says=("drafts", "Vegas", "QuantizedCache(", "another source"),
+    ),
+    Refused(
+        "a quantised cache of a canvas",
+        _attach_to(TARGETS["masked-lm"], BLOCKS, kv_cache=mmaccel.QuantizedCache()),
+        says=("kv_cache", "stays as it is", "leave QuantizedCache out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a quantised cache of LlamaGen",
+        _draw("llamagen-t2i", kv_cache="quantized-cache"),
+        says=("kv_cache", "LlamaGenTransformer", "stays as it is", "leave QuantizedCache out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "a quantised cache over a name",
+        lambda: mmaccel.QuantizedCache(over="snapkv"),  # type: ignore[arg-type]
+        says=("QuantizedCache.over", "SnapKV(budget=1024)", "'snapkv'", "give an instance"),
+    ),
+    Refused(
+        "a quantised cache over rounds of eviction",
+        lambda: mmaccel.QuantizedCache(over=mmaccel.TOVA(every=8)),
+        says=("QuantizedCache.over", "asked once", "TOVA(budget=1024, every=8)", "every out"),
+    ),
+    Refused(
+        "a quantised cache over heads of different lengths",
+        lambda: mmaccel.QuantizedCache(over=mmaccel.KVzap()),
+        says=("QuantizedCache.over", "all heads", "KVzap(budget=128", "SnapKV"),
     ),
     Refused("a budget of nothing", lambda: mmaccel.SnapKV(budget=0), says=("budget", "0")),
     Refused(

@@ -42,7 +42,7 @@ CASES = (
     Refused(
         "an unknown reducer",
         lambda: make("visual_tokens", "dart2"),
-        says=("one of downsample, downsample-pixels, random", "'dart2'"),
+        says=("one of downsample, downsample-pixels, pixel-prune, random", "'dart2'"),
     ),
     Refused(
         "an option of another reducer",

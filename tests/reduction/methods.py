@@ -20,6 +20,7 @@ class Case:
         make: the method with `keep` or `n_keep`.
         kind: of rows: image, tiles or frames.
         merges: nothing is dropped, sizes add up to the number of tokens.
+        averages: a slot's state is the mean of its tokens.
         at_most: plans may have fewer tokens than the budget.
         seeded: another seed, another plan.
     """
@@ -27,6 +28,7 @@ class Case:
     make: Callable[..., TokenReducer]
     kind: str = "image"
     merges: bool = False
+    averages: bool = True
     at_most: bool = False
     seeded: bool = False
 
@@ -51,6 +53,11 @@ def _with(method: str, **fixed: Any) -> Callable[..., TokenReducer]:
 CASES = {
     "Downsample": Case(_with("Downsample"), merges=True),
     "Downsample of tiles": Case(_with("Downsample"), "tiles", merges=True),
+    "PixelPrune": Case(_with("PixelPrune"), merges=True, averages=False),
+    "PixelPrune of frames": Case(_with("PixelPrune"), "frames", merges=True, averages=False),
+    "PixelPrune to a difference": Case(
+        _with("PixelPrune", threshold=2.5), merges=True, averages=False, at_most=True
+    ),
     "RandomTokens": Case(_with("RandomTokens"), seeded=True),
     "UniformTokens": Case(_with("UniformTokens")),
     "DivPrune": Case(_with("DivPrune")),
@@ -64,8 +71,8 @@ CASES = {
         "tiles",
         seeded=True,
     ),
-    "FiCoCoV": Case(_with("FiCoCoV"), merges=True),
-    "FiCoCoL": Case(_with("FiCoCoL"), merges=True),
+    "FiCoCoV": Case(_with("FiCoCoV"), merges=True, averages=False),
+    "FiCoCoL": Case(_with("FiCoCoL"), merges=True, averages=False),
     "DART": Case(_with("DART")),
     "DART without text": Case(_with("DART", text_pivots=0)),
     "FastV": Case(_with("FastV")),

@@ -31,6 +31,8 @@ def test_keeping_all_changes_no_bit(name: str) -> None:
     for row in case.rows():
         context = case.context([row])
         for method in (case.make(keep=1), case.make(n_keep=row.n), case.make(n_keep=10**6)):
+            if method.keep is None and not method.needs_budget and case.at_most:
+                continue  # its own rule drops some
             plan = method.plan(context)
             assert torch.equal(reduce(context.x, plan), context.x)
             assert torch.equal(restore(context.x, plan), context.x)
@@ -201,7 +203,7 @@ def test_merging_is_a_mean(name: str) -> None:
     torch.testing.assert_close(
         reduce(ones, plan), ones[:, : plan.keep.shape[1]] * plan.valid[..., None]
     )
-    if not name.startswith("FiCoCo"):  # weighed by correlation
+    if case.averages:
         whole = context.x.where(context.valid[..., None], 0.0).sum(1)
         sums = (reduce(context.x, plan) * plan.size[..., None]).sum(1)
         torch.testing.assert_close(sums, whole, rtol=1e-4, atol=1e-4)

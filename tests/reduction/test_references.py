@@ -84,6 +84,53 @@ def test_divprune_without_all_pairs_goes_on_in_the_same_way(
     assert keep == sorted(chosen)
 
 
+def slow_pixel_prune(x: Tensor, columns: int, threshold: float) -> list[int]:
+    """For each patch of a grid `[N, P]` the one that stands for it, one after the other."""
+    stands: list[int] = []
+
+    def is_like(first: int, second: int) -> bool:
+        return float((x[first] - x[second]).abs().max()) <= threshold
+
+    for k in range(len(x)):
+        row, column = divmod(k, columns)
+        sources = [stands[k - 1]] if column else []
+        if row:
+            above = stands[k - columns]
+            corner = stands[k - columns - 1] if column else above
+            is_edge = bool(column) and is_like(corner, sources[0]) and not is_like(corner, above)
+            sources = [above] if is_edge or not column else sources
+        stands.append(next((s for s in sources if is_like(k, s)), k))
+    return stands
+
+
+@pytest.mark.parametrize("threshold", (0.0, 0.3, 1.0))
+def test_pixel_prune(threshold: float) -> None:
+    rows = [image(9, 12, 1, channels=3), image(13, 5, 2, channels=3), image(1, 8, 3, channels=3)]
+    rows = [replace(sample, x=(2 * sample.x).round() / 2) for sample in rows]
+    rows[2] = replace(rows[2], x=torch.arange(8.0)[:, None].expand(-1, 3) * 0.25)  # a slope
+    for sample in rows:
+        sample.x[sample.x.abs() < 0.6] = 0.0
+    plan = mmaccel.PixelPrune(threshold=threshold).plan(batch(rows, before=2))
+    for row, sample in enumerate(rows):
+        stands = slow_pixel_prune(sample.x, int(sample.column.max()) + 1, threshold)
+        kept = sorted(set(stands))
+        assert plan.keep[row, : len(kept)].tolist() == [k + 2 for k in kept]
+        assert int(plan.counts[row]) == len(kept)
+        assigned = plan.assign[row, 2 : 2 + sample.n].tolist()
+        assert [kept[slot] for slot in assigned] == stands
+    if threshold == 1.0:  # differences of a slope do not add up: every fifth differs from the last
+        assert plan.keep[2, :2].tolist() == [2, 2 + 5]
+
+
+def test_pixel_prune_to_a_budget_drops_what_differs_least() -> None:
+    sample = image(6, 7, 1)
+    context = batch([sample])
+    scores = mmaccel.PixelPrune().score(context)[0]
+    plan = mmaccel.PixelPrune(n_keep=10).plan(context)
+    assert plan.keep[0].tolist() == sorted(scores.argsort(descending=True)[:10].tolist())
+    assert plan.weight[0][plan.keep[0]].eq(1).all() and plan.weight.sum() == 10
+
+
 def test_divprune_orders_duplicates_by_index() -> None:
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(5)).repeat(6, 1)
     plan = mmaccel.DivPrune(n_keep=20).plan(batch([replace(image(6, 8, 1), x=x)]))

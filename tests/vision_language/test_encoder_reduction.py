@@ -18,8 +18,9 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DivPrune, FastV, FiCoCoV, ToMe, VisionZip
 from mmaccel.pipelines.vision_language import encoder
-from mmaccel.pipelines.vision_language.encoder import EncoderReduction, Level, find_tower
+from mmaccel.pipelines.vision_language.encoder import EncoderReduction, Level
 from mmaccel.pipelines.vision_language.tokens import find_places
+from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual
 from mmaccel.reduction.visual_tokens.context import make_context
 from mmaccel.reduction.visual_tokens.plan import Plan

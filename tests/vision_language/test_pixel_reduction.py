@@ -16,8 +16,8 @@ from torch import Tensor
 import mmaccel
 from mmaccel import DivPrune, DownsamplePixels, FastV
 from mmaccel.pipelines.vision_language import pixels
-from mmaccel.pipelines.vision_language.encoder import find_tower
 from mmaccel.pipelines.vision_language.tokens import find_places
+from mmaccel.pipelines.vision_language.towers import find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual
 from tests.fixtures.tiny_vlms import (
     CONFIGS,

@@ -10,9 +10,9 @@ import typer
 
 from mmaccel.catalog import METHODS
 from mmaccel.commands import options as shared
+from mmaccel.commands.evaluate.measuring import MeasureFlags, RecordFile, measure_rounds
 from mmaccel.commands.flags import with_flags
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import LoadOptions
 from mmaccel.own_code import TypedName
 
@@ -24,7 +24,6 @@ _HELP_METHODS = (
 _HELP_BUDGETS = "fractions of a prompt, with commas: entries that stay, or blocks that are read"
 _HELP_DATA = 'a line {"prompt": …, "answer": …, "task": …} for each question'
 _HELP_LENGTH = "tokens of a document of recall"
-_HELP_JSON = "write figures here; a run that was stopped goes on from them"
 _HELP_TOKENS = "of an answer; by default 10 for recall, 16 for others"
 _HELP_PLOT = "draw accuracy against budget and bytes (PNG)"
 _BUDGETS = "0.5,0.25,0.1"
@@ -32,7 +31,7 @@ _LONGEST = 65_536  # tokens of a document, sixteen times what `recall` reads
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheFlags:
+class CacheFlags(MeasureFlags):
     """Which methods are asked which questions, and where the figures go."""
 
     budgets: Annotated[str, typer.Option(help=_HELP_BUDGETS)] = _BUDGETS
@@ -44,35 +43,17 @@ class CacheFlags:
     ] = None
     batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 8
     max_new_tokens: Annotated[int | None, typer.Option(help=_HELP_TOKENS)] = None
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help=_HELP_JSON, parser=shared.parse_path, metavar="FILE"),
-    ] = None
     plot: Annotated[
         Path | None, typer.Option(help=_HELP_PLOT, parser=shared.parse_path, metavar="FILE")
     ] = None
 
     def check(self) -> None:
-        """Look at all that can be checked without a model.
-
-        Raises:
-            OptionError: a value outside its domain, or a file that cannot be written.
-            MissingBackendError: a plot without matplotlib.
-        """
+        """See `MeasureFlags.check`."""
         from mmaccel.checks import check_int
-        from mmaccel.commands.files import check_file
         from mmaccel.demo.recall.documents import SHORTEST
-        from mmaccel.evaluation.visual_tokens.plots import check_plots
 
-        shared.check_count("questions", self.questions, MAX_MEASURED)
-        shared.check_count("batch", self.batch_size, MAX_BATCH)
+        super().check()
         check_int("--length", self.length, SHORTEST, _LONGEST, hint="recall reads 4096 at most")
-        if self.max_new_tokens is not None:
-            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
-        for option, file in (("--json", self.json_file), ("--plot", self.plot)):
-            check_file(option, file)
-        if self.plot is not None:
-            check_plots()
 
 
 @with_flags
@@ -156,15 +137,7 @@ def _parse_method(text: str) -> dict[str, Any]:
 def _run(
     report: dict[str, Any], text_model: Any, asked: Any, sides: Any, file: Path | None
 ) -> None:
-    """Measure what is not in the file yet, and put the records and their summary into the report.
-
-    Raises:
-        Stopped: by a signal; what was measured is in the file.
-    """
-    from mmaccel.commands.evaluate.visual_tokens import read_records
-    from mmaccel.commands.files import write_json
-    from mmaccel.commands.process import Stopped
-    from mmaccel.commands.terminal import watch
+    """Measure what is not in the file yet; see `measure_rounds`."""
     from mmaccel.evaluation.cache.measure import (
         PER_ROUND,
         count_rounds,
@@ -173,39 +146,25 @@ def _run(
     )
     from mmaccel.evaluation.cache.summary import summarise
 
-    records, sessions = read_records(file, report, _SAME, PER_ROUND)
-    for side in sides:
-        records.setdefault(side.key, new_record())
-    rounds = count_rounds(len(asked), report["batch"])
-    missing = sum(rounds - len(records[side.key]["seconds"]) for side in sides)
-    if missing:
-        sessions.append({"command": report["command"], "machine": report["machine"]})
-    report |= {"sessions": sessions, "records": records}
-
-    def keep() -> None:
-        tasks = [question.task for question in asked]
-        report["cache_sides"] = summarise(sides, records, tasks, report["batch"])
-        write_json(file, report)
-
-    measured = measure_sides(
-        text_model,
-        asked,
-        sides,
-        records,
-        batch=report["batch"],
-        max_new_tokens=report["max_new_tokens"],
-        session=len(sessions) - 1,
+    batch = report["batch"]
+    tasks = [question.task for question in asked]
+    measure_rounds(
+        report,
+        RecordFile(file, _SAME, PER_ROUND, added=("blocks",)),
+        [side.key for side in sides],
+        count_rounds(len(asked), batch),
+        new_record=new_record,
+        measure=lambda records, session: measure_sides(
+            text_model,
+            asked,
+            sides,
+            records,
+            batch=batch,
+            max_new_tokens=report["max_new_tokens"],
+            session=session,
+        ),
+        summarise=lambda records: {"cache_sides": summarise(sides, records, tasks, batch)},
     )
-    done = 0
-    try:
-        for done, _ in enumerate(watch(measured, missing, "answering"), 1):
-            if done % len(sides) == 0:
-                keep()
-    except KeyboardInterrupt:
-        remains = f"the same command with --json {file} goes on" if file else "nothing is kept"
-        raise Stopped(f"stopped; {done} of {missing} batches answered, {remains}") from None
-    finally:
-        keep()
 
 
 _SAME = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device")
@@ -215,6 +174,7 @@ _HEADS = (
     "less full",
     "over random",
     "entries kept %",
+    "blocks read %",
     "KiB a row",
     "pass ms",
     "prefill ms",
@@ -245,7 +205,8 @@ def _print(report: dict[str, Any]) -> None:
         console.print(f"{name} is left out: {reason}")
     console.print(
         "less, over: points of accuracy (95 %). budget: entries that stay, or blocks that are "
-        "read, of a prompt's. kept: cached entries, mean over layers. KiB: keys and values as "
+        "read, of a prompt's. kept: cached entries, mean over layers. blocks read: by all passes, "
+        "mean over layers. KiB: keys and values as "
         "allocated, a row. ms: medians, a pass of one token, and the prompt a question, batch "
         f"{report['batch']}. Answers are compared without case, extra blanks and final punctuation."
     )

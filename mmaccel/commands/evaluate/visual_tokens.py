@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from mmaccel.commands import options as shared
+from mmaccel.commands.evaluate.measuring import MeasureFlags, RecordFile, measure_rounds
 from mmaccel.commands.flags import with_flags
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 from mmaccel.options import LoadOptions
 from mmaccel.own_code import TypedName
 
@@ -22,53 +21,32 @@ _HELP_METHODS = (
     "measured"
 )
 _HELP_DATA = 'a line {"image": …, "question": …, "answer": …, "kind": …} for each question'
-_HELP_JSON = "write figures here; a run that was stopped goes on from them"
 _HELP_TOKENS = "of an answer; by default 4 for scenes-vqa, 16 for others"
 _HELP_PLOT = "draw accuracy against seconds and tokens (PNG)"
 _KEEPS = "0.5,0.33,0.22,0.11"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisualTokensFlags:
+class VisualTokensFlags(MeasureFlags):
     """Which methods are asked which questions, and where the figures go."""
 
     keep: Annotated[str, typer.Option(help="fractions that stay, with commas")] = _KEEPS
     methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = ""
-    questions: Annotated[int, typer.Option(help="of each kind, at most")] = 100
     data: Annotated[
         Path | None, typer.Option(help=_HELP_DATA, parser=shared.parse_path, metavar="FILE")
     ] = None
-    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 16
     max_new_tokens: Annotated[int | None, typer.Option(help=_HELP_TOKENS)] = None
     seed: Annotated[int, typer.Option(help="of methods that draw")] = 0
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help=_HELP_JSON, parser=shared.parse_path, metavar="FILE"),
-    ] = None
     plot: Annotated[
         Path | None, typer.Option(help=_HELP_PLOT, parser=shared.parse_path, metavar="FILE")
     ] = None
 
     def check(self) -> None:
-        """Look at all that can be checked without a model.
-
-        Raises:
-            OptionError: a value outside its domain, or a file that cannot be written.
-            MissingBackendError: a plot without matplotlib.
-        """
-        from mmaccel.commands.files import check_file
-        from mmaccel.evaluation.visual_tokens.plots import check_plots
+        """See `MeasureFlags.check`."""
         from mmaccel.samplers.noise import check_seed
 
-        shared.check_count("questions", self.questions, MAX_MEASURED)
-        shared.check_count("batch", self.batch_size, MAX_BATCH)
-        if self.max_new_tokens is not None:
-            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
+        super().check()
         check_seed(self.seed)
-        for option, file in (("--json", self.json_file), ("--plot", self.plot)):
-            check_file(option, file)
-        if self.plot is not None:
-            check_plots()
 
 
 @with_flags
@@ -137,100 +115,38 @@ def visual_tokens(
 
 
 def _run(report: dict[str, Any], vlm: Any, asked: Any, sides: Any, file: Path | None) -> None:
-    """Measure what is not in the file yet, and put the records and their summary into the report.
-
-    Raises:
-        Stopped: by a signal; what was measured is in the file.
-    """
-    from mmaccel.commands.files import write_json
-    from mmaccel.commands.process import Stopped
-    from mmaccel.commands.terminal import watch
+    """Measure what is not in the file yet; see `measure_rounds`."""
     from mmaccel.evaluation.visual_tokens.measure import (
         PER_ROUND,
         count_rounds,
         measure_sides,
         new_record,
     )
+    from mmaccel.evaluation.visual_tokens.summary import summarise
 
-    records, sessions = read_records(file, report, _SAME, PER_ROUND)
-    for side in sides:
-        records.setdefault(side.key, new_record())
-    rounds = count_rounds(asked, report["batch"])
-    missing = sum(rounds - len(records[side.key]["seconds"]) for side in sides)
-    if missing:
-        sessions.append({"command": report["command"], "machine": report["machine"]})
-    report |= {"sessions": sessions, "records": records}
-
-    def keep() -> None:
-        from mmaccel.evaluation.visual_tokens.summary import summarise
-
-        report["sides"] = summarise(sides, records, [q.kind for q in asked], report["batch"])
-        write_json(file, report)
-
-    measured = measure_sides(
-        vlm,
-        asked,
-        sides,
-        records,
-        batch=report["batch"],
-        max_new_tokens=report["max_new_tokens"],
-        seed=report["seed"],
-        session=len(sessions) - 1,
+    batch = report["batch"]
+    kinds = [question.kind for question in asked]
+    measure_rounds(
+        report,
+        RecordFile(file, _SAME, PER_ROUND),
+        [side.key for side in sides],
+        count_rounds(asked, batch),
+        new_record=new_record,
+        measure=lambda records, session: measure_sides(
+            vlm,
+            asked,
+            sides,
+            records,
+            batch=batch,
+            max_new_tokens=report["max_new_tokens"],
+            seed=report["seed"],
+            session=session,
+        ),
+        summarise=lambda records: {"sides": summarise(sides, records, kinds, batch)},
     )
-    done = 0
-    try:
-        for done, _ in enumerate(watch(measured, missing, "answering"), 1):
-            if done % len(sides) == 0:
-                keep()
-    except KeyboardInterrupt:
-        remains = f"the same command with --json {file} goes on" if file else "nothing is kept"
-        raise Stopped(f"stopped; {done} of {missing} batches answered, {remains}") from None
-    finally:
-        keep()
 
 
 _SAME = ("weights", "digest", "batch", "max_new_tokens", "dtype", "device", "seed")
-
-
-def read_records(
-    file: Path | None, report: dict[str, Any], same: Sequence[str], per_round: Sequence[str]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The records and runs of an earlier report; empty where there is no file.
-
-    Args:
-        file: of `--json`.
-        report: the new one.
-        same: what has to be the same in both.
-        per_round: lists of a record, with an entry a round.
-
-    Raises:
-        OptionError: a report of other questions, settings or weights, or no report.
-    """
-    from mmaccel.checks import show
-    from mmaccel.limits import parse_json, read_whole
-
-    if file is None or not file.exists():
-        return {}, []
-    try:
-        found = parse_json(read_whole(file, "--json"))
-        records = {key: dict(record) for key, record in found["records"].items()}
-        sessions = list(found["sessions"])
-        lengths = [{len(record[name]) for name in per_round} for record in records.values()]
-        is_whole = all(len(own) == 1 for own in lengths)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        is_whole = False
-    if not is_whole:
-        raise OptionError(
-            f"--json: expected no file yet, or a report of this command to go on from, received "
-            f"{str(file)!r}; choose another name"
-        )
-    for name in same:
-        if found.get(name) != report[name]:
-            raise OptionError(
-                f"--json: expected a report with the same {name} ({show(report[name])}) to go on "
-                f"from, received {show(found.get(name))} in {str(file)!r}; choose another name"
-            )
-    return records, sessions
 
 
 _HEADS = (

@@ -6,7 +6,9 @@ kept as a record of lists, one entry a round, ready for JSON: a run that was sto
 the first round that a side lacks.
 
 Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt without
-its last token, after which entries are evicted, then one token a pass.
+its last token, after which entries are evicted, then one token a pass. The prompts of a round are
+processed once for all sides (`SharedPrompts`), but for those that choose what a prompt's queries
+see.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.cache.documents import TextModel, TextQuestion, is_right
 from mmaccel.evaluation.cache.methods import Side
+from mmaccel.evaluation.cache.prompts import SharedPrompts, find_pass, share_prompts
 from mmaccel.evaluation.speed.measure import order_of, synchronise_for
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
@@ -31,10 +34,10 @@ from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 Record = dict[str, Any]
 """What a side did: `right`, a character for each question, "1" where its answer was right; and
 lists with a number a round: `seconds` and `prefill_seconds` of the batch, `pass_seconds`, the
-median of its passes of one token; `kept` and `bytes`, see `Cost`. `sessions` has the run that
-measured the round.
+median of its passes of one token; `kept`, `bytes` and `blocks`, see `Cost`. `sessions` has the run
+that measured the round.
 """
-PER_ROUND = ("seconds", "prefill_seconds", "pass_seconds", "kept", "bytes", "sessions")
+PER_ROUND = ("seconds", "prefill_seconds", "pass_seconds", "kept", "bytes", "blocks", "sessions")
 
 
 @dataclass
@@ -43,15 +46,20 @@ class Cost:
 
     Attributes:
         prefill_seconds: of the prompts' pass and the eviction.
+        shared_seconds: what of it is the time of a pass that sides share.
         pass_seconds: of each pass of one token; the first one is left out, which allocates.
         kept: cached entries of a prompt that stayed, of those that there were, mean over layers.
         bytes: of keys and values of one row in all layers, as they are allocated.
+        blocks: blocks that were read, of those that there were, over all layers and passes, or over
+            the prompt's for a method that chooses there; None where no method chooses blocks.
     """
 
     prefill_seconds: float = 0.0
+    shared_seconds: float = 0.0
     pass_seconds: list[float] = field(default_factory=list)
     kept: float = 1.0
     bytes: float = 0.0
+    blocks: float | None = None
 
 
 def new_record() -> Record:
@@ -87,6 +95,7 @@ def measure_sides(
     """
     window = CausalLMWindow(text_model.model)
     synchronise = synchronise_for(str(window.device))
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "synchronise": synchronise}
     by_key = {side.key: side for side in sides}
     is_warm = False
     for index in range(count_rounds(len(questions), batch)):
@@ -97,21 +106,17 @@ def measure_sides(
         asked = questions[index * batch : (index + 1) * batch]
         prompts = text_model.encode(asked)
         n_tokens = round(fmean(len(prompt) for prompt in prompts))
-
-        def ask(side: Side, prompts: list[Tensor], n_tokens: int) -> tuple[Tensor, Cost]:
-            methods = side.make(n_tokens)
-            return answer(
-                window, prompts, methods, text_model.ends,
-                max_new_tokens=max_new_tokens, synchronise=synchronise,
-            )  # fmt: skip
-
+        methods = {side.key: side.make(n_tokens) for side in wanted}
         if not is_warm:
-            ask(wanted[0], prompts, n_tokens)
+            answer(window, prompts, methods[wanted[0].key], text_model.ends, **options)
             is_warm = True
+        shared = share_prompts(window, prompts, list(methods.values()), synchronise)
         for side in wanted:
+            own = methods[side.key]
             began = time.perf_counter()
-            tokens, cost = ask(side, prompts, n_tokens)
-            seconds = time.perf_counter() - began
+            begun = shared.get(find_pass(own))
+            tokens, cost = answer(window, prompts, own, text_model.ends, shared=begun, **options)
+            seconds = time.perf_counter() - began + cost.shared_seconds
             texts = text_model.decode(tokens)
             record = records[side.key]
             record["right"] += "".join(
@@ -123,6 +128,7 @@ def measure_sides(
                 "pass_seconds": round(median(cost.pass_seconds), 6),
                 "kept": round(cost.kept, 5),
                 "bytes": round(cost.bytes),
+                "blocks": None if cost.blocks is None else round(cost.blocks, 5),
                 "sessions": session,
             }
             for name, value in entry.items():
@@ -139,6 +145,7 @@ def answer(
     *,
     max_new_tokens: int,
     synchronise: Callable[[], object] = lambda: None,
+    shared: SharedPrompts | None = None,
 ) -> tuple[Tensor, Cost]:
     """Greedy answers to R prompts, and what they cost.
 
@@ -149,6 +156,7 @@ def answer(
         ends: ids that end an answer.
         max_new_tokens: of an answer.
         synchronise: waits for the device.
+        shared: the prompts' pass; None: it is done here.
 
     Returns:
         `[R, L]` int64, tokens up to the last row's end; what follows a row's own end means nothing.
@@ -163,9 +171,13 @@ def answer(
         synchronise()
         began = time.perf_counter()
         window.reserve(len(prompts), tokens.shape[1] + max_new_tokens)
-        window.prefill(Pass(tokens[:, :-1], torch.zeros_like(lengths), lengths=lengths - 1))
+        if shared is None:
+            window.prefill(Pass(tokens[:, :-1], torch.zeros_like(lengths), lengths=lengths - 1))
+        else:
+            shared.begin(window, methods)
+            cost.shared_seconds = shared.seconds
         synchronise()
-        cost.prefill_seconds = time.perf_counter() - began
+        cost.prefill_seconds = time.perf_counter() - began + cost.shared_seconds
         last = tokens.gather(1, lengths[:, None] - 1)  # [R, 1]
         has_ended = torch.zeros_like(last, dtype=torch.bool)
         for k in range(max_new_tokens):
@@ -178,6 +190,7 @@ def answer(
             if has_ended.all():
                 break
         cost.kept, cost.bytes = _measure_cache(window, lengths - 1)
+        cost.blocks = _measure_blocks(window, methods, lengths - 1, len(made))
     cost.pass_seconds = cost.pass_seconds[1:] or cost.pass_seconds
     return torch.cat(made, 1).cpu(), cost
 
@@ -195,3 +208,22 @@ def _measure_cache(window: CausalLMWindow, lengths: Tensor) -> tuple[float, floa
         kept.append(n_kept / float(lengths.sum()))
         n_bytes += layer.nbytes
     return fmean(kept), n_bytes / len(lengths)
+
+
+def _measure_blocks(
+    window: CausalLMWindow, methods: LayerMethods, lengths: Tensor, n_passes: int
+) -> float | None:
+    """`Cost.blocks` of a window that held prompts of `lengths` `[R]` before n passes."""
+    counts = window.block_counts
+    if methods.attention is None or counts is None:
+        return None
+    size = methods.attention.block
+    layers = window.run_caches().layers
+    n_lists = len(layers) * layers[0].held()[0].shape[1]  # of a row: each key head in each layer
+    if methods.attention.chooses_prompts:
+        tiles = -(-lengths // size)
+        n_blocks = int((tiles * (tiles + 1) // 2).sum())  # a tile sees itself and those before
+    else:
+        ends = lengths[:, None] + 1 + torch.arange(n_passes, device=lengths.device)
+        n_blocks = int((-(-ends // size)).sum())
+    return 1 - counts.left_out / (n_blocks * n_lists)

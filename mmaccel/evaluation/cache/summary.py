@@ -28,7 +28,7 @@ def summarise(
 
     Returns:
         Rows with: `side`, `slot`, `method`, `budget`, `questions`; `accuracy`, by task and under
-        "all"; `kept` and `bytes`, means over questions; `prefill_seconds` a question and
+        "all"; `kept`, `bytes` and `blocks`, means over questions; `prefill_seconds` a question and
         `pass_seconds` a pass, medians over full rounds; `sessions`, the runs that measured it;
         `to_full` and `to_random`, paired differences of accuracy. None where there is nothing to
         compare with.
@@ -71,7 +71,7 @@ def _accuracies(right: str, tasks: Sequence[str]) -> dict[str, Any]:
     return {task: share_of(own) for task, own in (by_task | {ALL: right}).items()}
 
 
-def _costs(record: Record, batch: int, answered: int) -> dict[str, float]:
+def _costs(record: Record, batch: int, answered: int) -> dict[str, float | None]:
     rounds = len(record["seconds"])
     sizes = [min(batch, answered - k * batch) for k in range(rounds)]
     full = [k for k, size in enumerate(sizes) if size == sizes[0]]
@@ -79,6 +79,14 @@ def _costs(record: Record, batch: int, answered: int) -> dict[str, float]:
     return {
         "kept": fmean(record["kept"], weights=weights),
         "bytes": fmean(record["bytes"], weights=weights),
+        "blocks": _mean_of_known(record["blocks"], weights),
         "prefill_seconds": median(record["prefill_seconds"][k] / sizes[k] for k in full),
         "pass_seconds": median(record["pass_seconds"][k] for k in full),
     }
+
+
+def _mean_of_known(values: Sequence[float | None], weights: Sequence[float]) -> float | None:
+    known = [(x, weight) for x, weight in zip(values, weights, strict=True) if x is not None]
+    if not known:
+        return None
+    return fmean([x for x, _ in known], weights=[weight for _, weight in known])

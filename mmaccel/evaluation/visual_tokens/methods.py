@@ -29,7 +29,7 @@ class Side:
 
     Attributes:
         name: of the method, or `ALL_TOKENS`.
-        keep: the fraction that stays.
+        keep: the fraction that stays; 1 where a rule of the method alone says how much.
         method: None for all tokens.
     """
 
@@ -116,6 +116,8 @@ def list_sides(
         method = load(REDUCERS[_KNOWN[name]].target if target is None else target)
         try:
             with attach(model, "autoregressive", visual_tokens=method(keep=keeps[0])):
+                if not method.needs_budget:  # what its own rule leaves
+                    sides.append(Side(name, method=method()))
                 sides += [Side(name, keep, method(keep=keep)) for keep in keeps]
         except (UnsupportedModelError, OptionError) as error:
             left_out[name] = " ".join(str(error).split())

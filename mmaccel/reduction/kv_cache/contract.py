@@ -10,6 +10,8 @@ positions instead.
 
 All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
 with the smaller cache: drafts are never evicted, so that no accepted token depends on them.
+
+A `CacheQuantizer` holds entries in fewer bits instead, maybe those that an evicting method keeps.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, show
 from mmaccel.contracts import Method
+from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
@@ -94,7 +97,20 @@ class CachedLayer:
 
 
 @dataclass(frozen=True)
-class CacheMethod(Method, ABC):
+class KVCacheMethod(Method):
+    """Base of all methods of caches: those that evict, and those that quantise."""
+
+    exactness: ClassVar[Exactness] = "relaxed"
+    slot: ClassVar[str] = "kv_cache"
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return type(self).__name__
+
+
+@dataclass(frozen=True)
+class CacheMethod(KVCacheMethod, ABC):
     """Base of all methods that evict cached entries.
 
     Args:
@@ -126,8 +142,6 @@ class CacheMethod(Method, ABC):
     budget: int = 1024
     every: int | None = field(default=None, kw_only=True)
 
-    exactness: ClassVar[Exactness] = "relaxed"
-    slot: ClassVar[str] = "kv_cache"
     accumulates: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
     merges: ClassVar[bool] = False
@@ -137,11 +151,6 @@ class CacheMethod(Method, ABC):
         check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
         if self.every is not None:
             check_int(f"{self.name}.every", self.every, 1, hint="64 suits most; None asks once")
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-        return type(self).__name__
 
     @property
     def observed(self) -> int:
@@ -241,3 +250,87 @@ def list_entries(is_kept: Tensor, most: int) -> Tensor:
     # those that go stand behind those that stay
     found = index.where(is_kept, size).sort(-1).values[..., :most]
     return found.where(found < size, -1)
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Numbers in fewer bits: `least + scale * code`.
+
+    Attributes:
+        codes: uint8, maybe several codes a byte.
+        scale, least: broadcastable to the numbers.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    least: Tensor
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All three."""
+        return self.codes, self.scale, self.least
+
+
+@dataclass(frozen=True)
+class CacheQuantizer(KVCacheMethod, ABC):
+    """Base of methods that hold accepted entries in fewer bits, group by group.
+
+    A query before which a row has n entries reads all but its newest `residual` in fewer bits, as
+    far as they fill whole groups. So what it reads follows from its position, whatever was drafted.
+
+    Args:
+        group: entries that are quantised together.
+        residual: the newest entries, which are read as they are.
+        over: what evicts entries of the prompt before, if something does.
+
+    Raises:
+        OptionError: a value out of range, or a method that evicts in rounds.
+    """
+
+    group: int = 64
+    residual: int = 64
+    over: CacheMethod | None = None
+
+    def __post_init__(self) -> None:
+        hint = "64 suits most; a window is at most that wide"
+        check_int(f"{self.name}.group", self.group, 1, 4096, hint=hint)
+        check_int(f"{self.name}.residual", self.residual, 1, hint=hint)
+        if self.over is not None and not isinstance(self.over, CacheMethod):
+            raise OptionError(
+                f"{self.name}.over: expected a method that evicts such as SnapKV(budget=1024), "
+                f"received {show(self.over)}; give an instance, or None"
+            )
+        if self.over is not None and self.over.every is not None:
+            raise OptionError(
+                f"{self.name}.over: expected a method that is asked once, received {self.over!r}; "
+                "leave its every out"
+            )
+        if self.over is not None and self.over.is_headwise:
+            raise OptionError(
+                f"{self.name}.over: expected a method under which all heads keep the same number "
+                f"of entries, received {self.over!r}; take SnapKV, or None"
+            )
+
+    @property
+    def widest(self) -> int:
+        """The widest window whose drafts are never quantised."""
+        return min(self.group, self.residual)
+
+    def count(self, lengths: Tensor) -> Tensor:
+        """`[R]` int64, how many of a row's entries are in fewer bits for a query.
+
+        Args:
+            lengths: of any shape, entries before the query; what is returned has it.
+        """
+        return (lengths - self.residual).clamp(min=0) // self.group * self.group
+
+    @abstractmethod
+    def pack_keys(self, keys: Tensor) -> Codes:
+        """Keys `[R, H, N, P, D]` of N groups of P in fewer bits."""
+
+    @abstractmethod
+    def pack_values(self, values: Tensor) -> Codes:
+        """Values `[R, H, N, P, D]` in fewer bits."""
+
+    @abstractmethod
+    def unpack(self, packed: Codes, out: Tensor) -> None:
+        """Write keys or values to `out` `[R, H, N, P, D]`, any strides, of their scale's dtype."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from mmaccel.checks import check_choice, check_number
@@ -73,8 +74,15 @@ class TopP(AttentionMethod):
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The union of all queries' blocks, `[R, H, N]` bool."""
         weights = self.weigh(blocks)
-        if self.budget < 1:
-            candidates = blocks.highest(weights.amax(2), self.budget)[:, :, None]
-            weights = weights.where(candidates, 0)
-            weights = weights / weights.sum(-1, keepdim=True)
-        return choose_mass(weights, self.p, blocks.is_kept[:, :, None]).any(2)
+        if self.budget >= 1:
+            return choose_mass(weights, self.p, blocks.is_kept[:, :, None]).any(2)
+        is_candidate = blocks.highest(weights.amax(2), self.budget)  # [R, H, N]
+        n_most = int(is_candidate.sum(-1).max())
+        # candidates in order, and among them some others, which have no weight
+        index = is_candidate.to(torch.uint8).topk(n_most, -1).indices.sort(-1).values  # [R, H, C]
+        weights = weights.where(is_candidate[:, :, None], 0)
+        weights = weights.gather(3, index[:, :, None].expand(-1, -1, weights.shape[2], -1))
+        weights = weights / weights.sum(-1, keepdim=True)
+        is_kept = blocks.is_kept.expand_as(is_candidate).gather(2, index)
+        chosen = choose_mass(weights, self.p, is_kept[:, :, None]).any(2)
+        return torch.zeros_like(is_candidate).scatter_(2, index, chosen)

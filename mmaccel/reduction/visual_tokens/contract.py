@@ -34,7 +34,8 @@ STAGES: tuple[Stage, ...] = ("pixels", "encoder_layer", "encoder_exit", "llm_lay
 
 @dataclass(frozen=True)
 class TokenReducer(Method):
-    """Base of all reducers of visual tokens. Give one of `keep` and `n_keep`.
+    """Base of all reducers of visual tokens. Give one of `keep` and `n_keep`, or neither where
+    `needs_budget` is False.
 
     Args:
         keep: the fraction of a row's visual tokens that stays, in (0, 1]; 1 changes nothing.
@@ -42,6 +43,8 @@ class TokenReducer(Method):
 
     Attributes:
         stage: where the method works.
+        needs_budget: False: a rule of the method says how many tokens stay, and a budget is the
+            most that do.
         revives: tokens dropped earlier are scored again at every step, with `offers="revival"`.
         restarts: the model runs from its first layer with the tokens that the plan keeps.
 
@@ -55,11 +58,14 @@ class TokenReducer(Method):
     stage: ClassVar[Stage] = "encoder_exit"
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "visual_tokens"
+    needs_budget: ClassVar[bool] = True
     revives: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if (self.keep is None) == (self.n_keep is None):
+        has_none = self.keep is None and self.n_keep is None
+        has_both = self.keep is not None and self.n_keep is not None
+        if has_both or (has_none and self.needs_budget):
             received = "neither" if self.keep is None else f"{self.keep!r} and {self.n_keep!r}"
             raise OptionError(
                 f"{self.name}: expected one of keep and n_keep, received {received}; write "
@@ -68,7 +74,7 @@ class TokenReducer(Method):
         if self.keep is not None:
             hint = "give the fraction of visual tokens that stays; 1 keeps all"
             check_number(f"{self.name}.keep", self.keep, 0, 1, hint, above_low=True)
-        else:
+        elif self.n_keep is not None:
             check_int(f"{self.name}.n_keep", self.n_keep, 1, hint="give the number that stays")
 
     @property
@@ -123,6 +129,8 @@ class TokenReducer(Method):
 
     def budget(self, context: VisualContext) -> Tensor:
         """How many tokens of each row stay, `[B]` int64."""
+        if self.keep is None and self.n_keep is None:
+            return context.counts
         return budgets.uniform(context.counts, self.keep, self.n_keep)
 
     def score(self, context: VisualContext) -> Tensor:
@@ -155,7 +163,8 @@ class TokenReducer(Method):
         """
         self.check(context.has)
         budget = self.budget(context)
-        if self.keep == 1 or bool((budget >= context.counts).all()):
+        is_whole = self.needs_budget and bool((budget >= context.counts).all())
+        if self.keep == 1 or is_whole:
             return keep_tokens(context.valid, context.valid, context.size)
         scores = self.score(context)
         self._check_scores(scores, context)

@@ -151,7 +151,9 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
         if methods.attention is not None and methods.attention.chooses_prompts:
             return f"its prompt is a condition, and {methods.attention.name} is for long prompts"
-        evicting = methods.kv_cache
+        if methods.quantizer is not None:
+            return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
+        evicting = methods.evictor
         if evicting is None:
             return ""
         if methods.goes_on:

@@ -1,0 +1,495 @@
+"""Patches that go in front of the encoder.
+
+The reference chooses the patches with loops over a synthetic screen, and runs the model's own
+encoder over all patches under masks that hide those which went: a row's in towers of rows, an
+image's in packed ones. The language model behind it gets the features of the patches that stayed,
+under a mask of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import mmaccel
+from mmaccel import DivPrune, FastV, PixelPrune
+from mmaccel.pipelines.vision_language import patches
+from mmaccel.pipelines.vision_language.tokens import find_places
+from mmaccel.pipelines.vision_language.towers import find_side, find_tower, find_unit
+from mmaccel.pipelines.vision_language.visuals import Visual
+from mmaccel.reduction.visual_tokens import pixel_prune
+from tests.fixtures.tiny_vlms import (
+    CONFIGS,
+    IMAGE,
+    VIDEO,
+    EncoderOutput,
+    build_vlm,
+    draw_prompts,
+    draw_videos,
+)
+from tests.vision_language.runs import GREEDY, answer, position_ids, reduces
+
+pytestmark = reduces
+
+NAMES = [name for name in CONFIGS if name != "chameleon"]
+PACKED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+JOINED = ("internvl", "idefics3", "smolvlm", "gemma3")
+SCREEN = PixelPrune()
+
+
+@cache
+def shared(name: str) -> Any:
+    """A model whose tower looks at something, at lengths that a sliding window does not reach."""
+    model = build_vlm(name, window=512 if name == "gemma3" else None)
+    with torch.no_grad():
+        for weight in find_tower(model).parameters():
+            if weight.ndim == 2:
+                weight.mul_(0.16 / weight.std())
+    return model
+
+
+def draw_screen(name: str, model: Any, per_row: Any = (2, 0, 1)) -> dict[str, Any]:
+    """A prompt whose images are screens: areas of one colour, and some noise."""
+    inputs = draw_prompts(name, model, per_row)
+    rng = torch.Generator().manual_seed(3)
+    own = inputs["pixel_values"]
+    if name in PACKED:
+        inputs["pixel_values"] = paint(own, inputs["image_grid_thw"], rng)
+        return inputs
+    side = find_side(find_tower(model)) * find_unit(model)
+    images = own.flatten(0, -4)
+    for image in images:
+        if image.any():  # images of zeros are none to Idefics3
+            colour_areas(image, side, rng)
+    inputs["pixel_values"] = images.view(own.shape)
+    return inputs
+
+
+def colour_areas(image: Tensor, side: int, rng: torch.Generator) -> None:
+    """Paints two thirds of the squares of an image `[C, H, W]` in one of two colours."""
+    height, width = image.shape[-2:]
+    for y in range(0, height, side):
+        for x in range(0, width, side):
+            colour = int(torch.randint(3, (1,), generator=rng))
+            if colour < 2:
+                image[..., y : y + side, x : x + side] = 0.25 + colour
+
+
+def paint(packed: Tensor, grids: Tensor, rng: torch.Generator) -> Tensor:
+    """The same for the patches of Qwen-VL, in blocks of four."""
+    made = packed.clone()
+    for block in made.view(-1, 4, packed.shape[-1]):
+        colour = int(torch.randint(3, (1,), generator=rng))
+        if colour < 2:
+            block[:] = 0.25 + colour
+    return made
+
+
+# ---------------------------------------------------------------------------- the reference
+
+
+def choose(x: Tensor, rows: int, columns: int, threshold: float = 0.0) -> list[int]:
+    """For each patch of a grid `[N, P]` the one that stands for it, one patch after the other."""
+    stands: list[int] = []
+
+    def differ(first: int, second: int) -> bool:
+        return bool((x[first] - x[second]).abs().max() > threshold)
+
+    for k in range(rows * columns):
+        row, column = divmod(k, columns)
+        left = stands[k - 1] if column else None
+        above = stands[k - columns] if row else None
+        guess = left if above is None else above
+        if left is not None and above is not None:
+            corner = stands[k - columns - 1]
+            is_vertical_edge = not differ(corner, left) and differ(corner, above)
+            guess = above if is_vertical_edge else left
+        stands.append(k if guess is None or differ(k, guess) else guess)
+    return stands
+
+
+def blocks_of(image: Tensor, side: int) -> Tensor:
+    """The squares of an image `[C, H, W]`, row by row, `[N, P]`."""
+    height, width = image.shape[-2:]
+    found = [
+        image[:, y : y + side, x : x + side].flatten()
+        for y in range(0, height, side)
+        for x in range(0, width, side)
+    ]
+    return torch.stack(found)
+
+
+@contextmanager
+def hiding(tower: Any, hidden: list[Tensor]) -> Iterator[None]:
+    """Attention of a tower under masks `[R, S]` of what no token sees, for the rows of a call or,
+    one after the other, for the sequences of a packed one.
+    """
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    calls = 0
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **given: Any):
+        nonlocal calls
+        mask = hidden[calls % len(hidden)]
+        calls += 1
+        bias = torch.zeros(mask.shape).masked_fill(mask, -1e9)[:, None, None]
+        bias = bias.expand(-1, 1, query.shape[2], -1)
+        given |= {"attention_mask": bias, "is_causal": False}
+        return own(module, query, key, value, **given)
+
+    ALL_ATTENTION_FUNCTIONS.register("hiding", attend)
+    before = tower.config._attn_implementation
+    tower.set_attn_implementation("hiding")
+    try:
+        yield
+    finally:
+        tower.set_attn_implementation(before)
+
+
+@torch.no_grad()
+def encode_rows(
+    model: Any, name: str, inputs: dict[str, Any], threshold: float
+) -> tuple[Any, list[Tensor]]:
+    """Features of all places under hidden patches, and masks `[n]` of the places that stay."""
+    if "pixel_values_videos" in inputs:
+        return encode_frames(model, inputs, threshold)
+    tower = find_tower(model)
+    unit, special = find_unit(model), int(name in ("llava", "llava_next", "internvl"))
+    given = {k: v for k, v in inputs.items() if k in ("pixel_values", "image_sizes")}
+    images = [image for image in inputs["pixel_values"].flatten(0, -4)]
+    if name in ("idefics3", "smolvlm"):
+        images = [image for image in images if image.any()]
+    if "image_sizes" in given:  # tiles that an image does not have are not encoded
+        images = tiles_of(model, inputs)
+    n = 4 // unit
+    stands = [choose(blocks_of(image, 4 * unit), n, n, threshold) for image in images]
+    with rows_hidden(tower, stands, unit, special):
+        out = model.base_model.get_image_features(**given, return_dict=True)
+    masks = []
+    first = 0
+    for k, features in enumerate([f for f in out.pooler_output if len(f)]):
+        visual = Visual("image", k, 0, torch.arange(len(features)), features)
+        source = find_places(model, [visual], inputs)[0].source.tolist()
+        if name in JOINED:
+            source = list(range(len(features)))
+        tiles = max(source) // n**2 + 1
+        groups: dict[tuple[int, int], list[int]] = {}
+        for place, token in enumerate(source):
+            if token >= 0:
+                tile, at = divmod(token, n**2)
+                groups.setdefault((tile, stands[first + tile][at]), []).append(place)
+        is_whole = all(len(places) == 1 for places in groups.values())
+        stays = [is_whole and token < 0 for token in source]  # ends of rows go with the first
+        for (tile, at), places in groups.items():
+            whole = [place for place in places if source[place] == tile * n**2 + at]
+            stays[(whole or places)[0]] = True
+        first += tiles
+        masks.append(torch.tensor(stays))
+    return EncoderOutput(pooler_output=out.pooler_output), masks
+
+
+@contextmanager
+def rows_hidden(tower: Any, stands: list[list[int]], unit: int, special: int) -> Iterator[None]:
+    """A tower that hides the patches of features for which others stand, and gives them theirs."""
+    n = 4 // unit
+    hidden = torch.zeros(len(stands), special + 16, dtype=torch.bool)
+    index = []
+    for row, own in enumerate(stands):
+        places = []
+        for patch in range(16):
+            y, x = patch // 4, patch % 4
+            feature = y // unit * n + x // unit
+            to = own[feature]
+            hidden[row, special + patch] = to != feature
+            places.append((to // n * unit + y % unit) * 4 + to % n * unit + x % unit)
+        index.append([*range(special), *(special + place for place in places)])
+    at = torch.tensor(index)[..., None]
+
+    def spread(_tower: Any, _args: Any, output: Any) -> Any:
+        states = output.last_hidden_state
+        output.last_hidden_state = states.gather(1, at.expand(-1, -1, states.shape[-1]))
+        if getattr(output, "hidden_states", None):
+            output.hidden_states = tuple(
+                None if h is None else h.gather(1, at.expand(-1, -1, h.shape[-1]))
+                for h in output.hidden_states
+            )
+        return output
+
+    hook = tower.register_forward_hook(spread)
+    try:
+        with hiding(tower, [hidden]):
+            yield
+    finally:
+        hook.remove()
+
+
+def encode_frames(model: Any, inputs: dict[str, Any], threshold: float) -> tuple[Any, list[Tensor]]:
+    """The same for videos whose features are pooled after the tower: all stay."""
+    videos = inputs["pixel_values_videos"]
+    frames = videos.flatten(0, 1)
+    stands = [choose(blocks_of(frame, 4), 4, 4, threshold) for frame in frames]
+    with rows_hidden(find_tower(model), stands, 1, 0):
+        out = model.base_model.get_video_features(videos, return_dict=True)
+    masks = [torch.ones(len(features), dtype=torch.bool) for features in out.pooler_output]
+    return EncoderOutput(pooler_output=out.pooler_output), masks
+
+
+def tiles_of(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """The tiles that the tower receives, by asking it."""
+    seen = []
+    hook = find_tower(model).register_forward_pre_hook(
+        lambda _m, args, given: seen.append(given.get("pixel_values", args[0] if args else None)),
+        with_kwargs=True,
+    )
+    model.base_model.get_image_features(inputs["pixel_values"], inputs["image_sizes"])
+    hook.remove()
+    return list(seen[0])
+
+
+@torch.no_grad()
+def encode_packed(
+    model: Any, inputs: dict[str, Any], modality: str, threshold: float
+) -> tuple[Any, list[Tensor]]:
+    """The same for Qwen-VL: a sequence a frame, and windows of 4 x 4 patches in one class."""
+    key = "pixel_values" if modality == "image" else "pixel_values_videos"
+    grids = inputs[f"{modality}_grid_thw"]
+    frames, stands, masks = [], [], []
+    for (t, h, w), own in zip(
+        grids.tolist(), inputs[key].split(grids.prod(1).tolist()), strict=True
+    ):
+        blocks = own.view(t, h * w // 4, -1)
+        found = []
+        for frame in blocks:
+            one = choose(frame, h // 2, w // 2, threshold)
+            found += [place + len(found) // len(one) * len(one) for place in one]
+            frames.append(torch.tensor([one[k] != k for k in range(len(one))]).repeat_interleave(4))
+        stands.append(torch.tensor(found))
+        masks.append(torch.tensor([found[k] == k for k in range(len(found))]))
+    tower = model.base_model.visual
+    hidden = [frame[None] for frame in frames]
+    if model.config.model_type == "qwen2_5_vl":
+        windows = window_masks(grids, torch.cat(frames))  # in whose order a frame's patches are
+        hidden = [own for frame in windows for own in frame]
+        hidden += [torch.cat(frame, 1) for frame in windows]
+    encode = getattr(model.base_model, f"get_{modality}_features")
+    with hiding(tower, hidden):
+        out = encode(inputs[key], grids, return_dict=True)
+    pooled = [f[own] for f, own in zip(out.pooler_output, stands, strict=True)]
+    made = EncoderOutput(pooler_output=pooled)
+    deep = getattr(out, "deepstack_features", None)
+    if deep is not None:
+        made.deepstack_features = [
+            [f[own] for f, own in zip(layer, stands, strict=True)] for layer in deep
+        ]
+    return made, masks
+
+
+def window_masks(grids: Tensor, hidden: Tensor) -> list[list[Tensor]]:
+    """Of each frame's windows, which have 2 x 2 features."""
+    found = []
+    first = 0
+    for t, h, w in grids.tolist():
+        for _ in range(t):
+            windows = []
+            for top in range(0, h // 2, 2):
+                for left in range(0, w // 2, 2):
+                    features = [
+                        first + y * (w // 2) + x
+                        for y in range(top, min(top + 2, h // 2))
+                        for x in range(left, min(left + 2, w // 2))
+                    ]
+                    windows.append(hidden.view(-1, 4)[features].view(1, -1))
+            found.append(windows)
+            first += h * w // 4
+    return found
+
+
+@torch.no_grad()
+def reference_answer(
+    model: Any, name: str, inputs: dict[str, Any], modality: str = "image", threshold: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Greedy tokens, and the columns that stay."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    if name in PACKED:
+        made, masks = encode_packed(model, inputs, modality, threshold)
+    else:
+        made, masks = encode_rows(model, name, inputs, threshold)
+    stays = mask.clone()
+    stays[ids == (IMAGE if modality == "image" else VIDEO)] = torch.cat(masks).long()
+    positions = position_ids(name, model, inputs)
+    given = {k: v for k, v in inputs.items() if not k.startswith("pixel")}
+    given |= {"mm_encoder_outputs": {modality: made}, "position_ids": positions}
+    return model.generate(**given | {"attention_mask": stays}, **GREEDY), stays
+
+
+# -------------------------------------------------------------------------------- the tests
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_repetitions_go_and_the_rest_is_as_if_they_were_hidden(name: str, threshold: float) -> None:
+    model = shared(name)
+    inputs = draw_screen(name, model)
+    made, stats = answer(model, PixelPrune(threshold=threshold), inputs)
+    expected, stays = reference_answer(model, name, inputs, threshold=threshold)
+    before = int((inputs["input_ids"] == IMAGE).sum())
+    after = int((stays * (inputs["input_ids"] == IMAGE)).sum())
+    assert after < before and f"{after} of {before} visual tokens" in stats.reference
+    assert torch.equal(made, expected) and stats.exactness == "relaxed"
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_frames_of_videos_are_pruned_one_by_one(name: str) -> None:
+    model = shared(name)
+    inputs = draw_videos(name, model, (2, 3))
+    rng = torch.Generator().manual_seed(4)
+    pixels = paint(inputs["pixel_values_videos"], inputs["video_grid_thw"], rng)
+    inputs["pixel_values_videos"] = pixels
+    made, stats = answer(model, SCREEN, inputs)
+    expected, stays = reference_answer(model, name, inputs, "video")
+    after = int((stays * (inputs["input_ids"] == VIDEO)).sum())
+    assert f"{after} of 40 visual tokens" in stats.reference
+    assert torch.equal(made, expected)
+
+
+def test_features_that_were_pooled_all_stay() -> None:
+    model = shared("llava_onevision")
+    inputs = draw_videos("llava_onevision", model, (3, 3))
+    rng = torch.Generator().manual_seed(4)
+    for frame in inputs["pixel_values_videos"].flatten(0, 1):
+        colour_areas(frame, 4, rng)
+    made, stats = answer(model, SCREEN, inputs)
+    expected, _ = reference_answer(model, "llava_onevision", inputs, "video")
+    assert torch.equal(made, expected) and "of 96 tokens of its encoder" in stats.reference
+    assert "visual tokens" not in stats.reference
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_differs_never_goes(name: str, stays: list[Tensor]) -> None:
+    model = shared(name)
+    inputs = draw_prompts(name, model)  # noise
+    if name in ("llava_next", "llava_onevision"):  # whose tiles all show something
+        assert find_unit(model) == 1
+    made, stats = answer(model, SCREEN, inputs)
+    assert torch.equal(made, model.generate(**inputs, **GREEDY))
+    assert stats.exactness == "bitwise" and not stays
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_encoder_computes_fewer_patches(name: str) -> None:
+    model = shared(name)
+    inputs, counts = draw_screen(name, model), list[int]()
+    hooks = [
+        module.mlp.register_forward_pre_hook(lambda _m, args: counts.append(args[0].numel()))
+        for module in find_tower(model).modules()
+        if hasattr(module, "mlp") and not hasattr(module, "probe")
+    ]
+    model.generate(**inputs, **GREEDY)
+    whole = counts.copy()
+    counts.clear()
+    answer(model, PixelPrune(keep=0.25), inputs)
+    for hook in hooks:
+        hook.remove()
+    assert len(counts) == len(whole) and sum(counts) <= 0.4 * sum(whole)
+
+
+def test_it_composes_with_methods_behind_it() -> None:
+    model = shared("qwen3_vl")
+    inputs = draw_screen("qwen3_vl", model, (1, 1))
+    methods = [DivPrune(keep=0.5), SCREEN]
+    made, stats = answer(model, methods, inputs)
+    n = int((inputs["input_ids"] == IMAGE).sum())
+    assert f"of {n} visual tokens" in stats.reference
+    assert torch.equal(answer(model, methods, inputs, mmaccel.Jacobi(4))[0], made)
+    model = shared("llava_next")
+    inputs = draw_screen("llava_next", model, (1, 1))
+    assert "after layer 2" in answer(model, [FastV(keep=0.5), SCREEN], inputs)[1].reference
+
+
+def test_calls_that_are_not_served_have_whole_images() -> None:
+    for name in ("llava", "qwen3_vl", "internvl"):
+        model = shared(name)
+        inputs = draw_screen(name, model)
+        own = model.generate(**inputs, **GREEDY, num_beams=2)
+        with mmaccel.attach(model, mmaccel.Jacobi(4), visual_tokens=SCREEN):
+            with pytest.warns(UserWarning, match="without the policy: beam search"):
+                made = model.generate(**inputs, **GREEDY, num_beams=2)
+        assert torch.equal(made, own)
+
+
+def test_features_of_which_the_tower_hides_a_part_stay() -> None:
+    model = shared("idefics3")
+    inputs = draw_prompts("idefics3", model, (1,))
+    inputs["pixel_values"][:] = 1.0
+    mask = torch.ones(*inputs["pixel_values"].shape[:2], 16, 16)
+    mask[..., 8:, :] = 0
+    stats = answer(model, SCREEN, inputs | {"pixel_attention_mask": mask})[1]
+    assert "3 of 4 visual tokens" in stats.reference  # two of four features are padding
+
+
+def _swapped(patch: pytest.MonkeyPatch) -> None:
+    own = patches.find_targets
+
+    def swapped(plan: Any) -> Tensor:
+        turned = torch.arange(16) % 4 * 4 + torch.arange(16) // 4
+        return turned[own(plan)][:, turned]
+
+    patch.setattr(patches, "find_targets", swapped)
+
+
+def _first_positions(patch: pytest.MonkeyPatch) -> None:
+    own = patches.PrunedPack._describe
+
+    def consecutive(self: Any, grids: Tensor, kept: Tensor) -> dict[str, Tensor]:
+        found = own(self, grids, kept)
+        whole = own(self, grids, torch.ones_like(kept))
+        n = len(found["position_ids"])
+        first = {key: whole[key][:n] for key in ("position_ids", "interp_indices")}
+        return found | first
+
+    patch.setattr(patches.PrunedPack, "_describe", consecutive)
+
+
+def _one_sequence(patch: pytest.MonkeyPatch) -> None:
+    own = patches._bounds
+
+    def joined(*args: Any) -> Tensor:
+        return own(*args)[[0, -1]]
+
+    patch.setattr(patches, "_bounds", joined)
+
+
+def _from_the_left(patch: pytest.MonkeyPatch) -> None:
+    own = pixel_prune.PixelPrune._differ
+
+    def near(first: Tensor, second: Tensor) -> Tensor:
+        return own(first[..., :1], second[..., :1])
+
+    patch.setattr(pixel_prune.PixelPrune, "_differ", staticmethod(near))
+
+
+BUGS = {
+    "rows and columns swapped": (_swapped, "llava"),
+    "places of the first patches": (_first_positions, "qwen3_vl"),
+    "images see each other": (_one_sequence, "qwen2_vl"),
+    "windows see each other": (_one_sequence, "qwen2_5_vl"),
+    "one pixel is compared": (_from_the_left, "internvl"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, name = BUGS[bug]
+    model = shared(name)
+    inputs = draw_screen(name, model)
+    if bug.startswith("one pixel"):  # squares that begin alike
+        inputs["pixel_values"][..., ::8, ::8] = 0.0
+    expected, _ = reference_answer(model, name, inputs)
+    plant(monkeypatch)
+    assert not torch.equal(answer(model, SCREEN, inputs)[0], expected)
