@@ -70,7 +70,7 @@ def open_window(model: Any, methods: LayerMethods, arguments: argparse.Namespace
             query = torch.randn(1, arguments.heads, filled, 64, generator=drawn)
             observer.keep(number, query, query, mask=None, scale=0.125)
         window.run_caches().evict(torch.tensor([filled]), observer)
-    size = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+    size = sum(layer.nbytes for layer in layers)
     return window, size
 
 

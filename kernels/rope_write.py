@@ -65,7 +65,7 @@ def rope_write(
         heads = qkv.view(len(qkv), kv_heads, -1, width)
         turned = heads[:, :, :-1]
         if cos is not None and sin is not None:
-            turned = _turn(turned, cos[:, None, None], sin[:, None, None], interleaved)
+            turned = turn(turned, cos[:, None, None], sin[:, None, None], interleaved)
         keys.index_copy_(0, index, turned[:, :, -1])
         values.index_copy_(0, index, heads[:, :, -1])
         return turned[:, :, :-1].flatten(1, 2)
@@ -78,7 +78,7 @@ def rope_write(
     n_queries = n_turned - kv_heads
     turned = heads[:, :n_turned] if norms is None else _normalise(qkv, n_queries, kv_heads, norms)
     if cos is not None and sin is not None:
-        turned = _turn(turned, cos[:, None], sin[:, None], interleaved)
+        turned = turn(turned, cos[:, None], sin[:, None], interleaved)
     keys.index_copy_(0, index, turned[:, n_queries:])
     values.index_copy_(0, index, heads[:, n_turned:])
     return turned[:, :n_queries]
@@ -114,7 +114,8 @@ def _normalise(qkv: Tensor, n_queries: int, n_keys: int, norms: HeadNorms) -> Te
     return normed if normed.dtype == qkv.dtype else normed.to(qkv.dtype)
 
 
-def _turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def turn(heads: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Heads `[..., D]` rotated by angles `[..., P]`, the sine from `sign_sine`; P as above."""
     n_turned = cos.shape[-1]
     some = heads if n_turned == heads.shape[-1] else heads[..., :n_turned]
     if interleaved:

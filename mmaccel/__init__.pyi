@@ -38,19 +38,24 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.types import Speech
 from mmaccel.pipelines.text_to_speech.types import Utterance
+from mmaccel.reduction.kv_cache.chelsea import Chelsea
 from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
 from mmaccel.reduction.kv_cache.citrus import CItruS
 from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.duo_attention import DuoAttention
 from mmaccel.reduction.kv_cache.expected_attention import ExpectedAttention
 from mmaccel.reduction.kv_cache.h2o import H2O
 from mmaccel.reduction.kv_cache.keydiff import KeyDiff
 from mmaccel.reduction.kv_cache.knorm import KNorm
+from mmaccel.reduction.kv_cache.kvzap import KVzap
+from mmaccel.reduction.kv_cache.kvzip import KVzip
 from mmaccel.reduction.kv_cache.linekv import LineKV
 from mmaccel.reduction.kv_cache.morphkv import MorphKV
 from mmaccel.reduction.kv_cache.pyramidkv import PyramidKV
 from mmaccel.reduction.kv_cache.quantized_cache import QuantizedCache
+from mmaccel.reduction.kv_cache.raas import RaaS
 from mmaccel.reduction.kv_cache.random_eviction import RandomEviction
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 from mmaccel.reduction.kv_cache.streaming_llm import StreamingLLM
@@ -144,6 +149,7 @@ __all__ = [
     "CachedBlocks",
     "CachedLayer",
     "CausalLMWindow",
+    "Chelsea",
     "ChunkKV",
     "Clip",
     "Clips",
@@ -156,6 +162,7 @@ __all__ = [
     "DivPrune",
     "Downsample",
     "DownsamplePixels",
+    "DuoAttention",
     "DySpec",
     "EVS",
     "EntropyBounded",
@@ -178,6 +185,8 @@ __all__ = [
     "Jacobi",
     "KLStable",
     "KNorm",
+    "KVzap",
+    "KVzip",
     "KeyDiff",
     "LayerBlocks",
     "LazyLLM",
@@ -204,6 +213,7 @@ __all__ = [
     "PyramidKV",
     "QuantizedCache",
     "Quest",
+    "RaaS",
     "RandomEviction",
     "RandomTokens",
     "RepetitionAwareSampling",

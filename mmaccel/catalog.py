@@ -226,6 +226,14 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "streaming-llm": ("streaming_llm:StreamingLLM", "the first entries and the last ones"),
             "morphkv": ("morphkv:MorphKV", "what recent entries attend to, again and again"),
             "linekv": ("linekv:LineKV", "of an image, what its last row attends to, row by row"),
+            "raas": ("raas:RaaS", "the prompt, and what was attended to last"),
+            "kvzap": ("kvzap:KVzap", "in each head, what is above a threshold"),
+            "kvzip": ("kvzip:KVzip", "what the prompt needs to be said again"),
+            "duo-attention": (
+                "duo_attention:DuoAttention",
+                "all of heads that look far, else ends",
+            ),
+            "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
             "quantized-cache": (
                 "quantized_cache:QuantizedCache",
                 "all entries, older ones in 8 or 4 bits",

@@ -141,6 +141,8 @@ def field_input(field: Field[Any], note: str, choices: Sequence[str]) -> Widget 
     if "float" in types:
         unset = (-1.0, None) if is_optional else None  # 0 is a value of its own
         bounds = _NUMBERS.get(name, (0.0, _LARGE, 0.01))
+        if isinstance(default, float) and default < bounds[0]:  # a logarithm, of either sign
+            bounds = (-_LARGE, _LARGE, 0.01)
         return number(name, "float", default, note, Numbers(*bounds, unset))
     if "int" in types:
         return _integer(name, types, default, note)

@@ -71,9 +71,10 @@ def check_combination(
     """Refuse methods that cannot be combined.
 
     Raises:
-        OptionError: sparse attention beside a tree; a choice that layers share beside eviction; a
-            policy that keeps no finished blocks of a canvas; a cache that changes while tokens are
-            generated beside a tree, sparse attention or a wider window.
+        OptionError: sparse attention beside a tree, or beside heads that hold different numbers of
+            entries; a choice that layers share beside eviction; a policy that keeps no finished
+            blocks of a canvas; a cache that changes while tokens are generated beside a tree,
+            sparse attention or a wider window.
         UnsupportedModelError: eviction beside a reducer inside the language model.
     """
     if methods.attention is not None and has_tree(policy):
@@ -88,6 +89,12 @@ def check_combination(
         raise OptionError(
             f"{methods.slots}: expected a policy that keeps finished blocks, received {policy!r}; "
             f'give it cache="block", or leave {methods.slots} out'
+        )
+    if methods.is_headwise and methods.attention is not None:
+        raise OptionError(
+            f"attention: expected None beside {methods.kv_cache!r}, after which heads hold "
+            f"different numbers of entries, received {methods.attention!r}; take SnapKV, or leave "
+            "kv_cache or attention out"
         )
     if methods.kv_cache is not None and methods.attention is not None:
         if methods.attention.shares_layers:
@@ -109,7 +116,7 @@ def check_chunks(methods: LayerMethods, prefill_chunk_size: int | None) -> None:
     """Refuse prompts in chunks beside methods that look at a whole prompt in its pass.
 
     Raises:
-        OptionError: a selector for prompts.
+        OptionError: a selector for prompts, or a method that processes a prompt twice.
     """
     reason = _find_whole_prompts(methods)
     if prefill_chunk_size is not None and reason:
@@ -123,6 +130,8 @@ def _find_whole_prompts(methods: LayerMethods) -> str:
     """What looks at a whole prompt in its pass; empty where nothing does."""
     if methods.attention is not None and methods.attention.chooses_prompts:
         return f"attention={methods.attention!r}, which chooses for all queries of the prompt"
+    if methods.repeated:
+        return f"kv_cache={methods.kv_cache!r}, which processes the prompt twice"
     return ""
 
 
@@ -186,9 +195,11 @@ def find_obstacles(methods: LayerMethods, call: GenerateCall) -> Iterator[str]:
         yield f"{methods.slots} with attentions of all tokens"
     has_chunks = call.config.prefill_chunk_size is not None
     if has_chunks and _find_whole_prompts(methods):
-        yield "attention with a prefill in chunks"
+        yield "a method that needs the whole prompt with a prefill in chunks"
     if methods.kv_cache is None:
         return
+    if methods.repeated and call.prompt_reasons:
+        yield f"{methods.kv_cache!r} with a prompt of more than tokens"
     if call.n_cached:
         yield "kv_cache with a cache given by the caller"
     if call.returns_cache:

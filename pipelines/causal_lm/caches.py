@@ -13,7 +13,7 @@ from mmaccel.pipelines.layers.drafting import DraftedBy
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache
-from mmaccel.pipelines.layers.stores import LayerStores
+from mmaccel.pipelines.layers.stores import KeyTurner, LayerStores
 from mmaccel.pipelines.runner.fused_decoder import Tables
 
 
@@ -22,7 +22,7 @@ class LayerCaches(LayerStores):
 
     Args:
         layout: of R rows.
-        windows, methods, branches, drafts: see `LayerStores`.
+        windows, methods, branches, drafts, turner: see `LayerStores`.
         positions: of each row; passes may go beyond, and what they write there is lost.
         tables: angles of the fused decoder for the positions; None: it computes them itself.
 
@@ -42,11 +42,13 @@ class LayerCaches(LayerStores):
         drafts: DraftedBy | None,
         positions: int,
         tables: Tables | None,
+        turner: KeyTurner | None,
     ) -> None:
         self.cache: Any = make_cache(len(windows), layout)
         super().__init__(
-            self.cache.layers, layout, methods, branches, windows=windows, drafts=drafts
-        )
+            self.cache.layers, layout, methods, branches, windows=windows, drafts=drafts,
+            turner=turner,
+        )  # fmt: skip
         self.positions = positions
         self.tables = tables
         self.steps: LayerSteps | None = None

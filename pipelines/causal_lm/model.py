@@ -30,6 +30,7 @@ from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.causal_lm.passes import WindowPasses
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle, find_reason
+from mmaccel.pipelines.causal_lm.turning import KeyTurner, open_turner
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout
@@ -182,6 +183,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         for layer, span in enumerate(self.facts.windows):
             if span is not None:
                 return f"layer {layer} sees the last {span} positions alone"
+        if methods.rerotates:
+            turner = open_turner(self.model, self.facts.windows)
+            if isinstance(turner, str):
+                return f"{turner}; leave rerotate out"
         return find_layer_obstacle(self)
 
     def find_sharing_obstacle(self, prefixes: PrefixGroups | None = None) -> str:
@@ -232,6 +237,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             OptionError: more positions than the model supports, or a model in training mode
                 with dropout or gradient checkpointing.
         """
+        positions += self.methods.repeated
         check_capacity(rows, positions, self.max_positions)
         check_mode(self.model)
         self.choose_route()
@@ -253,7 +259,15 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             drafts=self._drafts,
             positions=positions,
             tables=None if decoder is None else decoder.make_tables(max(positions, 1)),
+            turner=self._open_turner(),
         )
+
+    def _open_turner(self) -> KeyTurner | None:
+        """What turns keys, for a method that asks for it and a model that was not refused."""
+        if not self.methods.rerotates:
+            return None
+        found = open_turner(self.model, self.facts.windows)
+        return None if isinstance(found, str) else found
 
     @property
     def packed_bytes(self) -> tuple[int, int]:

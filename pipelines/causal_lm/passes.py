@@ -18,6 +18,7 @@ from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
 from mmaccel.pipelines.causal_lm.forwards import ForwardRoute
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.layers.attention import Choices, Watcher, WindowPass, find_ancestors
+from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.sparse import BlockChooser
 from mmaccel.pipelines.layers.store import make_masks
@@ -124,7 +125,23 @@ class WindowPasses:
             prompt=lengths if chooses else None,
             **window.facts.last_only,
         )
+        if observer is not None:
+            self._repeat(entries.tokens[:, :width], lengths, observer)
         caches.end_part()
+
+    def _repeat(self, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
+        """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it.
+
+        What is written behind the prompt is overwritten by what comes.
+        """
+        method = self._window.methods.evictor
+        if method is None or not method.repeated or int(lengths.max()) <= method.budget:
+            return
+        watcher = RepeatedPrompt(observer, lengths)
+        for first in range(0, tokens.shape[1], method.repeated):
+            watcher.begin(first)
+            piece = Pass(tokens[:, first : first + method.repeated], lengths)
+            self._run(piece, watcher=watcher, **self._window.facts.last_only)
 
     def forward(self, entries: Pass) -> Tensor:
         """See `CausalLMWindow.forward`."""
@@ -263,7 +280,9 @@ class WindowPasses:
             return window.compute(
                 **{"input_ids" if tokens.ndim == 2 else "inputs_embeds": tokens},
                 attention_mask=self._make_masks(entries, indices, this),
-                position_ids=window.position_ids(_find_positions(entries, indices, this)),
+                position_ids=window.position_ids(
+                    caches.to_positions(_find_positions(entries, indices, this))
+                ),
                 **{window.facts.cache_argument: caches.cache},
                 use_cache=True,
                 return_dict=True,

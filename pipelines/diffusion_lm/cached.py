@@ -176,6 +176,10 @@ class CachedDenoiser(Denoiser):
             return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
         if methods.goes_on:
             return "its cache is evicted once, after the prompt; leave every out"
+        if methods.is_headwise:
+            return "its entries say what they read, and heads would hold different ones"
+        if methods.rerotates:
+            return "its entries stand at the positions of its canvas; leave rerotate out"
         return self.cached.find_obstacle()
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:

@@ -36,6 +36,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
+from mmaccel.pipelines.layers.head_parts import join_heads
 from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
 from mmaccel.pipelines.layers.rounds import Rounds
@@ -123,13 +124,14 @@ class WindowPass:
         Returns:
             `[R, Hq, W, D]`.
         """
-        layout = self.stores[layer].layout
+        store = self.stores[layer]
+        layout = store.layout
         window = self.windows[layer]
+        if store.parts:
+            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap)
         if self.reads is not None:
             return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
-        start = layout.to_index(self.start)
-        if start.device != query.device:
-            start = start.to(query.device)
+        start = layout.to_index(self.start).to(query.device)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
@@ -167,6 +169,25 @@ class WindowPass:
         scale = options["scale"]
         softcap = options["softcap"]
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
+
+    def _attend_to_parts(
+        self, layer: int, query: Tensor, *, scale: float, softcap: float | None
+    ) -> Tensor:
+        """As `attend`, of a layer whose heads hold different numbers of entries."""
+        parts = self.stores[layer].parts
+        heads = sum(len(part.heads) for part in parts)
+        by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
+        groups = by_head.shape[2]
+        made = []
+        for part in parts:
+            key, value = part.store.visible()
+            asking = by_head[:, part.heads].flatten(1, 2)
+            empty = part.find_empty(key.shape[2]).repeat_interleave(groups, 1)[:, :, None]
+            mask = self._find_mask(part.store.layout, self.windows[layer], query)
+            mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n G, W, S]
+            out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
+            made.append(out.unflatten(1, (-1, groups)))
+        return join_heads(made, parts).flatten(1, 2)
 
     def _find_changing(
         self, layer: int, start: Tensor, query: Tensor, key: Tensor, value: Tensor
@@ -300,7 +321,7 @@ def _attend_under(
     mask: Tensor, query: Tensor, key: Tensor, value: Tensor, *,
     scale: float, softcap: float | None,
 ) -> Tensor:  # fmt: skip
-    """Attention `[R, Hq, W, D]` under a mask of numbers, by torch."""
+    """Attention `[R, Hq, W, D]` under a mask of numbers `[R, 1 or Hq, W, S]`, by torch."""
     groups = query.shape[1] // key.shape[1]
     if softcap is None:
         return F.scaled_dot_product_attention(
@@ -308,7 +329,8 @@ def _attend_under(
         )
     packed = query.unflatten(1, (-1, groups))  # [R, Hkv, G, W, D]
     scores = (packed @ key[:, :, None].mT).float() * scale
-    scores = softcap * (scores / softcap).tanh() + mask[:, None]
+    by_head = mask[:, :, None] if mask.shape[1] == 1 else mask.unflatten(1, (-1, groups))
+    scores = softcap * (scores / softcap).tanh() + by_head
     weights = scores.softmax(-1).to(value.dtype)
     return (weights @ value[:, :, None]).flatten(1, 2)
 

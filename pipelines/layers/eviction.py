@@ -8,6 +8,7 @@ from then on, by as many entries as a row lost in a layer; the layer's `KVCacheL
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from torch.nn.functional import pad
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.layers.head_parts import split_heads
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -119,6 +121,50 @@ class Observer:
         return total.gather(2, columns[:, None].expand_as(total))
 
 
+class RepeatedPrompt:
+    """A `Watcher` that looks at a prompt which is fed a second time behind itself, in pieces.
+
+    Args:
+        observer: of the prompt; its totals become the most attention that each entry receives from
+            one of the repetition.
+        lengths: `[R]` int64, entries of each row.
+    """
+
+    def __init__(self, observer: Observer, lengths: Tensor) -> None:
+        self._observer = observer
+        self._lengths = lengths
+        self._first = 0
+
+    def begin(self, first: int) -> None:
+        """The next pass is of the entries from `first` on."""
+        self._first = first
+
+    def keep(
+        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
+    ) -> None:
+        """Look at what a layer asks with; see `Watcher.keep`."""
+        seen = self._observer.layers[layer]
+        longest = int(self._lengths.max())
+        total = seen.total
+        if total is None:
+            total = query.new_zeros(*key.shape[:2], longest, dtype=torch.float32)
+        heads = key.shape[1]
+        lengths = self._lengths.to(query.device)
+        index = torch.arange(key.shape[2], device=query.device)
+        is_entry = (index[:longest] < lengths[:, None])[:, None]  # [R, 1, P]
+        for first in range(0, query.shape[2], _PIECE):
+            asking = query[:, :, first : first + _PIECE]
+            entry = first + torch.arange(asking.shape[2], device=query.device)
+            later = index > (lengths[:, None] + entry)[..., None]  # [R, n, S]
+            packed = asking.unflatten(1, (heads, -1))  # [R, H, G, n, D]
+            scores = (packed @ key.to(packed.dtype)[:, :, None].mT).float() * scale
+            weights = scores.masked_fill(later[:, None, None], float("-inf")).softmax(-1)
+            counts = self._first + entry < lengths[:, None]  # [R, n]
+            weights = weights[..., :longest].where(counts[:, None, None, :, None], 0)
+            total = total.maximum(weights.amax((2, 3)).where(is_entry, 0))
+        self._observer.layers[layer] = replace(seen, total=total)
+
+
 def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """As `column_mass`, under a mask `[R, 1, W, S]` of bools, or of numbers that are added."""
     packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
@@ -137,7 +183,7 @@ class Eviction:
     """What an eviction has done.
 
     Attributes:
-        n_dropped: entries that a layer dropped in the mean, rounded up.
+        n_dropped: entries that a layer dropped in the mean of layers and heads, rounded up.
         n_entries: entries that there were, over all rows of a layer.
         kept: of each layer, `[R, 1 or H, K]` int64, entries that stayed; empty where all did.
     """
@@ -178,22 +224,43 @@ def evict(
     is_paired = find_pairs(lengths, branches)
     shorter: dict[tuple[int, ...], KVCacheLayout] = {}
     kept: list[Tensor] = []
-    n_kept_in_all = 0
+    n_kept_in_all = 0.0
     for index, layer in enumerate(layers):
-        context = look(observer.layers[index], layer, index, len(layers), lengths)
+        seen = observer.layers[index]
+        context = look(seen, layer, index, len(layers), lengths)
+        if method.remembers:
+            context = replace(context, total=method.remember(context))
+            observer.layers[index] = replace(seen, total=context.total)
         if index % method.shared_layers == 0:
             keep = choose(method, context, is_paired)
         kept.append(keep)
+        if method.is_headwise:
+            n_kept_in_all += (
+                split_heads(layer, keep, lengths, first + lengths, surplus=method.repeated)
+                / keep.shape[1]
+            )
+            continue
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
         room = find_room(method, context, keep.shape[-1] + (method.every or 0))
         counts = (*n_kept.tolist(), room)
         if counts not in shorter:
             shorter[counts] = layout.shorten(first + lengths - n_kept, room)
+        merged = method.merge(context, keep) if method.merges else None
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
+        if merged is not None:
+            _write(layer, *merged)
         n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
-    n_dropped = n_entries * len(layers) - n_kept_in_all
-    return Eviction(-(-n_dropped // len(layers)), n_entries, tuple(kept))
+    n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
+    return Eviction(n_dropped, n_entries, tuple(kept))
+
+
+def _write(layer: WindowLayer, keys: Tensor, values: Tensor) -> None:
+    """Let the first K entries of a layer be others `[R, H, K, D]`; passes overwrite those that a
+    shorter row lacks.
+    """
+    for held, made in zip(layer.held(), (keys, values), strict=True):
+        held[:, :, : made.shape[2]].copy_(made)
 
 
 def find_pairs(lengths: Tensor, branches: int) -> Tensor:
@@ -217,7 +284,7 @@ def look(
 
 
 def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor:
-    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.select`.
+    """The entries `[R, 1 or H, K]` that a method keeps in a layer; see `CacheMethod.plan`.
 
     Args:
         is_paired: see `find_pairs`.
@@ -227,7 +294,7 @@ def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor
     if branches > 1:
         each = scores.unflatten(0, (branches, -1))
         scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-    return method.select(scores, layer.lengths, method.count(layer))
+    return method.plan(layer, scores)
 
 
 def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:

@@ -54,6 +54,21 @@ class LayerMethods:
         return is_repeated or self.quantizer is not None
 
     @property
+    def is_headwise(self) -> bool:
+        """Whether heads hold different numbers of entries."""
+        return self.evictor is not None and self.evictor.is_headwise
+
+    @property
+    def repeated(self) -> int:
+        """How many entries of a prompt are fed a second time behind it at once; 0: none are."""
+        return 0 if self.evictor is None else self.evictor.repeated
+
+    @property
+    def rerotates(self) -> bool:
+        """Whether kept keys are moved to the positions at which they stand in the cache."""
+        return self.evictor is not None and self.evictor.rerotates
+
+    @property
     def capture_obstacle(self) -> str:
         """Why steps under methods are not captured; empty where there are none."""
         return f"{self.slots}, which allocates while a run goes on" if self else ""

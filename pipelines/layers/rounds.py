@@ -72,7 +72,7 @@ class Rounds:
         self._is_paired = find_pairs(lengths, branches)
         self._boundary = lengths + method.every  # [R], of each row's next round
         self._hidden: dict[int, Tensor] = {}  # by layer, [R, 1 or H, S] bool, to go next
-        n_wanted = max(method.observed, self._every if method.accumulates else 0)
+        n_wanted = max(method.observed, self._every if _remembers(method) else 0)
         self._size = n_wanted + self._every  # positions whose queries are kept
         self._seen: list[Observed] = []
         self._queries: list[Tensor] = []  # by layer, [R, Hq, size, D]; position modulo size
@@ -220,11 +220,11 @@ class Rounds:
         method = self._method
         rows = due[:, None, None]
         lengths = layer.layout.to_index(boundary).where(due, 0)
-        if method.accumulates:
+        if _remembers(method):
             newest = replace(self._seen[index], queries=self._read(index, boundary, self._every))
             context = look(newest, layer, index, len(self._layers), lengths)
             assert context.total is not None
-            total = context.total + context.mass().where(rows, 0)
+            total = torch.where(rows, method.remember(context), context.total)
             self._seen[index] = replace(self._seen[index], total=total)
         asking = self._read(index, boundary, method.observed)
         seen = replace(self._seen[index], queries=asking)
@@ -240,3 +240,8 @@ class Rounds:
             before = pad(before, (0, size - before.shape[2]))
             hidden = torch.where(rows, hidden, before)
         self._hidden[index] = hidden
+
+
+def _remembers(method: CacheMethod) -> bool:
+    """Whether a method is asked what it remembers of a round."""
+    return method.accumulates or method.remembers

@@ -13,8 +13,9 @@ memory is `[H, R S, D]`: what a head reads of a row stands together, which the m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -173,6 +174,10 @@ class WindowLayer:
     """Keys and values of one attention layer, with the interface of transformers' cache layers.
 
     Memory: `rows * allocated length * heads * (key width + value width)` numbers.
+
+    Attributes:
+        layout, keys, values: of all heads; the memory is None in a layer of parts.
+        parts: where heads hold different numbers of entries, stores of some heads each.
     """
 
     is_sliding = False
@@ -183,6 +188,7 @@ class WindowLayer:
         self.layout = layout
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.parts: tuple[HeadPart, ...] = ()
         self.packed: PackedEntries | None = None
         self.is_initialized = False
 
@@ -192,11 +198,16 @@ class WindowLayer:
         """Write keys and values `[R, H, W, D]` at the cache indices of the pass.
 
         Returns:
-            Views `[R, H, visible length, D]` of all keys and values.
+            Views `[R, H, visible length, D]` of all keys and values; of a layer of parts, what was
+            given.
 
         Raises:
             ShapeError: no pass was prepared for this shape.
         """
+        if self.parts:
+            for part in self.parts:
+                part.store.update(key_states[:, part.heads], value_states[:, part.heads])
+            return key_states, value_states
         layout = self.layout
         rows, _, width, _ = key_states.shape
         index = layout.write_index
@@ -277,6 +288,8 @@ class WindowLayer:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""
+        for part in self.parts:
+            part.keep(rows)
         for name in ("keys", "values"):
             store = getattr(self, name)
             if store is not None:
@@ -298,6 +311,25 @@ class WindowLayer:
         self.keys = _move(self.layout, self.keys, keep, layout)
         self.values = _move(self.layout, self.values, keep, layout)
         self.layout = layout
+
+    def take_heads(self, heads: Tensor) -> WindowLayer:
+        """A store with a copy of some heads, `[n]` int64."""
+        assert self.keys is not None and self.values is not None
+        store = WindowLayer(self.layout)
+        store.keys = self.keys[:, heads]
+        store.values = self.values[:, heads]
+        return store
+
+    def split(self, parts: Sequence[HeadPart]) -> None:
+        """Hold stores of some heads each from now on; see `mmaccel.pipelines.layers.head_parts`."""
+        self.parts = tuple(parts)
+        self.keys = self.values = None
+        self.layout = parts[0].store.layout
+
+    @property
+    def layouts(self) -> list[KVCacheLayout]:
+        """Its layout, or those of its parts."""
+        return [part.store.layout for part in self.parts] or [self.layout]
 
     def pack(self, quantizer: CacheQuantizer, layout: KVCacheLayout, workspace: Workspace) -> None:
         """Hold the first entries of each row in fewer bits.
@@ -340,6 +372,8 @@ class WindowLayer:
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values, as they are allocated."""
+        if self.parts:
+            return sum(part.store.nbytes for part in self.parts)
         assert self.keys is not None and self.values is not None
         n_packed = 0 if self.packed is None else self.packed.nbytes
         return self.keys.nbytes + self.values.nbytes + n_packed
@@ -357,6 +391,10 @@ class WindowLayer:
             start: `[R]` int64, where it would have begun if nothing had been evicted.
             path: `[R, D]` int64, ascending entries of each row; shorter paths end in -1.
         """
+        for part in self.parts:
+            part.store.commit(start, path)
+        if self.parts:
+            return
         assert self.keys is not None and self.values is not None
         start = self.layout.to_index(start).to(self.keys.device)
         path = path.to(self.keys.device)
@@ -367,6 +405,8 @@ class WindowLayer:
 
     def clear(self) -> None:
         """Zero all keys and values, in the same memory."""
+        for part in self.parts:
+            part.store.clear()
         for store in (self.keys, self.values):
             if store is not None:
                 store.zero_()
@@ -390,6 +430,33 @@ class WindowLayer:
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys a mask has to cover."""
         return self.layout.visible_length, 0
+
+
+@dataclass
+class HeadPart:
+    """Some heads of a layer.
+
+    Attributes:
+        heads: `[n]` int64, their numbers.
+        store: their keys and values.
+        counts: `[R, n]` int64, entries that a head holds of those before what passes write; a row's
+            others hold more, and what is between stays empty.
+    """
+
+    heads: Tensor
+    store: WindowLayer
+    counts: Tensor
+
+    def find_empty(self, size: int) -> Tensor:
+        """`[R, n, S]` bool, those of the first S indices that hold nothing in a head."""
+        index = torch.arange(size, device=self.counts.device)
+        ends = self.counts.amax(1)[:, None, None]
+        return (index >= self.counts[..., None]) & (index < ends)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, `[n]` int64, in their order."""
+        self.store.keep(rows)
+        self.counts = self.counts[rows.to(self.counts.device)]
 
 
 def make_cache(n_layers: int, layout: KVCacheLayout) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,19 @@ from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.results import BlockCounts
 
 
+class KeyTurner(Protocol):
+    """Moves cached keys to other positions."""
+
+    def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
+        """Turn the first K keys to the positions 0 … K - 1, in place.
+
+        Args:
+            layer: its number.
+            keys: `[R, H, S, D]`.
+            keep: `[R, K]` int64, the positions that they were made at; shorter lists end in -1.
+        """
+
+
 class LayerStores:
     """The stores of a model's layers, for the rows of one run.
 
@@ -31,6 +44,7 @@ class LayerStores:
         windows: sliding window of every layer, in positions; None where it sees everything. None:
             all do.
         drafts: the source by which the model drafts for itself; None: it does not.
+        turner: moves keys to other positions, for a method that rerotates; None: none does.
 
     Attributes:
         layers, layout, windows: see above; the layout stays that of whole prompts.
@@ -52,6 +66,7 @@ class LayerStores:
         branches: int = 1,
         windows: Sequence[int | None] | None = None,
         drafts: DraftedBy | None = None,
+        turner: KeyTurner | None = None,
     ) -> None:
         self.layers = layers
         self.layout = layout
@@ -65,6 +80,7 @@ class LayerStores:
         self.prefix: SharedPrefix | None = None
         self._methods = methods
         self._branches = branches
+        self._turner = turner
         sparse = methods.attention
         self.sparse = None if sparse is None else SparseBlocks(sparse)
         self.drafting = None if drafts is None else DraftBlocks(drafts)
@@ -91,7 +107,9 @@ class LayerStores:
     @property
     def layouts(self) -> list[KVCacheLayout]:
         """The layouts of all layers and that of whole prompts, each once."""
-        found = [self.layout, *(layer.layout for layer in self.layers)]
+        found = [self.layout]
+        for layer in self.layers:
+            found += layer.layouts
         return list({id(layout): layout for layout in found}.values())
 
     def find_chooser(self, index: int | None = None) -> BlockChooser | None:
@@ -120,6 +138,12 @@ class LayerStores:
             sum(layer.nbytes for layer in self.layers),
             sum(layer.bytes_an_index * n_indices for layer in self.layers),
         )
+
+    def to_positions(self, positions: Tensor) -> Tensor:
+        """The positions that the model computes with, of entries that would stand at `positions`
+        `[R, W]` if nothing had been evicted.
+        """
+        return positions if self._turner is None else self.layers[0].layout.to_index(positions)
 
     def prepare(
         self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None
@@ -255,6 +279,9 @@ class LayerStores:
         assert method is not None
         made = evict(method, self.layers, lengths, observer, self._branches, begins=begins)
         self._n_evicted = made.n_dropped, made.n_entries
+        if self._turner is not None:
+            for index, keep in enumerate(made.kept):  # alike in all heads and layers
+                self._turner.turn_(index, self.layers[index].held()[0], keep[:, 0])
         if method.every is not None:
             self.rounds = Rounds(
                 method, self.layers, self.layout, lengths, observer=observer, kept=made.kept,

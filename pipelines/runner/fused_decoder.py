@@ -51,7 +51,6 @@ from mmaccel.pipelines.runner.static_buffers import find_address
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]
-_FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # functions of a position alone
 
 
 class FusedDecoder:
@@ -140,25 +139,28 @@ class FusedDecoder:
         def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             store = cache[number]
             attention = layer.attention
-            if not store.has_room:
-                heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
-                own = heads[:, -attention.kv_heads :]  # values; keys have the same shape
-                store.make_room(own, own)
-            assert store.keys is not None and store.values is not None
-            index = store.write_index(store.keys.device)
+            heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
+            own = heads[:, -attention.kv_heads :]  # values; keys have the same shape
+            keys, values, index = _find_memory(store, own)
             queries = write(
                 qkv,
                 *_find_turns(angles, layer),
-                store.keys,
-                store.values,
+                keys,
+                values,
                 index,
                 interleaved=self._structure.spec.interleaved,
                 grouped=attention.is_grouped,
                 norms=attention.norms,
             ).view(*hidden.shape[:2], -1, attention.head_dim)
+            if store.parts:
+                keys = keys.view(*hidden.shape[:2], *keys.shape[1:]).transpose(1, 2)
+                values = values.view(*hidden.shape[:2], *values.shape[1:]).transpose(1, 2)
+                held = store.update(keys, values)
+            else:
+                held = store.visible()
             if kernel_pass is not None:
-                return _attend_by_kernel(attention, queries, store, kernel_pass, number)
-            return self._attend(attention, queries, *store.visible(), _pick(masks, layer.kind))
+                return _attend_by_kernel(attention, queries, held, kernel_pass, number)
+            return self._attend(attention, queries, held[0], held[1], _pick(masks, layer.kind))
 
         return self._leave(self._run_layers(hidden, attend, norm, gate))
 
@@ -267,10 +269,7 @@ class FusedDecoder:
         None where they are no function of a position alone: positions of three axes, and rotary
         embeddings that change with a sequence's length.
         """
-        structure = self._structure
-        kinds = getattr(structure.rotary, "rope_type", None)
-        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-        if structure.rotary is None or structure.spec.has_axes or not kinds <= _FIXED:
+        if not self._structure.has_fixed_angles:
             return None
         weight = self._layers[0].attention.qkv.weight
         with torch.no_grad():
@@ -384,16 +383,35 @@ def _attend_eagerly(
 
 
 def _attend_by_kernel(
-    attention: Attention, queries: Tensor, store: WindowLayer, this: WindowPass, number: int
-) -> Tensor:
+    attention: Attention, queries: Tensor, held: tuple[Tensor, Tensor], this: WindowPass,
+    number: int,
+) -> Tensor:  # fmt: skip
     out = this.attend(
         number,
         queries.transpose(1, 2),
-        *store.visible(),
+        *held,
         scale=attention.scale,
         softcap=attention.softcap,
     )
     return out.transpose(1, 2).flatten(2)
+
+
+def _find_memory(store: WindowLayer, own: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a pass writes keys and values: two memories `[N, H, D]`, and indices `[R W]` of them.
+
+    Args:
+        store: of a layer; one of parts gives memory of the pass alone.
+        own: `[R, H, W, D]`, values or keys of the pass.
+    """
+    if store.parts:
+        n_entries = own.shape[0] * own.shape[2]
+        index = torch.arange(n_entries, device=own.device)
+        memory = own.new_empty(2, n_entries, own.shape[1], own.shape[3])
+        return memory[0], memory[1], index
+    if not store.has_room:
+        store.make_room(own, own)
+    assert store.keys is not None and store.values is not None
+    return store.keys, store.values, store.write_index(store.keys.device)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ _LONG = ("NewGELUActivation", "FastGELUActivation")  # GELU by tanh in eight ope
 _GENERAL = ("torch.nn.", "transformers.activations", "transformers.pytorch_utils")
 _CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless states are wanted
 
+_FIXED = {"default", "linear", "llama3", "yarn", "proportional"}  # rotary angles
+
 
 class UnknownDecoderError(Exception):
     """What was found instead of a structure that the fused decoder knows."""
@@ -105,6 +107,15 @@ class Structure:
     rotary: nn.Module | None  # cosines and sines of positions
     head: Head | None
     head_reason: str  # why there is none
+
+    @property
+    def has_fixed_angles(self) -> bool:
+        """Whether rotary angles are functions of a position alone: positions have one axis, and
+        angles do not change with a sequence's length.
+        """
+        kinds = getattr(self.rotary, "rope_type", None)
+        kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+        return self.rotary is not None and not self.spec.has_axes and kinds <= _FIXED
 
     def turn_angles(self, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """What `rotary` gives, as `mmaccel.kernels.rope_write` takes it."""

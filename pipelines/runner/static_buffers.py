@@ -180,6 +180,8 @@ class StaticModelBuffers:
             return f"its cache changes while it decodes ({self.methods.kv_cache!r})"
         if self.prefixes is not None:
             return "its rows read one stored prompt together; leave share_prefix out"
+        if self.methods.is_headwise:
+            return f"its heads hold different entries ({self.methods.kv_cache!r})"
         attention = drafts.attention
         method = attention if isinstance(attention, AttentionMethod) else None
         if method is not None and method.chooses_prompts:

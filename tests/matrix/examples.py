@@ -134,6 +134,23 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "linekv"): Example(
         _method("kv_cache", "linekv", budget=9, every=5, lines=1, sinks=2), ({"budget": 64},)
     ),
+    ("kv_cache", "raas"): Example(
+        _method("kv_cache", "raas", budget=9, every=5, threshold=0.06), ({"budget": 64},)
+    ),
+    ("kv_cache", "kvzap"): Example(
+        _method("kv_cache", "kvzap", budget=2, threshold=-2.0, window=3),
+        ({"budget": 64}, {"threshold": -99.0}),
+    ),
+    ("kv_cache", "kvzip"): Example(
+        _method("kv_cache", "kvzip", budget=7, sinks=1, piece=11), ({"budget": 64},)
+    ),
+    ("kv_cache", "chelsea"): Example(
+        _method("kv_cache", "chelsea", budget=9, chunk=8, sinks=1, recent=2), ({"budget": 64},)
+    ),
+    ("kv_cache", "duo-attention"): Example(
+        _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.6, window=3),
+        ({"budget": 64}, {"share": 0.0}),
+    ),
     ("kv_cache", "quantized-cache"): Example(
         _method("kv_cache", "quantized-cache", group=6, residual=5), ({"residual": 64},)
     ),

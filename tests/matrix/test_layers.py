@@ -14,6 +14,7 @@ import torch
 import mmaccel
 from mmaccel.catalog import METHODS, load
 from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import draw_rows, generate
 from tests.matrix.examples import Target, identities, make, names
@@ -24,6 +25,8 @@ ROUNDS: list[tuple[str, str, dict[str, Any]]] = [(slot, name, {}) for slot, name
     ("kv_cache", name, {"every": 5})
     for name, entry in METHODS["kv_cache"].items()
     if issubclass(load(entry.target), CacheMethod)
+    and not issubclass(load(entry.target), HeadwiseMethod)
+    and not load(entry.target).merges
 ]
 PLAIN = mmaccel.Autoregressive()
 LENGTHS = (26, 18, 30)  # scores of blocks tie

@@ -14,8 +14,11 @@ from tests.fixtures import diffusion_gemma, llada2
 from tests.fixtures.canvas import masked
 from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.denoiser_targets import TARGETS
+from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import build_lm
 from tests.messages.case import Refused
+
+_REROTATING = mmaccel.StreamingLLM(budget=64, rerotate=True)
 
 
 def _attach(*args: Any, **methods: Any) -> Any:
@@ -81,6 +84,11 @@ CASES = (
         says=("prefill_chunk_size", "XAttention", "all queries of the prompt", "leave"),
     ),
     Refused(
+        "a method that processes a prompt twice beside a prompt in chunks",
+        _attach("jacobi", kv_cache=mmaccel.KVzip(budget=64), prefill_chunk_size=8),
+        says=("prefill_chunk_size", "KVzip", "twice", "leave"),
+    ),
+    Refused(
         "a name that no cache policy has",
         _attach("jacobi", kv_cache="snapkw"),
         says=("kv_cache", "'snapkw'", "snapkv"),
@@ -141,6 +149,28 @@ CASES = (
         error=mmaccel.UnsupportedModelError,
     ),
     Refused(
+        "sparse attention over heads of different lengths",
+        _attach("jacobi", kv_cache="kvzap", attention="quest"),
+        says=("attention", "KVzap", "Quest", "different numbers", "SnapKV"),
+    ),
+    Refused(
+        "drafts of the model's own over heads of different lengths",
+        _decode(mmaccel.Speculative(4, drafts="vegas"), kv_cache=mmaccel.KVzap()),
+        says=("drafts", "Vegas", "KVzap", "another source"),
+    ),
+    Refused(
+        "heads of different lengths over a canvas",
+        _attach_to(TARGETS["masked-lm"], BLOCKS, kv_cache=mmaccel.KVzap()),
+        says=("kv_cache", "heads would hold different ones", "leave kv_cache out"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
+        "heads of different lengths in LlamaGen",
+        _draw("llamagen-t2i", kv_cache="duo-attention"),
+        says=("kv_cache", "keys of its prompt are zero", "DuoAttention"),
+        error=mmaccel.UnsupportedModelError,
+    ),
+    Refused(
         "a quantised cache beside a tree",
         _attach(
             mmaccel.Jacobi(window=8, drafts="token-recycling", tree=mmaccel.Comb(2, 3)),
@@ -189,6 +219,11 @@ CASES = (
         "a quantised cache over rounds of eviction",
         lambda: mmaccel.QuantizedCache(over=mmaccel.TOVA(every=8)),
         says=("QuantizedCache.over", "asked once", "TOVA(budget=1024, every=8)", "every out"),
+    ),
+    Refused(
+        "a quantised cache over heads of different lengths",
+        lambda: mmaccel.QuantizedCache(over=mmaccel.KVzap()),
+        says=("QuantizedCache.over", "all heads", "KVzap(budget=128", "SnapKV"),
     ),
     Refused("a budget of nothing", lambda: mmaccel.SnapKV(budget=0), says=("budget", "0")),
     Refused(
@@ -324,6 +359,26 @@ CASES = (
             attention=mmaccel.Quest(),
         ),
         says=("attention", "tree"),
+    ),
+    *(
+        Refused(
+            f"consecutive positions, {name}",
+            _attach_to(build, policy, kv_cache=_REROTATING),
+            says=("kv_cache", *said, "leave rerotate out"),
+            error=mmaccel.UnsupportedModelError,
+        )
+        for name, build, policy, said in (
+            ("learned", lambda: build_lm("gpt2"), "jacobi", ("GPT2LMHeadModel", "learned")),
+            ("three axes", lambda: build_decoder("qwen2_vl"), "jacobi", ("angles", "number")),
+            ("unknown", lambda: build_decoder("olmo"), "jacobi", ("not known", "OlmoDecoder")),
+            ("of a canvas", TARGETS["masked-lm"], BLOCKS, ("canvas",)),
+        )
+    ),
+    Refused(
+        "consecutive positions of a grid",
+        _draw("llamagen-t2i", kv_cache=_REROTATING),
+        says=("kv_cache", "LlamaGenTransformer", "a grid", "leave rerotate out"),
+        error=mmaccel.UnsupportedModelError,
     ),
     Refused(
         "a cache policy for a prompt of one label",

@@ -202,7 +202,12 @@ def _measure_cache(window: CausalLMWindow, lengths: Tensor) -> tuple[float, floa
     for layer in window.run_caches().layers:
         dropped = layer.layout.dropped
         stayed = lengths if dropped is None else lengths - dropped.to(lengths.device)
-        kept.append(float(stayed.sum() / lengths.sum()))
+        n_kept = float(stayed.sum())
+        if layer.parts:  # the mean of heads
+            n_kept = float(
+                torch.cat([part.counts for part in layer.parts], 1).sum(0).float().mean(0)
+            )
+        kept.append(n_kept / float(lengths.sum()))
         n_bytes += layer.nbytes
     return fmean(kept), n_bytes / len(lengths)
 

@@ -31,6 +31,8 @@ def find_pass(methods: LayerMethods) -> str | None:
     """
     if methods.attention is not None and methods.attention.chooses_prompts:
         return None
+    if methods.repeated:  # the prompt is fed a second time
+        return None
     adds = methods.kv_cache is not None and methods.kv_cache.accumulates
     return "adding" if adds else "plain"
 

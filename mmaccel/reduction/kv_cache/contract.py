@@ -5,7 +5,8 @@ written once, in `select`. A method never sees the model; it looks at a `CachedL
 when the prompt is in the cache, and in rounds while tokens are generated, where `every` is given.
 What it keeps is moved together, and the memory of the rest is freed. Kept keys hold the rotary
 positions they were made at, and new tokens go on at their own positions, so that eviction is the
-same as a mask that hides the evicted entries.
+same as a mask that hides the evicted entries. A method that `rerotates` has them at consecutive
+positions instead.
 
 All methods are relaxed. A decoding policy on top is as exact as it says with respect to the model
 with the smaller cache: drafts are never evicted, so that no accepted token depends on them.
@@ -47,7 +48,9 @@ class CachedLayer:
         queries: `[R, Hq, n, D]`, of the row's last n entries; n is the method's `observed`.
         scale: what scores are multiplied by.
         total: `[R, H, S]` float32, the attention that each entry received from all of the prompt,
-            added up over the query heads of a key head; None unless the method `accumulates`.
+            added up over the query heads of a key head; None unless the method `accumulates`. In
+            rounds, and for a method that `remembers`, what it remembered last. For one with
+            `repeated`, the most that an entry received from one of the repetition.
     """
 
     index: int
@@ -63,6 +66,20 @@ class CachedLayer:
         """`[R, 1, S]` bool, False for padding."""
         index = torch.arange(self.keys.shape[2], device=self.keys.device)
         return index < self.lengths[:, None, None]
+
+    def weights(self) -> Tensor:
+        """`[R, Hq, n, S]` float32, the attention that each entry receives from each of the row's
+        last n, one by one.
+        """
+        heads = self.keys.shape[1]
+        packed = self.queries.unflatten(1, (heads, -1))  # [R, H, G, n, D]
+        scores = (packed @ self.keys.to(packed.dtype)[:, :, None].mT).float() * self.scale
+        n = packed.shape[3]
+        own = self.lengths[:, None] - n + torch.arange(n, device=packed.device)  # [R, n]
+        index = torch.arange(self.keys.shape[2], device=packed.device)
+        later = index > own.clamp(min=0)[..., None]  # [R, n, S]
+        scores = scores.masked_fill(later[:, None, None], float("-inf"))
+        return scores.softmax(-1).flatten(1, 2)
 
     def mass(self) -> Tensor:
         """`[R, H, S]` float32, the attention that each entry receives from the row's last n.
@@ -106,8 +123,16 @@ class CacheMethod(KVCacheMethod, ABC):
         observed: n, how many of a row's last queries `CachedLayer.queries` has; 0 for none.
         accumulates: whether `CachedLayer.total` is wanted; it costs the attention of the prompt a
             second time.
+        remembers: whether `remember` is asked at the end of the prompt and of every round, and
+            answers in `CachedLayer.total`.
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
+        merges: whether what goes is merged into what stays, by `merge`.
+        repeated: n > 0, the prompt is fed a second time behind itself, n entries at a time, for
+            `CachedLayer.total`; it costs what the prompt costs again, and a little more.
+        rerotates: whether kept keys are turned to consecutive positions, those at which they stand
+            in the cache, and new entries go on there. Every layer then keeps the same entries, in
+            all heads; the model has rotary positions.
         shared_layers: how many layers, one after the other, keep what the first of them chooses.
 
     Raises:
@@ -118,6 +143,8 @@ class CacheMethod(KVCacheMethod, ABC):
     every: int | None = field(default=None, kw_only=True)
 
     accumulates: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -129,6 +156,16 @@ class CacheMethod(KVCacheMethod, ABC):
     def observed(self) -> int:
         """See the class."""
         return 0
+
+    @property
+    def repeated(self) -> int:
+        """See the class."""
+        return 0
+
+    @property
+    def rerotates(self) -> bool:
+        """See the class."""
+        return False
 
     @property
     def shared_layers(self) -> int:
@@ -144,11 +181,42 @@ class CacheMethod(KVCacheMethod, ABC):
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
+    def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
+
+        Args:
+            layer: of the cache.
+            keep: `[R, 1 or H, K]` int64, the entries; at negative ones anything may be answered.
+        """
+        at = keep.expand(-1, layer.keys.shape[1], -1).clamp(min=0)[..., None]
+        keys = layer.keys.gather(2, at.expand(-1, -1, -1, layer.keys.shape[3]))
+        values = layer.values.gather(2, at.expand(-1, -1, -1, layer.values.shape[3]))
+        return keys, values
+
+    def remember(self, layer: CachedLayer) -> Tensor:
+        """`[R, H, S]` float32, what is known of the entries from now on.
+
+        Args:
+            layer: `total` is what was known before, zeros for the entries of the last round, and
+                None at the end of the prompt. `queries` are those of the last round: all of it.
+        """
+        mass = layer.mass()
+        return mass if layer.total is None else layer.total + mass
+
     def count(self, layer: CachedLayer) -> Tensor:
         """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within
         the budget.
         """
         return layer.lengths.clamp(max=self.budget)
+
+    @property
+    def is_headwise(self) -> bool:
+        """Whether heads keep different numbers of entries: a child of `HeadwiseMethod`."""
+        return False
+
+    def plan(self, layer: CachedLayer, scores: Tensor) -> Tensor:
+        """The entries of a layer that stay, by scores of `score`; see `select`."""
+        return self.select(scores, layer.lengths, self.count(layer))
 
     def select(self, scores: Tensor, lengths: Tensor, counts: Tensor) -> Tensor:
         """The entries that stay.
@@ -172,9 +240,16 @@ class CacheMethod(KVCacheMethod, ABC):
         scores = scores.masked_fill(index >= ends, float("-inf"))
         n_kept = int(counts.max())
         is_kept = choose_highest(scores, wanted, n_kept)
-        # [R, 1 or H, K], entries that go stand behind those that stay
-        found = index.where(is_kept, size).sort(-1).values[..., :n_kept]
-        return found.where(found < size, -1)
+        return list_entries(is_kept, n_kept)
+
+
+def list_entries(is_kept: Tensor, most: int) -> Tensor:
+    """The indices of entries that stay, in order, `[R, 1 or H, most]`; shorter lists end in -1."""
+    size = is_kept.shape[2]
+    index = torch.arange(size, device=is_kept.device)
+    # those that go stand behind those that stay
+    found = index.where(is_kept, size).sort(-1).values[..., :most]
+    return found.where(found < size, -1)
 
 
 @dataclass(frozen=True)
@@ -228,6 +303,11 @@ class CacheQuantizer(KVCacheMethod, ABC):
             raise OptionError(
                 f"{self.name}.over: expected a method that is asked once, received {self.over!r}; "
                 "leave its every out"
+            )
+        if self.over is not None and self.over.is_headwise:
+            raise OptionError(
+                f"{self.name}.over: expected a method under which all heads keep the same number "
+                f"of entries, received {self.over!r}; take SnapKV, or None"
             )
 
     @property

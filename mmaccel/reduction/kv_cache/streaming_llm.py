@@ -4,10 +4,14 @@ G. Xiao et al., "Efficient Streaming Language Models with Attention Sinks", ICLR
 (arXiv:2309.17453), section 3.2. The first entries attract attention whatever they say; without them
 the distribution of attention that the model was trained on is lost.
 
-Departures: the paper moves the window on with every token and counts positions inside the cache.
-Here entries go when the prompt is processed, and in rounds of `every` tokens where that is given,
-and kept keys keep their positions. So the model sees positions up to the length of the whole text,
-which it has to know; a stream without an end is out of reach.
+The paper counts positions inside the cache, and `rerotate` does so. The rotation of kept keys is
+taken back and that of consecutive positions applied, as in Z. He et al., "Let the Code LLM Edit
+Itself When You Edit the Code", ICLR 2025 (arXiv:2407.03157, PIE); new entries go on behind them.
+
+Departures: the paper moves the window on with every token. Here entries go when the prompt is
+processed, and in rounds of `every` tokens where that is given; kept keys keep their positions
+unless `rerotate` is given, which has no rounds. So the model sees positions up to the length of the
+whole text, which it has to know; a stream without an end is out of reach.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -30,12 +34,15 @@ class StreamingLLM(CacheMethod):
     Args:
         budget: entries that each row keeps in a layer, the first ones among them.
         sinks: how many of the first entries stay, fewer than the budget; 0 for the last ones alone.
+        rerotate: whether kept keys are turned to consecutive positions, and new ones follow them,
+            in models with rotary positions.
 
     Raises:
-        OptionError: a value out of range, or as many sinks as the budget.
+        OptionError: a value out of range, as many sinks as the budget, or rounds beside `rerotate`.
     """
 
     sinks: int = 4
+    rerotate: bool = False
 
     reads_keys: ClassVar[bool] = False
 
@@ -47,6 +54,18 @@ class StreamingLLM(CacheMethod):
                 f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
                 f"{self.sinks}; give a larger budget or fewer sinks"
             )
+
+        check_choice(f"{self.name}.rerotate", self.rerotate, (False, True))
+        if self.rerotate and self.every is not None:
+            raise OptionError(
+                f"{self.name}.every: expected None beside rerotate=True, which turns the keys of a "
+                f"prompt once, received {self.every}; leave every or rerotate out"
+            )
+
+    @property
+    def rerotates(self) -> bool:
+        """See `CacheMethod`."""
+        return self.rerotate
 
     def score(self, layer: CachedLayer) -> Tensor:
         """The later the better, and the first ones best, `[R, 1, S]`."""

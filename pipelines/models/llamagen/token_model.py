@@ -158,6 +158,8 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
             return ""
         if methods.goes_on:
             return "its cache is evicted once, after the prompt; leave every out"
+        if methods.rerotates:
+            return "its positions are those of a grid; leave rerotate out"
         if self.model.config.cls_token_num == 1:
             return "its prompt is one class label, of which nothing can be evicted"
         if evicting.reads_keys:

@@ -1,0 +1,129 @@
+"""Chelsea: entries with similar keys are averaged instead of dropped.
+
+J. Hu et al., "Efficient Long-Context LLM Inference via KV Cache Clustering", 2025
+(arXiv:2506.11418). A prompt is divided into chunks. In each chunk entries are divided into two
+sets, one after the other by turns; an entry of the first set is matched with the entry of the
+second whose key is most similar, and of all matches the most similar ones are merged, keys and
+values, into their mean. That is repeated until few enough are left.
+
+Departures: written from the paper's abstract and overviews; its code is not public. Who is in which
+set is fixed by an entry's place in its chunk for all repetitions: odd places first, then every
+second of the even ones, and so on; similarities are those of the keys before any merge. Once it is
+known who stays, every other entry joins the most similar one of its chunk that does. Keys are
+averaged as they are rotated. A mean of n entries receives the attention of one. The first entries
+and the last ones are not merged. All this happens once, when the prompt is processed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+
+@dataclass(frozen=True)
+class Chelsea(CacheMethod):
+    """Merges entries whose keys are similar, head by head, until the budget is met.
+
+    Args:
+        budget: entries that each row keeps in a layer, first and last ones among them.
+        chunk: entries of a chunk, in which matches are looked for.
+        sinks: how many of the first entries are not merged.
+        recent: how many of the last entries are not merged.
+
+    Raises:
+        OptionError: a value out of range, a budget that first and last entries fill, or rounds.
+    """
+
+    chunk: int = 64
+    sinks: int = 4
+    recent: int = 64
+
+    merges: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.chunk", self.chunk, 2, hint="64 suits most models")
+        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
+        check_int(f"{self.name}.recent", self.recent, 1, hint="64 suits most models")
+        if self.budget <= self.sinks + self.recent:
+            raise OptionError(
+                f"{self.name}.budget: expected more than {self.sinks} first and {self.recent} last "
+                f"entries, received {self.budget}; give a larger budget, or fewer of both"
+            )
+        if self.every is not None:
+            raise OptionError(
+                f"{self.name}.every: expected None, because merged entries cannot be taken apart "
+                f"when drafts are rejected, received {self.every}; leave every out"
+            )
+
+    @property
+    def n_recent(self) -> int:
+        """See `CacheMethod`."""
+        return self.recent
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """`[R, H, S]`: those that are merged first, and of them the most similar, are lowest."""
+        similar = self._compare(layer)  # [R, H, C, P, P]
+        place = torch.arange(self.chunk, device=similar.device)
+        scores = similar.new_full(similar.shape[:-1], float("inf"))
+        step = 1
+        repetition = 0
+        while step < self.chunk:
+            is_first = place % (2 * step) == step
+            is_second = place % (2 * step) == 0
+            best = similar.masked_fill(~is_second, -2).amax(-1)  # [R, H, C, P]
+            scores = torch.where(is_first, 4 * repetition - best, scores)
+            step *= 2
+            repetition += 1
+        size = layer.keys.shape[2]
+        scores = scores.flatten(2)[..., :size]
+        return scores.masked_fill(~self._may_merge(layer), float("inf"))
+
+    def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """See `CacheMethod`."""
+        heads, size = layer.keys.shape[1:3]
+        keep = keep.expand(-1, heads, -1)
+        stays = torch.zeros(len(keep), heads, size + 1, dtype=torch.bool, device=keep.device)
+        stays = stays.scatter(2, keep.where(keep >= 0, size), True)[..., :size]
+        may_merge = self._may_merge(layer)
+        joined = self._in_chunks(stays)  # [R, H, C, P]
+        similar, place = self._compare(layer).masked_fill(~joined[..., None, :], -2).max(-1)
+        first = torch.arange(place.shape[2], device=keep.device)[:, None] * self.chunk
+        owner = (place + first).where(similar > -2, size).flatten(2)[..., :size]
+        index = torch.arange(size, device=keep.device)
+        owner = owner.where(may_merge, size).where(~stays, index)  # S: none
+        n_joined = torch.zeros(*stays.shape[:2], size + 1, 1, device=keep.device)
+        n_joined.scatter_add_(2, owner[..., None], torch.ones_like(n_joined[:, :, :size]))
+        at = keep.clamp(min=0)[..., None]
+        made = []
+        for states in (layer.keys, layer.values):
+            width = states.shape[3]
+            total = torch.zeros(*stays.shape[:2], size + 1, width, device=keep.device)
+            total.scatter_add_(2, owner[..., None].expand(-1, -1, -1, width), states.float())
+            mean = total / n_joined.clamp(min=1)
+            made.append(mean.gather(2, at.expand(-1, -1, -1, width)).to(states.dtype))
+        return made[0], made[1]
+
+    def _may_merge(self, layer: CachedLayer) -> Tensor:
+        """`[R, 1, S]` bool, entries that are neither among the first nor among the last ones."""
+        index = torch.arange(layer.keys.shape[2], device=layer.keys.device)
+        return (index >= self.sinks) & (index < layer.lengths[:, None, None] - self.recent)
+
+    def _in_chunks(self, entries: Tensor) -> Tensor:
+        """`[..., C, P]` of `[..., S]`; what is missing of the last chunk is zero."""
+        return pad(entries, (0, -entries.shape[-1] % self.chunk)).unflatten(-1, (-1, self.chunk))
+
+    def _compare(self, layer: CachedLayer) -> Tensor:
+        """Cosines `[R, H, C, P, P]` of the keys of a chunk; -2 with what is not merged."""
+        directions = normalize(layer.keys.float(), dim=-1)
+        chunks = self._in_chunks(directions.mT).movedim(2, -1)  # [R, H, C, P, D]
+        is_other = self._in_chunks(self._may_merge(layer))[..., None, :]
+        return (chunks @ chunks.mT).masked_fill(~is_other, -2)

@@ -1,0 +1,98 @@
+"""Methods under which heads keep different numbers of entries.
+
+`HeadwiseMethod` says which entries stay in each head, `ThresholdMethod` those whose scores reach a
+threshold, so that a text with little to remember leaves little. Recent entries, ragged rows and
+order are written here, memory in `mmaccel.pipelines.layers.head_parts`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_entries
+
+
+@dataclass(frozen=True)
+class HeadwiseMethod(CacheMethod):
+    """Base of methods under which each head of each row keeps as many entries as it needs.
+
+    Heads that keep about equally many share memory; see `mmaccel.pipelines.layers.head_parts`. The
+    method is asked once, when the prompt is in the cache.
+
+    Args:
+        budget: rows of no more entries keep all. What else it is is the method's.
+
+    Raises:
+        OptionError: a value out of range, or rounds.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.every is not None:
+            raise OptionError(
+                f"{self.name}.every: expected None, because each head keeps a number of its own, "
+                f"received {self.every}; leave every out"
+            )
+
+    @property
+    def is_headwise(self) -> bool:
+        """See `CacheMethod`."""
+        return True
+
+    @abstractmethod
+    def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
+        """`[R, H, S]` bool, the entries that stay beside the last `n_recent`.
+
+        Args:
+            layer: of the cache.
+            scores: of `score`; in rows of one item their mean.
+        """
+
+    def plan(self, layer: CachedLayer, scores: Tensor) -> Tensor:
+        """The entries that stay, `[R, H, K]` int64, ascending; shorter lists end in -1.
+
+        Cost: a host synchronisation.
+        """
+        index = torch.arange(scores.shape[2], device=scores.device)
+        ends = layer.lengths[:, None, None]
+        is_short = ends <= self.budget
+        is_kept = self.keeps(layer, scores) | (index >= ends - self.n_recent) | is_short
+        is_kept = is_kept & (index < ends)
+        return list_entries(is_kept, int(is_kept.sum(-1).max()))
+
+
+@dataclass(frozen=True)
+class ThresholdMethod(HeadwiseMethod):
+    """Base of methods that keep the entries whose scores reach a threshold.
+
+    Args:
+        budget: the last entries, which stay in every head whatever their scores.
+        threshold: the least score of an entry that stays.
+
+    Raises:
+        OptionError: a value out of range, or rounds.
+    """
+
+    budget: int = 128
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "the higher it is, the less stays"
+        check_number(f"{self.name}.threshold", self.threshold, -math.inf, math.inf, hint)
+
+    @property
+    def n_recent(self) -> int:
+        """The budget."""
+        return self.budget
+
+    def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
+        """See `HeadwiseMethod`."""
+        return scores >= self.threshold

@@ -1,0 +1,80 @@
+"""KVzip: the entries with which a model can repeat its prompt.
+
+J.-H. Kim et al., "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", NeurIPS
+2025 (arXiv:2505.23416), section 3. What a model needs to say its prompt again, it needs for any
+question. The prompt is fed a second time, piece by piece behind itself; an entry's score is the
+most attention that it receives from an entry of the repetition. Heads share a budget: the highest
+scores of all heads of a layer stay.
+
+Departures: the paper puts an instruction before every piece ("Repeat the previous context exactly",
+and the end of the piece before); here are no words, so that any vocabulary serves. It takes the
+softmax over the piece that is repeated; here it is over the whole prompt. Its budget is shared by
+all layers, here by the heads of one. The paper's pieces are of 2048 entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
+from mmaccel.reduction.ranking import choose_highest
+
+
+@dataclass(frozen=True)
+class KVzip(HeadwiseMethod):
+    """Keeps what the prompt, fed a second time, attends to, shared out among the heads of a layer.
+
+    Args:
+        budget: entries that each row keeps in a layer, in the mean of its heads.
+        sinks: how many of the first entries stay in every head, fewer than the budget.
+        piece: entries that are repeated at a time. The model's positions have to be enough for
+            prompt, answer and one piece.
+
+    Raises:
+        OptionError: a value out of range, as many sinks as the budget, or rounds.
+    """
+
+    budget: int = 1024
+    sinks: int = 4
+    piece: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
+        check_int(f"{self.name}.piece", self.piece, 1, hint="256 suits most models")
+        if self.sinks >= self.budget:
+            raise OptionError(
+                f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
+                f"{self.sinks}; give a larger budget or fewer sinks"
+            )
+
+    @property
+    def repeated(self) -> int:
+        """A piece."""
+        return self.piece
+
+    @property
+    def n_recent(self) -> int:
+        """See `CacheMethod`."""
+        return 1
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """The most attention from the repetition, `[R, H, S]`; the ends are best."""
+        assert layer.total is not None
+        index = torch.arange(layer.total.shape[2], device=layer.total.device)
+        is_end = (index < self.sinks) | (index == layer.lengths[:, None, None] - 1)
+        return layer.total.masked_fill(is_end, float("inf"))
+
+    def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
+        """See `HeadwiseMethod`."""
+        heads = scores.shape[1]
+        scores = scores.masked_fill(~layer.is_entry(), float("-inf"))
+        wanted = layer.lengths.clamp(max=self.budget)[:, None] * heads
+        kept = choose_highest(scores.flatten(1), wanted, int(wanted.max()))
+        return kept.view_as(scores)

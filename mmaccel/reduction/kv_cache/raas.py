@@ -1,0 +1,83 @@
+"""RaaS: entries that have not been attended to for the longest time go.
+
+J. Hu et al., "RaaS: Reasoning-Aware Attention Sparsity for Efficient LLM Reasoning", 2025
+(arXiv:2502.11089), section 3. While an answer is reasoned out, what it has concluded is attended to
+for a while and then never again, and the prompt is attended to now and then. An entry has a time
+stamp: when it last received more than a threshold of a query's attention. The entries with the
+oldest stamps go; those of the prompt never do.
+
+Departures: the paper evicts a page of entries as soon as the budget is full; here a round of
+`every` tokens evicts as many entries, one by one, and what goes is attended to for a round more.
+Query heads vote for their key head with their mean attention. Of equally old entries the later ones
+go. A prompt beyond the budget is kept whole, and the last entry with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int, check_number
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+_PROMPT = float("inf")  # the time stamp of its entries
+
+
+@dataclass(frozen=True)
+class RaaS(CacheMethod):
+    """Keeps the prompt, and what was attended to last, round by round.
+
+    Args:
+        budget: entries that each row keeps in a layer, those of its prompt among them; a longer
+            prompt is kept whole.
+        every: see `CacheMethod`.
+        threshold: the share of a query's attention with which an entry gets its time stamp.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    every: int | None = field(default=64, kw_only=True)
+    threshold: float = 1e-4
+
+    remembers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hint = "64 suits most; the method works in rounds"
+        check_int(f"{self.name}.every", self.every, 1, hint=hint)
+        check_number(f"{self.name}.threshold", self.threshold, 0, 1, "0.0001 suits most models")
+
+    def remember(self, layer: CachedLayer) -> Tensor:
+        """Time stamps `[R, H, S]`: how many generated tokens there were."""
+        stamps = layer.total
+        if stamps is None:
+            return torch.full(layer.keys.shape[:3], _PROMPT, device=layer.keys.device)
+        heads = layer.keys.shape[1]
+        n = layer.queries.shape[2]
+        is_old = stamps.isfinite()
+        # rounds are equally long, so that the latest stamp of all entries is the last round's
+        before = stamps.where(is_old, 0).amax((1, 2), keepdim=True)[..., None]  # [R, 1, 1, 1]
+        votes = layer.weights().unflatten(1, (heads, -1)).mean(2)  # [R, H, n, S]
+        time = before + 1 + torch.arange(n, device=votes.device)[:, None]
+        latest = torch.where(votes > self.threshold, time, 0).amax(2)
+        # an entry of this round is as new as its own query
+        index = torch.arange(stamps.shape[2], device=stamps.device)
+        age = layer.lengths[:, None, None] - 1 - index
+        born = torch.where((age >= 0) & (age < n), before[..., 0] + n - age, 0)
+        return torch.maximum(stamps, torch.maximum(latest, born))
+
+    def count(self, layer: CachedLayer) -> Tensor:
+        """See `CacheMethod.count`."""
+        assert layer.total is not None
+        n_prompt = (layer.total.isinf() & layer.is_entry()).sum(-1).amax(1)
+        most = (n_prompt + self.n_recent).clamp(min=self.budget)
+        return layer.lengths.minimum(most)
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """The time stamps, `[R, H, S]`."""
+        assert layer.total is not None
+        return layer.total

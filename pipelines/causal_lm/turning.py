@@ -1,0 +1,82 @@
+"""Cached keys turned to other positions, in models with rotary ones.
+
+Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021
+(arXiv 2104.09864). A key is rotated by angles that grow with its position, so that it is moved to
+another one by the difference of both angles, without the states that it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels.rope_write import turn
+from mmaccel.pipelines.runner.fused_structure import Structure, UnknownDecoderError, read_structure
+
+
+@dataclass(frozen=True)
+class KeyTurner:
+    """Turns the keys of a model's layers.
+
+    Args:
+        structure: of the model; see `find_obstacle`.
+    """
+
+    structure: Structure
+
+    @torch.no_grad()
+    def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
+        """Turn the first K keys to the positions 0 … K - 1, in place.
+
+        Args:
+            layer: its number.
+            keys: `[R, H, S, D]`.
+            keep: `[R, K]` int64, the positions that they were made at; shorter lists end in -1.
+        """
+        this = self.structure.layers[layer]
+        if not this.attention.turns:
+            return
+        n = keep.shape[1]
+        held = keys[:, :, :n]
+        to = torch.arange(n, device=keys.device)
+        keep = keep.to(keys.device)
+        cos, sin = self._find_angles(keep.clamp(min=0), this.kind)  # [R, K, P]
+        to_cos, to_sin = self._find_angles(to[None], this.kind)
+        size = cos * cos + sin * sin  # scaled angles are longer than 1
+        by_cos = (to_cos * cos + to_sin * sin) / size
+        by_sin = (to_sin * cos - to_cos * sin) / size
+        interleaved = self.structure.spec.interleaved
+        turned = turn(held.float(), by_cos[:, None], by_sin[:, None], interleaved)
+        is_moved = (keep != to) & (keep >= 0)
+        held.copy_(turned.to(keys.dtype).where(is_moved[:, None, :, None], held))
+
+    def _find_angles(self, positions: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[R, K, P]` float32 of positions `[R, K]`, for a kind of layer."""
+        structure = self.structure
+        assert structure.rotary is not None
+        like = torch.empty(1, device=positions.device)
+        kinds = (kind,) if structure.spec.has_kinds else ()
+        cos, sin = structure.rotary(like, positions, *kinds)
+        return structure.turn_angles(cos, sin)
+
+
+def open_turner(model: Any, windows: Sequence[int | None]) -> KeyTurner | str:
+    """What turns the keys of a model; or why they cannot be.
+
+    Args:
+        model: of transformers.
+        windows: sliding window of every layer; None where it sees everything.
+    """
+    try:
+        structure = read_structure(model, windows)
+    except UnknownDecoderError as error:
+        return f"how its keys turn is not known ({error})"
+    if structure.rotary is None:
+        return "its positions are learned, not rotary"
+    if not structure.has_fixed_angles:
+        return "its rotary angles depend on more than a position's number"
+    return KeyTurner(structure)

@@ -1,0 +1,236 @@
+"""Heads that hold different numbers of entries: who shares memory, bytes, pairs, bugs.
+
+`test_eviction.py` compares their tokens with a mask over the full cache, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.contracts import Pass
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers import attention
+from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.layers.store import HeadPart, KVCacheLayout, WindowLayer
+from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
+from tests.fixtures.tiny_lms import build_lm
+from tests.layers import test_eviction
+from tests.layers.test_eviction import (
+    REFERENCES,
+    check_speculation,
+    draw_rows,
+    fill,
+    generate,
+)
+
+METHODS = [method for method, _ in REFERENCES.values() if method.is_headwise]
+PLAIN = mmaccel.Autoregressive()
+
+
+@dataclass(frozen=True)
+class _Above(ThresholdMethod):
+    """The entries whose first number is at least the threshold."""
+
+    budget: int = 1
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """Of every head."""
+        return layer.keys[..., 0].float()
+
+
+def evict_above(keys: Tensor, lengths: Tensor, branches: int = 1) -> tuple[WindowLayer, Any]:
+    """A layer with keys `[R, H, S, D]` of which those from 0 on stay, and what was done."""
+    layer = fill(KVCacheLayout(len(keys), 40), keys)
+    method = _Above()
+    observer = Observer(method, lengths)
+    observer.keep(0, keys, keys, mask=None, scale=1.0)
+    return layer, evict(method, [layer], lengths, observer, branches=branches)
+
+
+def draw_heads(*n_kept: int, size: int = 20) -> Tensor:
+    """Keys `[1, H, size, 3]` of heads that keep so many of the first entries, and the last one."""
+    keys = torch.randn(1, len(n_kept), size, 3, generator=torch.Generator().manual_seed(0))
+    for head, n in enumerate(n_kept):
+        keys[0, head, :, 0] = -1
+        keys[0, head, : n - 1, 0] = 1
+    return keys
+
+
+def test_heads_of_about_equal_lengths_share_memory() -> None:
+    """In eighths of the longest, 16: 16 and 15, 4 and 3; each part has room for 20 more."""
+    layer, made = evict_above(draw_heads(4, 16, 3, 15), torch.tensor([20]))
+    assert [part.heads.tolist() for part in layer.parts] == [[1, 3], [0, 2]]
+    assert [part.counts.tolist() for part in layer.parts] == [[[16, 15]], [[4, 3]]]
+    lengths = [part.store.held()[0].shape[2] for part in layer.parts]
+    room = 20 + 1  # of the layout of 40, and one that nothing uses
+    assert lengths == [16 + room, 4 + room]
+    assert layer.keys is None and layer.values is None
+    n_numbers = 2 * 2 * 3 * (16 + room) + 2 * 2 * 3 * (4 + room)
+    assert layer.nbytes == 4 * n_numbers
+    held = sum(
+        states.untyped_storage().nbytes()
+        for part in layer.parts
+        for states in (part.store.keys, part.store.values)
+        if states is not None
+    )
+    assert held == layer.nbytes
+    assert (made.n_dropped, made.n_entries) == (11, 20)  # 38 of 80 stay
+
+
+def test_what_stays_is_each_head_s_own() -> None:
+    keys = torch.randn(3, 4, 20, 3, generator=torch.Generator().manual_seed(2))
+    lengths = torch.tensor([20, 7, 13])
+    layer, _ = evict_above(keys, lengths)
+    n_checked = 0
+    for part in layer.parts:
+        held = part.store.held()[0]
+        for at, head in enumerate(part.heads.tolist()):
+            for row, n in enumerate(lengths.tolist()):
+                own = keys[row, head, :n]
+                stays = (own[:, 0] >= 0) | (torch.arange(n) == n - 1)
+                count = int(part.counts[row, at])
+                assert torch.equal(held[row, at, :count], own[stays])
+                n_checked += 1
+    assert n_checked == 12
+
+
+def test_a_layer_that_drops_nothing_stays_whole() -> None:
+    layer, made = evict_above(draw_heads(20, 20), torch.tensor([20]))
+    assert layer.parts == () and layer.keys is not None and made.n_dropped == 0
+
+
+def test_rows_of_one_item_keep_the_same_where_their_prompts_are_equally_long() -> None:
+    keys = torch.randn(4, 2, 12, 3, generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([12, 9, 12, 7])  # items 0 and 1, two branches
+    layer, _ = evict_above(keys, lengths, branches=2)
+    for part in layer.parts:
+        held = part.store.held()[0]
+        for at, head in enumerate(part.heads.tolist()):
+            for row, other in ((0, 2), (1, None), (2, 0), (3, None)):
+                n = int(lengths[row])
+                scores = keys[row, head, :n, 0]
+                if other is not None:
+                    scores = (scores + keys[other, head, :n, 0]) / 2
+                stays = (scores >= 0) | (torch.arange(n) == n - 1)
+                count = int(part.counts[row, at])
+                assert torch.equal(held[row, at, :count], keys[row, head, :n][stays])
+
+
+SPLITTING = (
+    mmaccel.KVzap(budget=4, threshold=-2.9, window=4),
+    mmaccel.DuoAttention(budget=8, sinks=2, share=0.87, window=4),
+    mmaccel.KVzip(budget=8, sinks=1, piece=9),
+)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("method", SPLITTING, ids=repr)
+def test_bytes_are_what_is_allocated(method: Any, fused: bool) -> None:
+    """The memory of the full cache is gone, and passes allocate none."""
+    model, rows = build_lm("llama"), draw_rows(64, 64)
+    window = CausalLMWindow(model, fused=fused)
+    window.use_methods(LayerMethods(kv_cache=method))
+    window.reserve(2, 64 + 14)
+    window.prefill(Pass(torch.tensor(rows)[:, :-1], torch.zeros(2, dtype=torch.int64)))
+    split = [layer for layer in window.cache_layers() if layer.parts]
+    sizes = [layer.nbytes for layer in split]
+    assert split
+    for layer, size in zip(split, sizes):
+        exact = 0
+        for part in layer.parts:
+            room = int(part.counts.max()) + 14 + 1 + 1 + 1  # as in test_eviction.py
+            exact += 2 * 4 * 2 * 8 * len(part.heads) * room  # float32, two rows, 8 channels
+        assert size == exact
+    window.forward(Pass(torch.tensor(rows)[:, -1:], torch.tensor([63, 63])))
+    assert [layer.nbytes for layer in split] == sizes
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_tree_has_the_tokens_of_the_plain_loop(method: Any) -> None:
+    model, rows = build_lm("qwen2"), draw_rows(33, 12, 21)
+    plain, _ = generate(model, PLAIN, rows, kv_cache=method)
+    tree = mmaccel.Jacobi(window=4, tree=mmaccel.Comb(branches=2, length=3))
+    made, _ = generate(model, tree, rows, kv_cache=method)
+    assert torch.equal(made, plain)
+
+
+def test_rows_leave_a_cache_of_parts() -> None:
+    """What is left goes on as it would have alone."""
+    model, rows = build_lm("llama"), draw_rows(30, 30, 30)
+    method = METHODS[0]
+
+    def open_window(some: list[list[int]]) -> CausalLMWindow:
+        window = CausalLMWindow(model)
+        window.use_methods(LayerMethods(kv_cache=method))
+        window.reserve(len(some), 40)
+        window.prefill(Pass(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)))
+        return window
+
+    together, alone = open_window(rows), open_window(rows[2:])
+    together.run_caches().keep(torch.tensor([2]))
+    tokens = Pass(torch.tensor([[5, 6, 7]]), torch.tensor([30]))
+    assert torch.allclose(together.forward(tokens), alone.forward(tokens), atol=1e-5)
+
+
+LOOKING = (mmaccel.KVzap(8, window=3), mmaccel.DuoAttention(9, sinks=1, window=3))
+
+
+@pytest.mark.parametrize("method", LOOKING, ids=repr)
+def test_a_planted_needle_survives(method: Any) -> None:
+    """One key that the last queries of head 0 point to; head 1 looks at what is recent."""
+    generator = torch.Generator().manual_seed(1)
+    keys = 0.1 * torch.randn(1, 2, 60, 4, generator=generator)
+    queries = 0.1 * torch.randn(1, 4, 60, 4, generator=generator)
+    needle = torch.tensor([3.0, -2.0, 1.0, 2.0])
+    keys[:, 0, 26] = needle
+    keys[:, 1, 57:] = needle
+    queries[:, :, 57:] = 4 * needle
+    lengths = torch.tensor([60])
+    observer = Observer(method, lengths)
+    observer.keep(0, queries, keys, mask=None, scale=1.0)
+    seen = observer.layers[0]
+    layer = CachedLayer(0, 2, keys, keys, lengths, seen.queries, 1.0)
+    kept = method.plan(layer, method.score(layer))
+    assert (kept[0, 0] == 26).any() and not (kept[0, 1] == 26).any()
+
+
+def _nothing_is_empty(patch: pytest.MonkeyPatch) -> None:
+    own = HeadPart.find_empty
+    patch.setattr(HeadPart, "find_empty", lambda self, size: torch.zeros_like(own(self, size)))
+
+
+def _heads_come_back_as_parts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attention, "join_heads", lambda made, parts: torch.cat(made, 1))
+
+
+def _all_rows_write_where_the_longest_does(patch: pytest.MonkeyPatch) -> None:
+    own = KVCacheLayout.shorten
+    patch.setattr(
+        KVCacheLayout, "shorten",
+        lambda self, dropped, room=None: own(self, dropped.amin().expand_as(dropped) - 1, room),
+    )  # fmt: skip
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "empty indices are seen": _nothing_is_empty,
+    "heads are joined in the order of parts": _heads_come_back_as_parts,
+    "position after eviction": _all_rows_write_where_the_longest_does,
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    with pytest.raises(AssertionError):
+        for reference in ("kvzap", "kvzap, a higher threshold"):
+            test_eviction.test_eviction_is_a_mask_over_the_full_cache("qwen2", True, reference)
+            check_speculation(reference, 1)
