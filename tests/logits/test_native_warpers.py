@@ -85,9 +85,9 @@ def test_an_ordinary_sampled_call_has_no_processor_left(monkeypatch: pytest.Monk
     seen: list[SamplingParams] = []
     real = generate_service.Engine.prepare
 
-    def prepare(self: Any, window: Any, prompt: Any, policy: Any, params: SamplingParams) -> None:
-        seen.append(params)
-        real(self, window, prompt, policy, params)
+    def prepare(self: Any, *args: Any, **options: Any) -> None:
+        seen.append(args[-1])
+        real(self, *args, **options)
 
     monkeypatch.setattr(generate_service.Engine, "prepare", prepare)
     model = build_lm("llama")

@@ -33,7 +33,7 @@ def find_pass(methods: LayerMethods) -> str | None:
         return None
     if methods.repeated:  # the prompt is fed a second time
         return None
-    adds = methods.kv_cache is not None and methods.kv_cache.accumulates
+    adds = methods.evictor is not None and methods.evictor.accumulates
     return "adding" if adds else "plain"
 
 
@@ -103,8 +103,8 @@ class SharedPrompts:
         width = int(self.lengths.max())
         mask = torch.arange(width, device=self.lengths.device) < self.lengths[:, None]
         observer = None
-        if methods.kv_cache is not None:
-            observer = self._observe(methods.kv_cache)
+        if methods.evictor is not None:
+            observer = self._observe(methods.evictor)
         states = PromptStates(
             [
                 (layer.keys[:, :, :width], layer.values[:, :, :width])
@@ -144,7 +144,7 @@ def process_prompts(
         synchronise: waits for the device.
     """
     device = window.device
-    methods = [side.kv_cache for side in sides if side.kv_cache is not None]
+    methods = [side.evictor for side in sides if side.evictor is not None]
     n_observed = max((method.observed for method in methods), default=0)
     kind = _Adder if any(method.accumulates for method in methods) else _Recorder
     recorder = kind(n_observed=n_observed)
