@@ -83,6 +83,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         f"Quest(budget={arguments.budget})": LayerMethods(
             attention=mmaccel.Quest(budget=arguments.budget, block=arguments.block)
         ),
+        f"Quest(budget={arguments.budget}, block=64)": LayerMethods(
+            attention=mmaccel.Quest(budget=arguments.budget, block=64)
+        ),
         f"TopP(budget={arguments.budget})": LayerMethods(
             attention=mmaccel.TopP(budget=arguments.budget, block=arguments.block)
         ),

@@ -79,7 +79,8 @@ class Packing:
     @property
     def has_packed(self) -> bool:
         """Whether a row holds something in fewer bits. Cost: a host synchronisation."""
-        return any(bool(layout.packed.any()) for layout in self._layouts)
+        found = (layout.packed for layout in self._layouts)
+        return any(packed is not None and bool(packed.any()) for packed in found)
 
     def advance(self, indices: Tensor) -> None:
         """Pack what has become due, before a pass.

@@ -156,7 +156,6 @@ def test_entries_and_bytes_by_hand(text_model: TextModel, asked: list[TextQuesti
 
 
 _WHOLE = ("raas", "quantized-cache")  # drop no entry of a prompt
-_FIELDS = {"duo-attention": {"share": 0.9}}  # whose heads look nowhere in particular
 
 
 @pytest.mark.parametrize("name", METHODS["kv_cache"])
@@ -166,7 +165,7 @@ def test_prompts_that_were_shared_answer_as_own_ones(
     prompts = text_model.encode(asked[:3])
     window = measure.CausalLMWindow(text_model.model)
     target = Target(text_model.model)
-    method = matrix_example("kv_cache", name, target, **_FIELDS.get(name, {}))
+    method = matrix_example("kv_cache", name, target)
     methods = LayerMethods(kv_cache=method)
     if prompts_of_sides.find_pass(methods) is None:
         assert methods.repeated  # its prompts are processed by itself

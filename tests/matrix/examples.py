@@ -148,7 +148,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _method("kv_cache", "chelsea", budget=9, chunk=8, sinks=1, recent=2), ({"budget": 64},)
     ),
     ("kv_cache", "duo-attention"): Example(
-        _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.6, window=3),
+        _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.9, window=3),
         ({"budget": 64}, {"share": 0.0}),
     ),
     ("kv_cache", "quantized-cache"): Example(
