@@ -94,7 +94,7 @@ def shared_prefix_tables(reports: dict[str, Report]) -> str:
     parts = []
     for report in (r for r in reports.values() if "shared_prefix" in r):
         parts += [
-            f"{report['rows']} rows of one prompt of {report['positions']} tokens, "
+            f"{report['batch']} rows of one prompt of {report['positions']} tokens, "
             f"{report['layers']} layers of 16 heads of 64, random weights, float32; "
             f"{_source(report)}",
             grid(
@@ -115,6 +115,26 @@ def shared_prefix_tables(reports: dict[str, Report]) -> str:
     return _section(parts)
 
 
+def serving_prefill_tables(reports: dict[str, Report]) -> str:
+    """What clients of a server see when long prompts join, whole and in chunks."""
+    parts = []
+    for report in (r for r in reports.values() if "throughput_to_whole" in str(r.get("summary"))):
+        rows: list[tuple[str, ...]] = [
+            (
+                name if name == "whole" else f"{name} tokens",
+                f"{row['between_tokens_p99']:.0f}",
+                f"{row['p99_of_whole_to_own']:.1f}×",
+                f"{row['tokens_per_second']:.0f}",
+                f"{row['first_token_p50']:.0f}",
+            )
+            for name, row in report["summary"].items()
+        ]
+        heads = ("prompts", "ms between tokens, p99", "better", "tokens/s", "ms to the first, p50")
+        parts += [f"{report['model'][0].upper()}{report['model'][1:]}; {_source(report)}"]
+        parts += [grid(heads, rows)]
+    return _section(parts)
+
+
 def _section(parts: list[str]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
@@ -122,6 +142,7 @@ def _section(parts: list[str]) -> str:
 CONTEXT_TABLES = {
     "long-context": long_context_tables,
     "shared-prefix": shared_prefix_tables,
+    "serving-prefill": serving_prefill_tables,
     "self-drafts": self_draft_tables,
     "scenes-cache": scenes_cache_tables,
 }

@@ -101,7 +101,7 @@ def main() -> None:
             "command": shlex.join(["python", *sys.argv]),
             "machine": describe_machine("cpu") | {"threads": arguments.threads},
             "positions": arguments.positions,
-            "rows": arguments.rows,
+            "batch": arguments.rows,
             "layers": arguments.layers,
             "shared_prefix": rows,
         }
