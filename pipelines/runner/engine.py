@@ -205,6 +205,8 @@ class Engine:
         n_saved = groups.n_saved
         if not reason and not n_saved:
             reason = "no two rows have the same prompt of two tokens or more"
+            if prompt.batch == 1:
+                reason = "one row is decoded at a time; decode several together (batch_size)"
         elif not reason and self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
             reason = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
         window.use_prefixes(None if reason else groups, reason)

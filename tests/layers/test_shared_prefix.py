@@ -267,6 +267,7 @@ def test_a_cache_that_the_caller_sees() -> None:
 REASONS: dict[str, tuple[list[list[int]], str]] = {
     "other prompts": ([LONG, SHORT], "no two rows have the same prompt"),
     "one token": ([[7], [7]], "no two rows have the same prompt of two tokens"),
+    "a row alone": ([LONG], "one row is decoded at a time"),
     "a short prompt": ([SHORT, SHORT], "it would save 8 entries"),
 }
 
