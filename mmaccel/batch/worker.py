@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
 from mmaccel.batch.prompts import Item
+from mmaccel.batch.signals import hold_signals
 from mmaccel.catalog import make_policy
 from mmaccel.errors import OptionError
 from mmaccel.loading import parse_size, pick_name
@@ -229,7 +230,8 @@ class Worker:
 
         def write(finished: RequestOutput) -> None:
             try:
-                on_finish(self._write(finished))
+                with hold_signals():
+                    on_finish(self._write(finished))
             except Exception as error:
                 raise _CallbackFailed from error
             del left[finished.request.tag.key]

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import mmaccel
+from mmaccel.batch import worker
 from mmaccel.batch.manifest import Manifest
 from mmaccel.batch.prompts import seed_of
 from mmaccel.batch.worker import Worker
@@ -191,11 +192,23 @@ def interrupt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Manifest, "append", interrupted)
 
 
+def interrupt_before_the_record(patch: pytest.MonkeyPatch) -> None:
+    """A signal when an image is written and its record is not."""
+    write = worker.write_png
+
+    def interrupted(*given: Any) -> None:
+        write(*given)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    patch.setattr(worker, "write_png", interrupted)
+
+
 @pytest.mark.parametrize(
     ("disturb", "code", "error", "says"),
     [
         (fill_disk, 1, "fatal", "No space left on device; the images in the manifest are complete"),
         (interrupt, 130, "interrupted", "continue with --resume"),
+        (interrupt_before_the_record, 130, "interrupted", "continue with --resume"),
     ],
 )
 def test_a_job_that_ends_early_keeps_finished_images_and_nothing_half(
