@@ -31,10 +31,10 @@ _ROW = 16  # tokens of a row of the image
 _TOKENS = 256  # tokens of an image
 
 
-def make_ways(whole: int, prompt: int) -> dict[str, Any]:
-    """Cache methods at half and a quarter of an image's entries, and the whole cache."""
+def make_ways(whole: int, prompt: int, shares: list[float]) -> dict[str, Any]:
+    """Cache methods at shares of an image's entries, and the whole cache."""
     ways: dict[str, Any] = {"whole": None}
-    for share in (0.5, 0.25):
+    for share in shares:
         budget = round(share * whole)
         sinks = min(prompt, budget - _ROW - 4)
         given = {"budget": budget, "every": _ROW}
@@ -58,7 +58,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     prompt = int(prompts.lengths.max())
     whole = prompt + _TOKENS
     rows, right = [], torch.zeros(0)
-    for name, method in make_ways(whole, prompt).items():
+    for name, method in make_ways(whole, prompt, arguments.shares).items():
         pixels = []
         passes = 0
         for first in range(0, len(captions), arguments.batch):
@@ -98,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 0.25])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
