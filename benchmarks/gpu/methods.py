@@ -97,14 +97,17 @@ def _layer_calls() -> Iterator[Call]:
     """
     from mmaccel.catalog import METHODS, load
     from mmaccel.reduction.kv_cache.contract import CacheMethod
+    from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
     from tests.fixtures.tiny_lms import build_lm
     from tests.matrix.examples import Target, make
 
     model = build_lm("llama")
     for slot in ("kv_cache", "attention"):
         for name, entry in METHODS[slot].items():
-            evicts = issubclass(load(entry.target), CacheMethod)
-            for fields in ({}, {"every": 5}) if evicts else ({},):
+            kind = load(entry.target)
+            has_rounds = issubclass(kind, CacheMethod) and not kind.merges
+            has_rounds = has_rounds and not issubclass(kind, HeadwiseMethod)
+            for fields in ({}, {"every": 5}) if has_rounds else ({},):
                 method = make(slot, name, Target(model), **fields)
                 run = partial(_generate, model, mmaccel.Jacobi(window=5), **{slot: method})
                 yield Call(f"{name}{' in rounds' * bool(fields)}", run)
