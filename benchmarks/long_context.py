@@ -1,6 +1,6 @@
 """What a step costs over a long cache: full attention, a smaller cache, chosen blocks.
 
-    python benchmarks/long_context.py --positions 32768 --json FILE
+    python -m benchmarks.long_context --positions 32768 --json FILE
 
 A Llama with random weights whose cache is filled with random keys and values: what a step reads is
 what counts, and nothing of it depends on what they are. A prompt of this length would take minutes.
@@ -117,6 +117,25 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def write_report(arguments: argparse.Namespace, **parts: Any) -> None:
+    """Write what was measured on a CPU, with the command and the machine, where it was asked for.
+
+    Args:
+        arguments: `json`, `threads` and `positions` of the command.
+        parts: what was measured, and what on.
+    """
+    if arguments.json is None:
+        return
+    module = Path(sys.argv[0]).stem
+    report = {
+        "command": shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]]),
+        "machine": describe_machine("cpu") | {"threads": arguments.threads},
+        "positions": arguments.positions,
+        **parts,
+    }
+    arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -138,14 +157,7 @@ def main() -> None:
             f"W={row['width']} {row['way']}: {row['ms']:.1f} ms, {row['times']:.2f} times, "
             f"{row['cache_bytes'] / 2**20:.0f} MiB"
         )
-    if arguments.json is not None:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "machine": describe_machine("cpu") | {"threads": arguments.threads},
-            "positions": arguments.positions,
-            "long_context": rows,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(arguments, long_context=rows)
 
 
 if __name__ == "__main__":

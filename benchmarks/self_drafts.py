@@ -1,6 +1,6 @@
 """What a token costs over a long cache when the model drafts for itself, against the plain loop.
 
-    python benchmarks/self_drafts.py --positions 32768 --json FILE
+    python -m benchmarks.self_drafts --positions 32768 --json FILE
 
 A Llama with random weights whose cache is filled with random keys and values, handed to `generate`
 as `past_key_values`: a prompt of this length would take minutes. Two things that a trained model
@@ -15,9 +15,6 @@ cost of a token is that of a longer call less that of a shorter one, over the to
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -26,8 +23,7 @@ from typing import Any
 import torch
 
 import mmaccel
-from benchmarks.long_context import make_model
-from mmaccel.outputs.machine import describe_machine
+from benchmarks.long_context import make_model, write_report
 
 
 def sharpen(model: Any, sharpness: float, similarity: float) -> None:
@@ -137,14 +133,7 @@ def main() -> None:
             f"{row['way']}: {row['ms_a_token']:.1f} ms a token, {row['times']:.2f} times, "
             f"{row['tokens_a_pass']:.2f} tokens a verification, same tokens: {row['same']}"
         )
-    if arguments.json is not None:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "machine": describe_machine("cpu") | {"threads": arguments.threads},
-            "positions": arguments.positions,
-            "self_drafts": rows,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(arguments, self_drafts=rows)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,6 @@ the fused decoder.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -20,9 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.long_context import make_model
+from benchmarks.long_context import make_model, write_report
 from mmaccel.contracts import Pass, Prompt
-from mmaccel.outputs.machine import describe_machine
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 
 WAYS = ("private", "shared")
@@ -96,16 +92,7 @@ def main() -> None:
             f"{row['ms']:.1f} ms a step, {row['times']:.2f} times, "
             f"{row['cache_bytes'] / 2**20:.0f} MiB"
         )
-    if arguments.json is not None:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "machine": describe_machine("cpu") | {"threads": arguments.threads},
-            "positions": arguments.positions,
-            "batch": arguments.rows,
-            "layers": arguments.layers,
-            "shared_prefix": rows,
-        }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    write_report(arguments, batch=arguments.rows, layers=arguments.layers, shared_prefix=rows)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -208,8 +209,10 @@ def list_blocks(blocks: Blocks | None, row: int, head: int) -> list[int]:
     return blocks.index[row, head, : int(blocks.count[row, head])].tolist()
 
 
-def rounds(blocks: DraftBlocks) -> None:
-    """Rounds of a verifying pass over five entries and drafts behind what it accepted."""
+def rounds(blocks: DraftBlocks) -> Iterator[tuple[list[int], list[int]]]:
+    """Rounds of a verifying pass over five entries and drafts behind what it accepted: the blocks
+    that each draft reads, and those by hand, in order.
+    """
     draws = torch.Generator().manual_seed(4)
     keys = torch.randn(N_ROWS, HEADS, 64, WIDTH, generator=draws)
     begin = torch.tensor([30, 41])
@@ -229,7 +232,7 @@ def rounds(blocks: DraftBlocks) -> None:
                 recent = range(int(begin[row]) // SIZE, (int(start[row]) + index) // SIZE + 1)
                 listed = list_blocks(found, row, head)
                 real = [block for block in listed if block * SIZE <= int(start[row]) + index]
-                assert len(real) == len(set(real)) and set(real) == chosen | set(recent)
+                yield sorted(real), sorted(chosen | set(recent))
         begin = start
 
 
@@ -247,7 +250,8 @@ def by_hand(keys: Tensor, query: Tensor, begin: int) -> set[int]:
 
 
 def test_held_blocks_are_those_of_brute_force() -> None:
-    rounds(DraftBlocks(Verified()))
+    read, by_brute_force = zip(*rounds(DraftBlocks(Verified())), strict=True)
+    assert len(read) == 2 * 3 * N_ROWS * HEADS and read == by_brute_force
 
 
 @pytest.mark.parametrize("bug", ["the first query alone counts", "nothing recent"])
@@ -263,8 +267,7 @@ def test_planted_bugs_of_held_blocks_are_seen(bug: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(
             drafting, "find_mass", lambda query, key, *given: own(query[:, :, :1], key, *given)
         )
-    with pytest.raises(AssertionError):
-        rounds(DraftBlocks(Verified()))
+    assert any(read != wanted for read, wanted in rounds(DraftBlocks(Verified())))
 
 
 def test_triforce_chooses_once_a_window_and_quest_for_every_draft(
