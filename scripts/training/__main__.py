@@ -49,7 +49,7 @@ from pathlib import Path
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
-from scripts.training import coarse, recall_command, vqa_command
+from scripts.training import coarse, recall_command, stdlib_command, vqa_command
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -80,7 +80,7 @@ def main() -> None:
     own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main}
     own |= {
         part: partial(command.main, part)
-        for command in (vqa_command, recall_command)
+        for command in (vqa_command, recall_command, stdlib_command)
         for part in command.PARTS
     }
     if sys.argv[1:2] and sys.argv[1] in own:
