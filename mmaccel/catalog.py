@@ -341,12 +341,13 @@ DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
 """A folder for each demo model, by its name."""
 
 VISION_DEMO = "mmaccel.demo.loading:load_demo"
-"""Loads a model of `VISION_MODELS`, or `recall`: "module:function" of its name."""
+"""Loads a model of `VISION_MODELS`, or a language model: "module:function" of its name."""
 
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {
     "grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench",
     "recall": "answers questions about long documents; for mmaccel evaluate cache",
+    "stdlib": "continues Python source; for drafts of text",
 }
 
 

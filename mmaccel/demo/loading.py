@@ -9,13 +9,13 @@ from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError
 
 WEIGHTS = Path(__file__).parent / "weights"
-NAMES = ("scenes-vqa", "recall")
-_TRAINED_BY = {"scenes-vqa": "vqa", "recall": "recall"}
+NAMES = ("scenes-vqa", "recall", "stdlib")
+_TRAINED_BY = {"scenes-vqa": "vqa"}  # others by the command of their name
 
 
 def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
-    """Opens an embedded vision-language model and its processor, or the language model of long
-    documents and its tokenizer.
+    """Opens an embedded vision-language model and its processor, or a language model and its
+    tokenizer: of long documents, or of Python source.
 
     >>> model, processor = mmaccel.load_demo("scenes-vqa")
     >>> inputs = processor(images=[image], text=["<image> what is here?"], return_tensors="pt")
@@ -23,14 +23,14 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     >>> processor.batch_decode(answer, skip_special_tokens=True)
 
     Args:
-        name: "scenes-vqa" or "recall".
+        name: "scenes-vqa", "recall" or "stdlib".
         folder: other weights of the same kind, such as `full/generator` of a work folder.
 
     Returns:
         The model, float32, in evaluation mode, on the CPU: a `LlavaNextForConditionalGeneration`
         or a `LlamaForCausalLM`. And its `LlavaNextProcessor` or its tokenizer, which pad on the
-        left. Token ids are [B, T]; see `mmaccel.demo.scenes_vqa.processor` and
-        `mmaccel.demo.recall.words`.
+        left. Token ids are [B, T]; see `mmaccel.demo.scenes_vqa.processor`,
+        `mmaccel.demo.recall.words` and the tokenizer's file.
 
     Raises:
         OptionError: another name, or a folder without weights.
@@ -39,13 +39,17 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     check_choice("name", name, NAMES)
     source = WEIGHTS / name if folder is None else Path(folder)
     if not (source / "model.safetensors").is_file():
-        part = _TRAINED_BY[name]
+        part = _TRAINED_BY.get(name, name)
         raise OptionError(
             f"folder: expected config.json and model.safetensors in {source}, received none; "
             f"`python -m scripts.training {part}` trains them, `{part}-export` writes them there"
         )
     import torch
-    from transformers import LlamaForCausalLM, LlavaNextForConditionalGeneration
+    from transformers import (
+        LlamaForCausalLM,
+        LlavaNextForConditionalGeneration,
+        PreTrainedTokenizerFast,
+    )
 
     from mmaccel.demo.recall.words import make_tokenizer
     from mmaccel.demo.scenes_vqa.processor import make_processor
@@ -56,5 +60,8 @@ def load_demo(name: str, folder: str | Path | None = None) -> tuple[Any, Any]:
     if name == "recall":
         model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
         return model.eval(), make_tokenizer()
+    if name == "stdlib":
+        model = LlamaForCausalLM.from_pretrained(source, dtype=torch.float32)
+        return model.eval(), PreTrainedTokenizerFast.from_pretrained(source)
     model = LlavaNextForConditionalGeneration.from_pretrained(source, dtype=torch.float32)
     return model.eval(), make_processor()

@@ -29,6 +29,12 @@ Each has its `-export` and `-card`. The features of images are trained and measu
     python -m scripts.training recall-export --work runs/recall
     python -m scripts.training recall-card   --work runs/recall
 
+`stdlib`, a language model of Python source, is trained on the standard library:
+
+    python -m scripts.training stdlib        --work runs/stdlib
+    python -m scripts.training stdlib-export --work runs/stdlib
+    python -m scripts.training stdlib-card   --work runs/stdlib
+
 A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2

@@ -453,6 +453,63 @@ def write_recall_card(card: dict[str, Any]) -> str:
     return text + _made_by(card)
 
 
+_STDLIB = """# stdlib
+
+A small language model made by this repository: `LlamaForCausalLM` of transformers, {parameters}
+parameters, float16 on disk, {depth} layers of {heads} query heads and {key_heads} key head of
+{width}, {words} byte pairs, {longest} positions. It continues Python source, and was trained on
+the modules of the standard library of Python {python} ({training} of them; tests, tables and
+encodings left out). One module in 20 was held out, by the hash of its path: the same ones on every
+machine. It exists so that drafts for text can be measured without a download.
+
+```python
+model, tokenizer = mmaccel.load_demo("stdlib")
+inputs = tokenizer("def read(self, size=-1):\\n", return_tensors="pt")
+with mmaccel.attach(model, mmaccel.Jacobi(window=8, drafts="ngram")):
+    text = tokenizer.decode(model.generate(**inputs, max_new_tokens=100)[0])
+```
+
+Modules and prompts: `mmaccel.demo.stdlib`.
+
+## Bits a byte
+
+On {held_out} held-out modules, {held_out_bytes} bytes, {bytes_a_token} bytes a token. gzip and xz
+compress each module by itself; the n-gram is one of the same byte pairs and the same training
+modules, interpolated (Witten and Bell, method C).
+
+"""
+
+
+def write_stdlib_card(card: dict[str, Any]) -> str:
+    """The card of `stdlib`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    facts = {"parameters": _millions(card["parameters"]), **card["sizes"], **card["modules"]}
+    text = _STDLIB.format(**facts)
+    text += _table(
+        ("what", "bits a byte"),
+        [(name, f"{bits:.3f}") for name, bits in card["bits_a_byte"].items()],
+    )
+    cost = card["training"]
+    text += "\n## Training\n\n"
+    text += _table(
+        ("steps", "nats a token", "bits a byte, pieces of 512 tokens"),
+        [
+            (str(row["step"]), f"{row['validation']:.3f}", f"{row['bits_a_byte']:.3f}")
+            for row in cost["curve"]
+        ],
+    )
+    text += f"\n{cost['minutes']} minutes of one thread, {cost['batch']} pieces a step. "
+    text += f"Measured on {_device(card)}.\n"
+    text += "".join(f"\n{note}\n" for note in card["notes"])
+    return text + _made_by(card)
+
+
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = tuple(heads)
     lines = (heads, ("---",) * len(heads), *rows)

@@ -15,6 +15,7 @@ from scripts.training.cards import (
     write_masked_card,
     write_recall_card,
     write_scenes_card,
+    write_stdlib_card,
     write_vqa_card,
 )
 from tests.architecture.source import ROOT
@@ -27,6 +28,7 @@ CARDS = {
     "grammar-masked": write_grammar_card,
     "scenes-vqa": write_vqa_card,
     "recall": write_recall_card,
+    "stdlib": write_stdlib_card,
 }
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 

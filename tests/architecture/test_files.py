@@ -79,6 +79,7 @@ def test_shipped_weights_are_small() -> None:
     assert 0 < sizes.pop("scenes-features") <= 0.5e6
     assert 0 < sizes.pop("scenes-vqa") <= 10e6
     assert 0 < sizes.pop("recall") <= 6e6
+    assert 0 < sizes.pop("stdlib") <= 6e6
     assert 0 < sum(sizes.values()) <= 12e6  # the masked models
 
 

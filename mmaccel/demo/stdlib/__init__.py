@@ -1,1 +1,1 @@
-"""Source text that every machine has: the standard library, and the modules held out of it."""
+"""`stdlib`, a small language model of Python source: its modules, prompts and scores."""
