@@ -25,6 +25,7 @@ from mmaccel.catalog import METHODS  # noqa: E402
 _PUBLIC = {
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
+    "Eagle": "mmaccel.samplers.drafting.eagle",
     "TokenRecycling": "mmaccel.samplers.drafting.token_recycling",
     "HierarchyDrafting": "mmaccel.samplers.drafting.hierarchy",
     "SelfDraft": "mmaccel.samplers.drafting.self_draft",

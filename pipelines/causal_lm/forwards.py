@@ -108,6 +108,7 @@ class ForwardRoute:
         caches: LayerCaches,
         *,
         counts_tokens: bool,
+        kept: dict[int, Tensor],
     ) -> Tensor:
         """Hidden states `[R, W, C]` after the last norm: the fused decoder's, else `body`'s.
 
@@ -116,6 +117,7 @@ class ForwardRoute:
             inputs: of its forward.
             caches: of its layers.
             counts_tokens: whether positions count the tokens.
+            kept: receives the inputs `[R, W, C]` of the fused decoder's layers, by number.
         """
         decoder = self.decoder
         if decoder is None:
@@ -126,7 +128,7 @@ class ForwardRoute:
         hidden = decoder.forward(
             decoder.embed(inputs["input_ids"]) if embedded is None else embedded,
             inputs["position_ids"], inputs["attention_mask"], caches.layers, self._pass,
-            self._compiled, caches.tables if counts_tokens else None,
+            self._compiled, caches.tables if counts_tokens else None, kept,
         )  # fmt: skip
         if self._compiled is not None and self._compiled.ran:
             self.name = "compiled"

@@ -37,6 +37,7 @@ from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
+from mmaccel.samplers.drafting.states import PromptReader
 
 
 class CausalLMWindow(StaticModelBuffers, TokenModel):
@@ -62,6 +63,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         choices: collects (layer, version of the kernel) of every attention call, unless None.
         pass_options: arguments of every forward call, such as `output_hidden_states`.
         keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
+        kept_layers, read_prompt: see `LayerStates.keep_states` there.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
         prompt_logits: `[R, V]` behind it, until the first pass hands them over.
         facts, forwards, caches, passes: its parts; no caches before `reserve`.
@@ -105,6 +107,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.pass_options: dict[str, Any] = {}
         self.own_prompt: OwnPrompt | None = None
         self.keeps_states = False
+        self.kept_layers: tuple[int, ...] = ()
+        self.read_prompt: PromptReader | None = None
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
         self.prompt_logits: Tensor | None = None
@@ -366,6 +370,23 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.samplers.drafting.states.StateModel.output_matrix`."""
         return read_weight(self.output_head()).to(self.device)[: self.vocab_size]
 
-    def keep_states(self, wanted: bool) -> None:
-        """See `mmaccel.samplers.drafting.states.StateModel.keep_states`."""
+    def input_matrix(self) -> Tensor:
+        """See `mmaccel.samplers.drafting.states.LayerStates.input_matrix`."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight[: self.vocab_size]
+
+    @property
+    def n_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.facts.windows)
+
+    def keep_states(
+        self,
+        wanted: bool,
+        layers: tuple[int, ...] = (),
+        read_prompt: PromptReader | None = None,
+    ) -> None:
+        """See `mmaccel.samplers.drafting.states.LayerStates.keep_states`."""
         self.keeps_states = wanted
+        self.kept_layers = layers
+        self.read_prompt = read_prompt

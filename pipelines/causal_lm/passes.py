@@ -22,6 +22,7 @@ from mmaccel.pipelines.layers.eviction import Observer, RepeatedPrompt
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.sparse import BlockChooser
 from mmaccel.pipelines.layers.store import make_masks
+from mmaccel.samplers.drafting.states import PromptReader
 
 _CPU_STRIDE = 64
 
@@ -43,6 +44,8 @@ class PassedWindow(Protocol):
     stride: int | str | None
     methods: LayerMethods
     keeps_states: bool
+    kept_layers: tuple[int, ...]
+    read_prompt: PromptReader | None
     last_states: Tensor | None
     needs_head: ClassVar[bool]
     runner: Any
@@ -125,6 +128,9 @@ class WindowPasses:
             prompt=lengths if chooses else None,
             **window.facts.last_only,
         )
+        if window.read_prompt is not None and window.prefixes is None:
+            assert window.last_states is not None
+            window.read_prompt(entries, window.last_states)
         if observer is not None:
             self._repeat(entries.tokens[:, :width], lengths, observer)
         caches.end_part()
@@ -153,7 +159,7 @@ class WindowPasses:
         window.prompt_logits = None
         if tokens.shape[1] == 1:
             if window.keeps_states:  # unknown
-                n_channels = window.output_matrix().shape[1]
+                n_channels = window.output_matrix().shape[1] * max(1, len(window.kept_layers))
                 window.last_states = known.new_zeros(*tokens.shape, n_channels)
             return known
         # the prompt's last token is in the cache
@@ -272,7 +278,7 @@ class WindowPasses:
             own = {k: v.expand(-1, tokens.shape[1]) for k, v in window.own_prompt.inputs.items()}
         steps = caches.steps
         with (
-            self._keeping_states(),
+            self._keeping_states(is_prompt),
             without_cudnn(tokens.device),
             nullcontext() if this is None else window.forwards.attending(this),
             nullcontext() if steps is None else steps.passing(indices, caches.layout),
@@ -318,34 +324,60 @@ class WindowPasses:
         window = self._window
         forwards = window.forwards
         own = window.own_prompt
+        kept = dict.fromkeys(window.kept_layers, torch.empty(0)) if window.keeps_states else {}
         hidden = forwards.states(
-            body, inputs, self.caches(), counts_tokens=own is None or own.is_plain
+            body, inputs, self.caches(), counts_tokens=own is None or own.is_plain, kept=kept
         )
         window.route = forwards.name
         if window.keeps_states and forwards.decoder is not None:
-            window.last_states = hidden
+            states = [kept[layer] for layer in window.kept_layers] if kept else [hidden]
+            window.last_states = torch.cat(states, -1)
         return hidden
 
     @contextmanager
-    def _keeping_states(self) -> Iterator[None]:
-        """Store what the output head reads in `last_states`, if they are wanted.
+    def _keeping_states(self, is_prompt: bool) -> Iterator[None]:
+        """Store the states that are wanted in `last_states`.
 
-        The fused decoder computes the head's layer itself, see `states`.
+        The fused decoder hands them out itself, see `states`.
+
+        Args:
+            is_prompt: whether the head reads fewer states than there are entries.
         """
         window = self._window
         is_fused = window.forwards.decoder is not None and window.needs_head
         if not window.keeps_states or is_fused:
             yield
             return
+        kept: dict[int, Tensor] = {}
 
-        def keep(head: Any, given: tuple[Tensor, ...]) -> None:
-            window.last_states = given[0]
+        def keep_input(layer: int) -> Callable[..., None]:
+            def keep(module: Any, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+                kept[layer] = given[0] if given else named["hidden_states"]
 
-        hook = window.output_head().register_forward_pre_hook(keep)
+            return keep
+
+        def keep_output(decoder: Any, given: Any, output: Any) -> None:
+            window.last_states = output.last_hidden_state
+
+        decoder = window.model.get_decoder()
+        hooks = [
+            decoder.layers[layer].register_forward_pre_hook(keep_input(layer), with_kwargs=True)
+            for layer in window.kept_layers
+        ]
+        if not hooks and is_prompt and window.read_prompt is not None:
+            hooks.append(decoder.register_forward_hook(keep_output))
+        elif not hooks:
+            head = window.output_head()
+            hooks.append(head.register_forward_pre_hook(keep_input(0), with_kwargs=True))
         try:
             yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
+        if kept:
+            device = kept[min(kept)].device
+            states = [kept[layer].to(device) for layer in window.kept_layers or (0,)]
+            window.last_states = torch.cat(states, -1)
 
 
 def _find_positions(entries: Pass, indices: Tensor, this: WindowPass | None) -> Tensor:

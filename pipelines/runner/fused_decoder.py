@@ -109,6 +109,7 @@ class FusedDecoder:
         kernel_pass: WindowPass | None = None,
         run: CompiledRun | None = None,
         tables: Tables | None = None,
+        kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """The hidden states `[R, W, C]` after the last norm.
 
@@ -121,6 +122,7 @@ class FusedDecoder:
             kernel_pass: what `window_attention` needs to know; None: attention under `masks`.
             run: decides which passes on a CPU run compiled; None: none.
             tables: from `make_tables`, of at least these positions; None computes the angles.
+            kept: layers whose inputs `[R, W, C]` are put there; with some, nothing runs compiled.
 
         Cost: one pass, no host synchronisation on an accelerator.
         """
@@ -128,7 +130,7 @@ class FusedDecoder:
             self._turn(hidden, position_ids) if tables is None else _look_up(tables, position_ids)
         )
         hidden = self._enter(hidden, position_ids)
-        if run is not None and kernel_pass is None and run.takes(hidden, cache):
+        if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
             return self._leave(run.run(self, hidden, angles, masks, stores, index))
@@ -162,7 +164,7 @@ class FusedDecoder:
                 return _attend_by_kernel(attention, queries, held, kernel_pass, number)
             return self._attend(attention, queries, held[0], held[1], _pick(masks, layer.kind))
 
-        return self._leave(self._run_layers(hidden, attend, norm, gate))
+        return self._leave(self._run_layers(hidden, attend, norm, gate, kept))
 
     def _enter(self, embedded: Tensor, position_ids: Tensor) -> Tensor:
         """What the first layer reads `[R, W, C]` of embeddings."""
@@ -229,6 +231,7 @@ class FusedDecoder:
         attend: Callable[[int, Layer, Tensor], Tensor],
         norm: Callable[..., Any],
         gate: Callable[..., Any],
+        kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """See `forward`.
 
@@ -236,6 +239,7 @@ class FusedDecoder:
             attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of its
                 queries, keys and values `[R W, (Hq + 2 Hkv) D]`.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
+            kept: see `forward`.
         """
         shape = hidden.shape
         hidden, update, post = hidden.flatten(0, 1), None, None  # [T, C]
@@ -248,6 +252,8 @@ class FusedDecoder:
 
         for number, layer in enumerate(self._layers):
             hidden, x = add(layer.pre_attention)
+            if kept and number in kept:
+                kept[number] = hidden.view(shape)
             scale = layer.scale
             update = layer.attention.out(
                 attend(number, layer, layer.attention.qkv(x)).flatten(0, 1)

@@ -17,12 +17,12 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
+from torch import Tensor
 
 from mmaccel.contracts import Method, Pass, check_method
 from mmaccel.errors import OptionError
-from mmaccel.samplers.acceptance import draw
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.in_turn import draft_in_turn
 
 
 @dataclass(frozen=True)
@@ -69,28 +69,14 @@ class SelfDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         buffer = run.buffer
         prompt = run.prompt
-        is_bitwise = run.policy.exactness == "bitwise"
-        work = buffer.tokens.clone()  # the token buffer with the drafts so far
-        noise = run.frozen_noise() if is_bitwise else None
-        distributions = [work.new_zeros(len(work), 0, run.vocab_size, dtype=torch.float32)]
-        for k in range(run.width - 1):
-            column = buffer.columns[:, k : k + 1]
-            slots = buffer.slots[:, k : k + 1]
-            before = (column - 1).clamp(min=0)
+
+        def find_logits(work: Tensor, k: int) -> Tensor:
+            before = (buffer.columns[:, k : k + 1] - 1).clamp(min=0)
             start = prompt.lengths - 1 + (buffer.n_generated + k).repeat(prompt.branches)
             entry = Pass(buffer.model_inputs(before, work), start.clamp(min=0))
-            logits = run.model.forward_draft(entry, k)  # [R, 1, V]
-            scores = run.params.apply(logits, prompt.branches, work, column, slots, prompt.layout)
-            if noise is not None:
-                token = (scores + noise[:, k : k + 1]).argmax(-1)
-            else:
-                distributions.append(scores.softmax(-1))
-                drawn = run.noise.fresh(slots, run.counters.passes).drafts
-                token = draw(distributions[-1], drawn)
-            work.scatter_(1, column, token)
-            run.stats.draft_passes += 1
-        tokens = work.gather(1, buffer.columns[:, :-1])
-        return Drafts(tokens, distribution=None if is_bitwise else torch.cat(distributions, 1))
+            return run.model.forward_draft(entry, k)
+
+        return draft_in_turn(run, find_logits)
 
     def close(self, run: OpenRun) -> None:
         run.model.use_drafting(None)

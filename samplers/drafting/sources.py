@@ -12,9 +12,11 @@ from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.drafting.coarse import Coarse
-from mmaccel.samplers.drafting.coarse_model import check_coarse
+from mmaccel.samplers.drafting.coarse_model import check_coarse, find_coarse
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.eagle import Eagle
+from mmaccel.samplers.drafting.eagle_model import CONFIG as EAGLE_CONFIG
 
 SOURCES: dict[str, type[DraftSource]] = {
     name: load(entry.target) for name, entry in METHODS["drafts"].items()
@@ -70,16 +72,19 @@ def check_drafts(drafts: object, exactness: Exactness, takes_corrections: bool =
         )
 
 
-def parse_source(text: str) -> str | Coarse:
-    """A draft source from a text: a name, or the folder of a coarse model.
+def parse_source(text: str) -> str | DraftSource:
+    """A draft source from a text: a name, or the folder of a coarse model or of an EAGLE head.
 
     A text that is no name counts as a folder if it is one or has a separator of paths in it.
 
     Raises:
-        OptionError: a folder without a coarse model.
+        OptionError: a folder without either.
     """
     is_path = "/" in text or os.sep in text or os.path.isdir(text)
     if text in NAMES or not is_path:
         return text
-    check_coarse(Path(text))
+    folder = Path(text)
+    if (folder / EAGLE_CONFIG).is_file() and find_coarse(folder) is None:
+        return Eagle(text)
+    check_coarse(folder)
     return Coarse(text)

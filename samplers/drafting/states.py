@@ -1,11 +1,17 @@
-"""What coarse drafts ask of a token model: its hidden states."""
+"""What drafts ask of a token model: its hidden states."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
+
+from mmaccel.contracts import Pass
+
+PromptReader: TypeAlias = Callable[[Pass, Tensor], None]
+"""Receives a pass over prompts, and the states `[R, W, F]` of its entries."""
 
 
 @runtime_checkable
@@ -25,3 +31,32 @@ class StateModel(Protocol):
 
     def output_matrix(self) -> Tensor:
         """`[V, D]`: a state's logits are its products with these rows, up to a bias."""
+
+
+@runtime_checkable
+class LayerStates(StateModel, Protocol):
+    """A `StateModel` that also hands out states of its layers, and those of prompts.
+
+    Attributes:
+        n_layers: of the model.
+    """
+
+    n_layers: int
+
+    def keep_states(
+        self,
+        wanted: bool,
+        layers: tuple[int, ...] = (),
+        read_prompt: PromptReader | None = None,
+    ) -> None:
+        """As in `StateModel`.
+
+        Args:
+            wanted: whether passes store `last_states`.
+            layers: whose inputs these are, side by side `[R, W, n D]`; none: the last states.
+            read_prompt: receives those of every pass over prompts, as `prefill` gets them; not
+                where rows read one stored prompt, or the model processes the prompt itself.
+        """
+
+    def input_matrix(self) -> Tensor:
+        """`[V, D]`, embeddings of the tokens."""

@@ -1,0 +1,195 @@
+"""EAGLE drafts: a head continues the large model's own hidden states.
+
+See `mmaccel.samplers.drafting.eagle_model` for the papers and the layouts of published heads.
+
+After a pass the head reads the states of the accepted tokens, each with the token that follows it;
+before the next one it drafts token by token, and reads its own states in place of those that are
+not known.
+
+Departures: drafts are a chain; under guidance the head reads the guided states, and is one row for
+all branches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import show
+from mmaccel.contracts import Pass
+from mmaccel.errors import OptionError
+from mmaccel.kernels.truncation import guide
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
+from mmaccel.samplers.drafting.eagle_model import EagleModel, HeadCache, load_eagle
+from mmaccel.samplers.drafting.in_turn import draft_in_turn
+from mmaccel.samplers.drafting.states import LayerStates, PromptReader
+from mmaccel.samplers.window.step_state import Held
+
+
+@dataclass(frozen=True)
+class Eagle(DraftSource):
+    """A draft source: an EAGLE head in a folder.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`.
+    """
+
+    folder: str
+
+    keeps_predictions = False
+    reads_last_scores = False
+    reads_scores = True
+    name = "eagle"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | Path):
+            raise OptionError(
+                f"Eagle: expected a folder, received {show(self.folder)}; give its path"
+            )
+        object.__setattr__(self, "folder", str(self.folder))
+
+    def open(self, run: OpenRun) -> Drafter:
+        """See `DraftSource.open`.
+
+        Raises:
+            OptionError: a model that hands out no hidden states; see also `load_eagle`.
+            UnsupportedModelError: see `load_eagle`.
+        """
+        model = run.model
+        if not isinstance(model, LayerStates):
+            raise OptionError(
+                f"drafts: expected a model that hands out its hidden states for {self!r}, "
+                f"received a {type(model).__name__}; use drafts='ngram'"
+            )
+        head = load_eagle(
+            self.folder,
+            embedding=model.input_matrix(),
+            output=model.output_matrix(),
+            n_layers=model.n_layers,
+        )
+        drafter = EagleDrafter(
+            self,
+            head,
+            state=run.state.declare("state of the head"),
+            keys=run.state.declare("keys of the head"),
+            values=run.state.declare("values of the head"),
+            first=run.state.declare("first column of the head"),
+            seen=run.state.declare("states of the last pass"),
+        )
+        model.keep_states(True, head.config.aux_layers, drafter.read_prompt(run))
+        return drafter
+
+
+@dataclass(eq=False)
+class EagleDrafter(Drafter):
+    """Drafts of a head in one run. An entry with the token of column c + 1 stands at column c.
+
+    Args:
+        head: the head.
+        state: `[B, C]`, that the head has made of the last accepted token.
+        keys, values, first: see `HeadCache`.
+        seen: `[B, W, F]`, states of the pass before tokens were accepted.
+    """
+
+    head: EagleModel
+    state: Held
+    keys: Held
+    values: Held
+    first: Held
+    seen: Held
+    _begun: tuple[HeadCache, Tensor] | None = None  # behind the prompt, until the first step
+
+    def read_prompt(self, run: OpenRun) -> PromptReader | None:
+        """What reads the states of the prompt; None where rows join later, which begin without."""
+        if run.scheduler is not None:
+            return None
+
+        def read(entries: Pass, states: Tensor) -> None:
+            origin = run.buffer.origin
+            rows = run.prompt.batch
+            lengths = run.prompt.lengths[:rows]
+            columns = entries.indices[:rows] + (origin - lengths)[:, None]
+            cache, state = self._begin(run) if self._begun is None else self._begun
+            cache = cache._replace(first=origin - lengths)
+            after = self._read(run, states[:rows], columns, cache)
+            last = origin - 2  # its token is the last one of the prompt
+            index = (last - columns[:, 0]).clamp(0, after.shape[1] - 1)
+            is_here = (columns == last).any(1, keepdim=True)
+            self._begun = cache, _choose(after, index, is_here, state)
+
+        return read
+
+    def propose(self, run: OpenRun) -> Drafts:
+        cache, state = self._last(run)
+        states = state[:, None]
+        buffer = run.buffer
+
+        def find_logits(work: Tensor, k: int) -> Tensor:
+            nonlocal states
+            if k > 0:
+                before = buffer.columns[:, k - 1 : k].clamp(min=1)
+                token = work.gather(1, before)
+                states = self.head(token, states, before - 1, cache)
+            # all branches of a guided run say the same
+            return self.head.logits(states).repeat(run.prompt.branches, 1, 1)
+
+        return draft_in_turn(run, find_logits)
+
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
+        states = cast(LayerStates, run.model).last_states
+        assert states is not None
+        found = guide(states.float(), run.prompt.branches, run.params.guidance_scale)
+        self.seen.hold(found)
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        cache, state = self._last(run)
+        columns = (run.buffer.columns - 1).clamp(min=0)  # [B, W]
+        after = self._read(run, self.seen.get(), columns, cache)
+        index = (n_new - 1).clamp(min=0)
+        self.state.hold(_choose(after, index, n_new[:, None] > 0, state))
+        self.keys.hold(cache.keys)
+        self.values.hold(cache.values)
+        self.first.hold(cache.first)
+
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        state = self.state.value
+        if state is not None:
+            state[batch_slots] = 0
+            self.first.get()[batch_slots] = run.buffer.origin - 1
+
+    def close(self, run: OpenRun) -> None:
+        cast(LayerStates, run.model).keep_states(False)
+
+    def _read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
+        """States `[B, K, C]` after entries with the large model's states `[B, K, F]`."""
+        buffer = run.buffer.tokens
+        after = (columns + 1).clamp(max=buffer.shape[1] - 1)
+        tokens = buffer.gather(1, after).clamp(0, run.vocab_size - 1)
+        columns = columns.clamp(max=buffer.shape[1] - 1)
+        found: Tensor = self.head(tokens, self.head.enter(states), columns, cache)
+        return found
+
+    def _last(self, run: OpenRun) -> tuple[HeadCache, Tensor]:
+        """The cache, and the state of the last accepted token `[B, C]`."""
+        state = self.state.value
+        if state is not None:
+            return HeadCache(self.keys.get(), self.values.get(), self.first.get()), state
+        return self._begin(run) if self._begun is None else self._begun
+
+    def _begin(self, run: OpenRun) -> tuple[HeadCache, Tensor]:
+        """As `_last`, where nothing has been read: the last token of the prompt comes first."""
+        rows = run.prompt.batch
+        cache = self.head.empty_cache(rows, run.buffer.tokens.shape[1])
+        first = torch.full_like(cache.first, run.buffer.origin - 1)
+        state = cache.keys.new_zeros(rows, self.head.config.hidden_size)
+        return cache._replace(first=first), state
+
+
+def _choose(after: Tensor, index: Tensor, is_new: Tensor, state: Tensor) -> Tensor:
+    """The states `[B, K, C]` at `index` `[B]` where `is_new` `[B, 1]`, else `state` `[B, C]`."""
+    rows = torch.arange(len(after), device=after.device)
+    return torch.where(is_new, after[rows, index], state)

@@ -1,0 +1,44 @@
+"""Drafts that are drawn one after the other, each from scores that follow from those before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.acceptance import draw
+from mmaccel.samplers.drafting.contract import Drafts, OpenRun
+
+
+def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) -> Drafts:
+    """All drafts of a window.
+
+    Under a bitwise policy a draft is the token that its scores and the slot's frozen noise choose;
+    otherwise it is drawn with noise that nothing else reads, and its distribution recorded.
+
+    Args:
+        run: whose window is drafted.
+        find_logits: raw logits `[R, 1, V]` of draft k, given the token buffer `[B, N]` with the
+            drafts before it.
+    """
+    buffer = run.buffer
+    prompt = run.prompt
+    is_bitwise = run.policy.exactness == "bitwise"
+    work = buffer.tokens.clone()  # the token buffer with the drafts so far
+    noise = run.frozen_noise() if is_bitwise else None
+    distributions = [work.new_zeros(len(work), 0, run.vocab_size, dtype=torch.float32)]
+    for k in range(run.width - 1):
+        column = buffer.columns[:, k : k + 1]
+        slots = buffer.slots[:, k : k + 1]
+        logits = find_logits(work, k)
+        scores = run.params.apply(logits, prompt.branches, work, column, slots, prompt.layout)
+        if noise is not None:
+            token = (scores + noise[:, k : k + 1]).argmax(-1)
+        else:
+            distributions.append(scores.softmax(-1))
+            token = draw(distributions[-1], run.noise.fresh(slots, run.counters.passes).drafts)
+        work.scatter_(1, column, token)
+        run.stats.draft_passes += 1
+    tokens = work.gather(1, buffer.columns[:, :-1])
+    return Drafts(tokens, distribution=None if is_bitwise else torch.cat(distributions, 1))
