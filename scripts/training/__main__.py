@@ -39,7 +39,11 @@ A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
 
-(see `scripts/training/coarse.py`). Each command goes on where it was stopped. `generator`
+(see `scripts/training/coarse.py`), and a head for EAGLE drafts, of any causal LM, by
+
+    python -m scripts.training eagle MODEL runs/head --texts texts.txt
+
+(see `scripts/training/eagle.py`). Each command goes on where it was stopped. `generator`
 may be given more steps later.
 """
 
@@ -55,7 +59,7 @@ from pathlib import Path
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
-from scripts.training import coarse, recall_command, stdlib_command, vqa_command
+from scripts.training import coarse, eagle, recall_command, stdlib_command, vqa_command
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -83,7 +87,7 @@ NAMES = {"masked": "scenes-masked", "grammar": "grammar-masked", "features": "sc
 
 def main() -> None:
     """Reads the command line and runs one part."""
-    own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main}
+    own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main, "eagle": eagle.main}
     own |= {
         part: partial(command.main, part)
         for command in (vqa_command, recall_command, stdlib_command)

@@ -1,0 +1,131 @@
+"""Training of EAGLE heads: rounds against entries one by one, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import OptionError
+from mmaccel.samplers.drafting.eagle_model import CONFIG, EagleConfig, EagleModel
+from scripts.training import eagle
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_recall import build_recall, save_recall
+
+AHEAD = 3
+
+
+def make_head(model: Any) -> EagleModel:
+    torch.manual_seed(1)
+    config = EagleConfig(
+        vocab_size=40,
+        draft_vocab_size=17,
+        hidden_size=32,
+        intermediate_size=24,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        features=64,
+        aux_layers=(0, 1),
+    )
+    embedding = model.get_input_embeddings().weight
+    head = EagleModel(config, embedding, model.get_output_embeddings().weight)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.25)
+    head.targets = torch.randperm(40)[:17].sort().values
+    return head
+
+
+@torch.no_grad()
+def by_hand(model: Any, head: EagleModel, ids: Tensor) -> tuple[list[float], list[float]]:
+    """As `measure_rounds`: every entry behind true states, and then its own, in a cache."""
+    output = model(ids, output_hidden_states=True)
+    features = torch.cat([output.hidden_states[layer] for layer in (0, 1)], -1)
+    entered = head.enter(features)
+    losses: list[list[Tensor]] = [[] for _ in range(1 + AHEAD)]
+    right: list[list[Tensor]] = [[] for _ in range(1 + AHEAD)]
+    length = ids.shape[1] - 2
+    for n_true in range(1, length + 1):  # entries behind true states
+        cache = head.empty_cache(len(ids), length)
+        cache = cache._replace(first=torch.zeros(len(ids), dtype=torch.long))
+        columns = torch.arange(n_true).expand(len(ids), -1)
+        states = head(ids[:, 1 : 1 + n_true], entered[:, :n_true], columns, cache)[:, -1:]
+        for j in range(1 + AHEAD):
+            t = n_true - 1 + j
+            if t >= length:
+                break
+            if j:
+                states = head(ids[:, 1 + t : 2 + t], states, torch.full((len(ids), 1), t), cache)
+            wanted = output.logits[:, t + 1]
+            found = head.logits(states)[:, 0].log_softmax(-1)
+            target = wanted.softmax(-1)[:, head.targets]
+            losses[j].append(-(target * found[:, head.targets]).sum(-1))
+            right[j].append(found.argmax(-1) == wanted.argmax(-1))
+    means = [float(torch.stack(each).mean()) for each in losses]
+    return means, [float(torch.stack(each).float().mean()) for each in right]
+
+
+def test_rounds_are_what_entries_one_by_one_are() -> None:
+    model = build_lm("llama")
+    head = make_head(model)
+    ids = torch.randint(4, 40, (2, 11), generator=torch.Generator().manual_seed(0))
+    losses, right = eagle.measure_rounds(model, head, ids, AHEAD)
+    wanted_losses, wanted_right = by_hand(model, head, ids)
+    assert losses.tolist() == pytest.approx(wanted_losses, rel=1e-4)
+    assert right.tolist() == pytest.approx(wanted_right)
+
+
+def test_a_mask_that_is_off_by_one_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = eagle._move
+    monkeypatch.setattr(eagle, "_move", lambda x, n: own(x, n + 1))
+    with pytest.raises(AssertionError):
+        test_rounds_are_what_entries_one_by_one_are()
+
+
+def _arguments(folder: Path, *more: str) -> list[str]:
+    model = save_recall(folder / "model")
+    words = mmaccel.load_demo("recall")[1].get_vocab()
+    names = [word for word in words if not word.startswith("<")][:30]
+    (folder / "texts.txt").write_text("\n".join(" ".join(names[k:]) for k in range(29)) + "\n")
+    sizes = ["--length", "6", "--batch", "2", "--ahead", "2", "--layers", "0", "1", "2"]
+    return [str(model), str(folder / "head"), "--texts", str(folder / "texts.txt"), *sizes, *more]
+
+
+def test_the_command_makes_a_head_that_drafts(tmp_path: Path) -> None:
+    eagle.main(_arguments(tmp_path, "--steps", "3", "--draft-vocab", "20"))
+    card = json.loads((tmp_path / "head" / CONFIG).read_text(encoding="utf-8"))
+    assert card["curve"][-1]["step"] == 3 and card["draft_vocab_size"] == 20
+    model = build_recall()
+    ids = torch.randint(4, 40, (2, 9))
+    made = []
+    for policy in (
+        mmaccel.Autoregressive(),
+        mmaccel.Jacobi(window=4, drafts=mmaccel.Eagle(str(tmp_path / "head"))),
+    ):
+        with mmaccel.attach(model, policy, strict=True):
+            made.append(model.generate(ids, max_new_tokens=10, do_sample=False))
+    assert torch.equal(*made)
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    arguments = _arguments(tmp_path)
+    eagle.main([*arguments, "--steps", "2"])
+    state = torch.load(tmp_path / "head" / "work" / "state.pt", weights_only=True)
+    assert state["step"] == 2
+    eagle.main([*arguments, "--steps", "4"])
+    card = json.loads((tmp_path / "head" / CONFIG).read_text(encoding="utf-8"))
+    assert [line["step"] for line in card["curve"]] == [2, 4]
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    arguments = _arguments(tmp_path)
+    (tmp_path / "texts.txt").write_text("v1 v2\n")
+    with pytest.raises(OptionError, match="texts: expected more than 16 pieces of 8 tokens"):
+        eagle.main(arguments)
+    with pytest.raises(OptionError, match="--texts or --modules, received both"):
+        eagle.main([*arguments, "--modules"])
