@@ -111,6 +111,7 @@ from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.eagle import Eagle
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
 from mmaccel.samplers.drafting.self_draft import SelfDraft
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
@@ -165,6 +166,7 @@ __all__ = [
     "DuoAttention",
     "DySpec",
     "EVS",
+    "Eagle",
     "EntropyBounded",
     "ExpectedAttention",
     "FastV",

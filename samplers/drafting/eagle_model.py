@@ -309,6 +309,12 @@ def load_eagle(
             f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
             f"read ({error}); copy the file again"
         ) from error
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise UnsupportedModelError(
+                f"drafts: expected finite weights in {folder / WEIGHTS}, received NaN or infinity "
+                f"in {name}; copy the file again"
+            )
     tensors = _rename(weights, folder)
     config = _read_config(folder, tensors, embedding, n_layers)
     own = tensors.pop("embed_tokens.weight", None)

@@ -1,0 +1,129 @@
+"""Folders that are no EAGLE heads of the model that opens them: one line before a pass."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams
+from mmaccel.errors import OptionError, UnsupportedModelError
+from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.messages.case import Refused
+from tests.window.test_eagle import make_head
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def edit_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        weights = load_file(folder / WEIGHTS)
+        change(weights)
+        save_file(weights, folder / WEIGHTS)
+
+    return edit
+
+
+def edit_config(**changes: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps(content | changes))
+
+    return edit
+
+
+def pickle_weights(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+
+
+def cut(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:200])
+
+
+BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]] = {
+    "no weights": (lambda f: (f / WEIGHTS).unlink(), OptionError, (f"no {WEIGHTS}", "make one")),
+    "pickled": (pickle_weights, OptionError, ("pickled weights are not opened", "safetensors")),
+    "no config": (lambda f: (f / CONFIG).unlink(), OptionError, (f"received no {CONFIG}",)),
+    "cut": (cut, UnsupportedModelError, ("safetensors cannot read",)),
+    "NaN": (
+        edit_weights(lambda w: w["fc.weight"].fill_(float("nan"))),
+        UnsupportedModelError,
+        ("received NaN or infinity in fc.weight",),
+    ),
+    "another vocabulary": (edit_config(vocab_size=41), OptionError, ("40 tokens", "for 41")),
+    "other states": (
+        edit_weights(lambda w: w.update({"fc.weight": torch.zeros(32, 64)})),
+        OptionError,
+        ("states of 96, received one for 40 and 64",),
+    ),
+    "a layer that is not there": (
+        edit_config(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
+        OptionError,
+        ("in 0..1, received [0, 1, 2]",),
+    ),
+    "other sizes": (
+        edit_config(intermediate_size=47),
+        UnsupportedModelError,
+        ("gate_proj.weight", "take a head of the layout"),
+    ),
+    "a tensor of another head": (
+        edit_weights(lambda w: w.update({"medusa.0.weight": torch.zeros(2)})),
+        UnsupportedModelError,
+        ("medusa.0.weight",),
+    ),
+    "a tensor lacks": (
+        edit_weights(lambda w: w.pop("midlayer.self_attn.k_proj.weight")),
+        UnsupportedModelError,
+        ("no ['k_proj.weight']",),
+    ),
+    "two layers": (
+        edit_weights(lambda w: w.update({"layers.1.mlp.up_proj.weight": torch.zeros(2)})),
+        UnsupportedModelError,
+        ("a head of one layer", "layers.1.mlp.up_proj.weight"),
+    ),
+    "stretched positions": (
+        edit_config(rope_scaling={"rope_type": "yarn"}),
+        UnsupportedModelError,
+        ("without rope_scaling", "yarn"),
+    ),
+    "huge": (edit_config(hidden_size=10**9), UnsupportedModelError, ("hidden_size",)),
+}
+
+
+def _open(spoil: Callable[[Path], object]) -> Any:
+    """A run with a head whose folder was spoiled."""
+
+    def call() -> None:
+        model = build_lm("llama")
+        with TemporaryDirectory() as name:
+            folder = make_head(model, Path(name), third=True)
+            spoil(folder)
+            _decode(CausalLMWindow(model), Eagle(name))
+
+    return call
+
+
+def _decode(window: Any, source: Eagle) -> None:
+    Jacobi(window=4, drafts=source).sample(
+        window, make_prompt([[5, 6]]), 6, params=SamplingParams(), noise=Noise.from_seed(0, 1)
+    )
+
+
+CASES = (
+    *(
+        Refused(name, _open(spoil), says=says, error=error)
+        for name, (spoil, error, says) in BAD.items()
+    ),
+    Refused(
+        "a model without hidden states",
+        lambda: _decode(ToyLanguage(7), Eagle("head")),
+        says=("hands out its hidden states", "ToyLanguage", "ngram"),
+    ),
+    Refused("no folder", lambda: Eagle(3), says=("expected a folder, received 3",)),  # type: ignore[arg-type]
+)
