@@ -1,0 +1,152 @@
+"""What drafts save on text: `stdlib` continues held-out modules of the standard library.
+
+    python -m benchmarks.text_drafts --json FILE
+
+Beside this library's policies stand transformers' own `generate`, its prompt lookup, and its
+assisted decoding where `--assistant` names a smaller model of the same tokens. One row at a time, float32, the same prompts for all ways, which take turns prompt by prompt. Passes are
+those of the large model; transformers reports none, so its rows have seconds alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mmaccel
+from benchmarks.long_context import write_report
+from mmaccel.demo.stdlib.prompts import make_prompts
+from mmaccel.samplers.drafting.sources import parse_source
+
+SOURCES = ("ngram", "hierarchy", "token-recycling")
+
+Way = Callable[[Tensor, float], tuple[Tensor, Any]]  # prompt, temperature -> tokens, statistics
+
+
+def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict[str, Way]:
+    """Every way to continue a prompt, by what tables call it."""
+    options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "eos_token_id": None}
+    options |= {"pad_token_id": tokenizer.pad_token_id, "top_k": 0}
+
+    def plain(**more: Any) -> Way:
+        def generate(ids: Tensor, temperature: float) -> tuple[Tensor, Any]:
+            torch.manual_seed(0)
+            made = model.generate(ids, **options, **_sampling(temperature), **more)
+            return made[0, ids.shape[1] :], None
+
+        return generate
+
+    def attached(policy: Any) -> Way:
+        def generate(ids: Tensor, temperature: float) -> tuple[Tensor, Any]:
+            with mmaccel.attach(model, policy, seed=0, strict=True) as handle:
+                made = model.generate(ids, **options, **_sampling(temperature))
+            return made[0, ids.shape[1] :], handle.stats
+
+        return generate
+
+    ways = {
+        "transformers": plain(),
+        "transformers, prompt lookup": plain(prompt_lookup_num_tokens=arguments.windows[0] - 1),
+    }
+    if arguments.assistant:
+        from transformers import AutoModelForCausalLM
+
+        assistant = AutoModelForCausalLM.from_pretrained(arguments.assistant).eval()
+        ways["transformers, assisted"] = plain(assistant_model=assistant)
+    ways["Autoregressive()"] = attached(mmaccel.Autoregressive())
+    for window in arguments.windows:
+        for name in arguments.sources:
+            source = parse_source(name)
+            policy = mmaccel.Jacobi(window=window, drafts=source)
+            ways[repr(policy).replace(f"'{name}'", Path(name).name)] = attached(policy)
+    return ways
+
+
+def _sampling(temperature: float) -> dict[str, Any]:
+    if temperature == 0:
+        return {"do_sample": False}
+    return {"do_sample": True, "temperature": temperature}
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for every way and temperature."""
+    model, tokenizer = mmaccel.load_demo("stdlib")
+    prompts = make_prompts(tokenizer, arguments.count, arguments.prompt)
+    rows = []
+    for temperature in arguments.temperatures:
+        ways = open_ways(model, tokenizer, arguments)
+        seconds: dict[str, list[float]] = defaultdict(list)
+        passes: dict[str, int] = defaultdict(int)
+        is_same: dict[str, bool] = {}
+        exactness: dict[str, str] = {}
+        for number, prompt in enumerate([prompts[0], *prompts]):
+            plain: Tensor | None = None
+            for name, generate in ways.items():
+                ids = torch.tensor([prompt])
+                began = time.perf_counter()
+                tokens, stats = generate(ids, temperature)
+                took = time.perf_counter() - began
+                if number == 0:  # warms up
+                    continue
+                seconds[name].append(took / len(tokens))
+                if stats is None:
+                    continue
+                passes[name] += stats.passes
+                exactness[name] = stats.exactness
+                plain = tokens if plain is None else plain
+                is_same[name] = is_same.get(name, True) and torch.equal(tokens, plain)
+        base = seconds["transformers"]
+        for name in ways:
+            ratios = [old / new for old, new in zip(base, seconds[name], strict=True)]
+            count = passes.get(name)
+            rows.append(
+                {
+                    "way": name,
+                    "temperature": temperature,
+                    "ms_a_token": 1000 * median(seconds[name]),
+                    "times": median(ratios),
+                    "tokens_a_pass": arguments.tokens * len(prompts) / count if count else None,
+                    "exactness": exactness.get(name),
+                    "same": is_same.get(name),
+                }
+            )
+    return rows
+
+
+def main() -> None:
+    """Measure, print a line for each row, and write JSON where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sources", nargs="+", default=list(SOURCES), help="names or folders")
+    parser.add_argument("--assistant", help="folder of a smaller model with the same tokens")
+    parser.add_argument("--windows", type=int, nargs="+", default=[8])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--count", type=int, default=16, help="prompts")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=256, help="new ones")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.positions = arguments.prompt
+    with torch.no_grad():
+        rows = measure(arguments)
+    for row in rows:
+        passed = (
+            "" if row["tokens_a_pass"] is None else f", {row['tokens_a_pass']:.2f} tokens a pass"
+        )
+        print(
+            f"temperature {row['temperature']:g}, {row['way']}: {row['ms_a_token']:.2f} ms a "
+            f"token, {row['times']:.2f} times{passed}, same tokens: {row['same']}"
+        )
+    write_report(arguments, text_drafts=rows)
+
+
+if __name__ == "__main__":
+    main()
