@@ -21,6 +21,7 @@ class NGram(DraftSource):
     """The continuation of the last n-gram's most recent earlier occurrence, prompt included."""
 
     is_capturable = True
+    keeps_predictions = False  # what stands behind a wrong draft is mostly wrong
     reads_last_scores = False
     name = "ngram"
 

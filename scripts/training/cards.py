@@ -498,13 +498,22 @@ def write_stdlib_card(card: dict[str, Any]) -> str:
     cost = card["training"]
     text += "\n## Training\n\n"
     text += _table(
-        ("steps", "nats a token", "bits a byte, pieces of 512 tokens"),
+        ("steps", "tokens of a piece", "pieces a step", "nats a token", "bits a byte"),
         [
-            (str(row["step"]), f"{row['validation']:.3f}", f"{row['bits_a_byte']:.3f}")
+            (
+                str(row["step"]),
+                str(row["length"]),
+                str(row["batch"]),
+                f"{row['validation']:.3f}",
+                f"{row['bits_a_byte']:.3f}",
+            )
             for row in cost["curve"]
         ],
     )
-    text += f"\n{cost['minutes']} minutes of one thread, {cost['batch']} pieces a step. "
+    text += (
+        f"\n{cost['minutes']} minutes of one thread. The figures are of held-out pieces as long "
+    )
+    text += "as those that were learned from. "
     text += f"Measured on {_device(card)}.\n"
     text += "".join(f"\n{note}\n" for note in card["notes"])
     return text + _made_by(card)

@@ -3,7 +3,7 @@
 Byte pairs are found on the training modules (R. Sennrich et al., "Neural Machine Translation of
 Rare Words with Subword Units", ACL 2016, on bytes). A batch holds pieces of the modules, each of
 which begins with `BOS` where it is the beginning of one; pieces are drawn at random, and the same
-step draws the same ones.
+step draws the same ones. They are short at first, and as long as the positions in the last steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ WIDTH, DEPTH, HEADS, KEY_HEADS, HEAD_WIDTH, INNER = 192, 6, 3, 1, 64, 512
 WORDS = 2048
 BOS, EOS, PAD = 0, 1, 2
 SPECIAL = ("<s>", "</s>", "<pad>")
-LENGTH = 512  # tokens of a piece
 LONGEST = 2048  # positions
 _SEED = 41
 
@@ -115,20 +114,22 @@ class Stdlib:
 
     Args:
         work: folder that `prepare` filled.
+        length: tokens of a piece.
         checks: pieces of held-out modules for the validation.
     """
 
-    def __init__(self, work: Path, checks: int = 48) -> None:
+    def __init__(self, work: Path, length: int, checks: int = 48) -> None:
         tokens = np.load(work / "tokens.npz")
         facts = json.loads((work / "data.json").read_text(encoding="utf-8"))
         self.training = tokens["training"].astype(np.int64)
         held_out = tokens["held_out"].astype(np.int64)
         self.bytes_a_token = facts["held_out"]["bytes"] / len(held_out)
-        n = len(held_out) // LENGTH
+        self.length = length
+        n = len(held_out) // length
         chosen = np.linspace(0, n - 1, min(checks, n)).astype(int)
-        pieces = held_out[: n * LENGTH].reshape(n, LENGTH)[chosen]
+        pieces = held_out[: n * length].reshape(n, length)[chosen]
         self.checks = torch.from_numpy(pieces)
-        self.options: dict[str, Any] = {"length": LENGTH, "tokens": len(self.training)}
+        self.options: dict[str, Any] = {"length": length, "tokens": len(self.training)}
 
     def build(self, start: str | None) -> Any:
         """See `Task`; `start` is the folder of a trained model."""
@@ -139,15 +140,15 @@ class Stdlib:
         return LlamaForCausalLM.from_pretrained(start, dtype=torch.float32)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Ids `[size, LENGTH]` twice; the model shifts the labels."""
+        """Ids `[size, length]` twice; the model shifts the labels."""
         rng = np.random.default_rng((_SEED, step))
-        first = rng.integers(len(self.training) - LENGTH, size=size)
-        ids = torch.from_numpy(self.training[first[:, None] + np.arange(LENGTH)])
+        first = rng.integers(len(self.training) - self.length, size=size)
+        ids = torch.from_numpy(self.training[first[:, None] + np.arange(self.length)])
         return ids, ids
 
     def distinct(self, steps: int, size: int) -> int:
         """See `Task`."""
-        return min(steps * size, len(self.training) // LENGTH)
+        return min(steps * size, len(self.training) // self.length)
 
     def loss(self, model: Any, ids: Tensor, labels: Tensor, step: int) -> Tensor:
         """See `Task`."""

@@ -25,7 +25,8 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--fall", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=8, help="pieces of 512 tokens")
+    parser.add_argument("--batch", type=int, default=8, help="pieces a step")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a piece")
     parser.add_argument("--mixed", action="store_true", help="bfloat16 where the device has it")
     parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     args = parser.parse_args(arguments)
@@ -41,4 +42,4 @@ def main(part: str, arguments: Sequence[str]) -> None:
     plan = GeneratorTraining(
         steps=args.steps, fall=args.fall, batch=args.batch, snapshots=(), mixed=args.mixed
     )
-    train_generator(args.work, Stdlib(args.work), plan, device)
+    train_generator(args.work, Stdlib(args.work, args.length), plan, device)

@@ -201,13 +201,17 @@ class NGram:
 def _cost(work: Path) -> dict[str, Any]:
     log = (work / "generator.jsonl").read_text(encoding="utf-8").splitlines()
     lines = [json.loads(line) for line in log]
-    plan = [line["plan"] for line in lines if "plan" in line][-1]
-    checked = [line for line in lines if "validation" in line]
+    stages: list[dict[str, Any]] = []
+    curve = []
+    for line in lines:
+        if "plan" in line:
+            stage = {"length": line["task"]["length"], "batch": line["plan"]["batch"]}
+            stages += [stage] if stage not in stages else []
+        if "validation" in line:
+            found = {key: line[key] for key in ("step", "validation", "bits_a_byte")}
+            curve.append({**found, **stages[-1]})
     return {
-        "steps": plan["steps"],
-        "batch": plan["batch"],
+        "steps": lines[-1]["step"],
         "minutes": round(lines[-1]["seconds"] / 60, 1),
-        "curve": [
-            {key: line[key] for key in ("step", "validation", "bits_a_byte")} for line in checked
-        ],
+        "curve": curve,
     }

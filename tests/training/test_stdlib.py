@@ -21,7 +21,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """One narrow layer over two modules, of which one is held out."""
     for name, size in (("WIDTH", 16), ("INNER", 16), ("DEPTH", 1), ("HEADS", 2), ("HEAD_WIDTH", 8)):
         monkeypatch.setattr(stdlib, name, size)
-    monkeypatch.setattr(stdlib, "LENGTH", 16)
     names = ("a.py", "b.py", "c.py")
     monkeypatch.setattr(Module, "is_held_out", property(lambda self: self.name == "b.py"))
     modules = [Module(name, TEXTS[k % 2]) for k, name in enumerate(names)]
@@ -33,7 +32,7 @@ def test_the_commands_train_export_and_measure(tiny: None, tmp_path: Path) -> No
     work = tmp_path / "work"
     target = tmp_path / "target"
     options = ["--work", str(work), "--target", str(target)]
-    steps = ["--steps", "4", "--fall", "2", "--batch", "2", "--device", "cpu"]
+    steps = ["--steps", "4", "--fall", "2", "--batch", "2", "--length", "16", "--device", "cpu"]
     stdlib_command.main("stdlib", [*options, *steps])
     stdlib_command.main("stdlib-export", options)
     stdlib_command.main("stdlib-card", options)
@@ -48,7 +47,7 @@ def test_the_commands_train_export_and_measure(tiny: None, tmp_path: Path) -> No
 
 def test_pieces_are_the_same_whenever_asked(tiny: None, tmp_path: Path) -> None:
     stdlib.prepare(tmp_path)
-    task = stdlib.Stdlib(tmp_path, checks=2)
+    task = stdlib.Stdlib(tmp_path, 16, checks=2)
     ids, labels = task.batch(3, 5)
     again, _ = task.batch(3, 5)
     assert torch.equal(ids, again) and torch.equal(ids, labels) and ids.shape == (5, 16)
