@@ -25,10 +25,10 @@ def long_context_tables(reports: dict[str, Report]) -> str:
         ]
         parts += [
             f"A step over {report['positions']} positions, 16 layers of 16 heads of 64, random "
-            f"weights, float32, one row; {_source(report)}",
+            f"weights, float32, one row; {name_source(report)}",
             grid(("window", "method", "ms a step", "times as fast", "cache, MiB"), rows),
         ]
-    return _section(parts)
+    return section(parts)
 
 
 def self_draft_tables(reports: dict[str, Report]) -> str:
@@ -47,13 +47,13 @@ def self_draft_tables(reports: dict[str, Report]) -> str:
         ]
         parts += [
             f"A token after {report['positions']} positions, 16 layers of 16 heads of 64, random "
-            "weights whose attention is on few keys, float32, one row; " + _source(report),
+            "weights whose attention is on few keys, float32, one row; " + name_source(report),
             grid(
                 ("decoding", "ms a token", "times as fast", "tokens a verification", "exactness"),
                 rows,
             ),
         ]
-    return _section(parts)
+    return section(parts)
 
 
 def scenes_cache_tables(reports: dict[str, Report]) -> str:
@@ -74,17 +74,17 @@ def scenes_cache_tables(reports: dict[str, Report]) -> str:
         ]
         heads = ("cache", "budget, %", "right, % (95 %)", "lost", "gained", "tokens a pass")
         parts += [
-            f"`scenes`, {count} captions, guidance 1, `Jacobi(window=8)`; {_source(report)}",
+            f"`scenes`, {count} captions, guidance 1, `Jacobi(window=8)`; {name_source(report)}",
             grid(heads, rows),
         ]
-    return _section(parts)
+    return section(parts)
 
 
 def _interval(row: dict[str, Any]) -> str:
     return "…".join(f"{100 * bound:.0f}" for bound in row["interval"])
 
 
-def _source(report: Report) -> str:
+def name_source(report: Report) -> str:
     machine = report["machine"]
     return f"{machine['name']}, {machine['threads']} threads. Made by `{report['command']}`."
 
@@ -96,7 +96,7 @@ def shared_prefix_tables(reports: dict[str, Report]) -> str:
         parts += [
             f"{report['batch']} rows of one prompt of {report['positions']} tokens, "
             f"{report['layers']} layers of 16 heads of 64, random weights, float32; "
-            f"{_source(report)}",
+            f"{name_source(report)}",
             grid(
                 ("window", "prompts", "prompt, s", "ms a step", "times as fast", "cache, MiB"),
                 [
@@ -112,7 +112,7 @@ def shared_prefix_tables(reports: dict[str, Report]) -> str:
                 ],
             ),
         ]
-    return _section(parts)
+    return section(parts)
 
 
 def serving_prefill_tables(reports: dict[str, Report]) -> str:
@@ -130,12 +130,13 @@ def serving_prefill_tables(reports: dict[str, Report]) -> str:
             for name, row in report["summary"].items()
         ]
         heads = ("prompts", "ms between tokens, p99", "better", "tokens/s", "ms to the first, p50")
-        parts += [f"{report['model'][0].upper()}{report['model'][1:]}; {_source(report)}"]
+        parts += [f"{report['model'][0].upper()}{report['model'][1:]}; {name_source(report)}"]
         parts += [grid(heads, rows)]
-    return _section(parts)
+    return section(parts)
 
 
-def _section(parts: list[str]) -> str:
+def section(parts: list[str]) -> str:
+    """What stands between the marks of a table."""
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 

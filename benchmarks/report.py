@@ -16,6 +16,7 @@ from benchmarks.choosing_table import choosing_tables
 from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.context_tables import CONTEXT_TABLES
+from benchmarks.draft_tables import DRAFT_TABLES
 from benchmarks.gpu.tables import GPU_TABLES
 from benchmarks.method_tables import TABLES
 from benchmarks.tables import (
@@ -472,4 +473,4 @@ _OWN = {
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
-_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES
+_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES
