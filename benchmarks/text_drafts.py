@@ -3,8 +3,9 @@
     python -m benchmarks.text_drafts --json FILE
 
 Beside this library's policies stand transformers' own `generate`, its prompt lookup, and its
-assisted decoding where `--assistant` names a smaller model of the same tokens. One row at a time, float32, the same prompts for all ways, which take turns prompt by prompt. Passes are
-those of the large model; transformers reports none, so its rows have seconds alone.
+assisted decoding where `--assistant` names a smaller model of the same tokens. One row at a time,
+float32, the same prompts for all ways, which take turns prompt by prompt. Passes are those of the
+large model; transformers reports none, so its rows have seconds alone.
 """
 
 from __future__ import annotations
