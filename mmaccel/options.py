@@ -129,7 +129,8 @@ class SamplingOptions:
     """How tokens are drawn; None is what the model's authors recommend.
 
     Attributes:
-        guidance_scale, temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+        guidance_scale, temperature, top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff,
+            entropy_temperature, divergence_temperature, spread: see `mmaccel.SamplingParams`.
     """
 
     guidance_scale: float | None = option(
@@ -147,6 +148,22 @@ class SamplingOptions:
     min_p: float | None = option(
         None, "keep tokens with this share of the likeliest one's; 0 keeps all"
     )
+    top_n_sigma: float | None = option(
+        None, "keep tokens within this many standard deviations of the best score (top-n-sigma)"
+    )
+    top_h: float | None = option(
+        None, "keep the likeliest tokens that make up this share of the entropy (top-H)"
+    )
+    eta_cutoff: float | None = option(
+        None, "epsilon of eta sampling, which cuts at min(epsilon, sqrt(epsilon) exp(-entropy))"
+    )
+    entropy_temperature: float | None = option(
+        None, "theta of EDT, which makes the temperature lower where the model is sure"
+    )
+    divergence_temperature: float | None = option(
+        None, "nats between the guidance branches that halve the temperature"
+    )
+    spread: int | None = None
 
 
 SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingOptions))

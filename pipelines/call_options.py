@@ -41,6 +41,10 @@ class TokenOptions:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    top_h: float | None = None
+    eta_cutoff: float | None = None
+    entropy_temperature: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

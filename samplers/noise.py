@@ -40,6 +40,7 @@ class Stream(IntEnum):
     FROZEN = 0  # Gumbel noise per slot, the same at every pass
     FRESH = 1  # uniforms per slot, new at every pass
     CHOICE = 2  # Gumbel noise of a choice among slots, new at every pass
+    CODE = 3  # one uniform a seed, the shift of its evenly spread codes
 
 
 class Fresh(NamedTuple):
@@ -224,6 +225,19 @@ class Noise:
         block = torch.zeros(1, dtype=torch.int64, device=slots.device)
         words = torch.stack(self._words(block, slots, Stream.FRESH, step)[:3])  # [3, B, W, 1]
         return Fresh(*to_uniform(words[..., 0]).unbind())
+
+    def codes(self, n: int) -> Tensor:
+        """Codes of the rows, `[B]` float64 in 0..1, that are spread evenly over a seed's items.
+
+        Item i of a seed has ``(i mod n + u) / n``, where u is uniform and the seed's own, so that
+        each code is uniform and n items in a row divide the interval evenly (L. Vilnis et al.,
+        "Arithmetic Sampling: Parallel Diverse Decoding for Large Language Models", ICML 2023, arXiv
+        2210.15458, section 4).
+        """
+        alike = Noise(self.seeds, torch.zeros_like(self.items))
+        slot = torch.zeros_like(self.items)[:, None]
+        shift = alike._uniforms(slot, 1, Stream.CODE, 0)[:, 0, 0].double()
+        return (self.items % n + shift) / n
 
     def gumbel_on_host(self, slots: Tensor, vocab_size: int) -> Tensor:
         """The bits of `gumbel`, see `gumbel`, made in numpy: on a CPU and outside of captures."""

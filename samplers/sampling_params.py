@@ -1,12 +1,12 @@
 """SamplingParams: from raw logits to the target distribution of a token, in one fixed order.
 
-Order: guidance, structural mask, logits processor, temperature, top-k, top-p, min-p; last, slots
-whose token is known in advance become certain. Every exactness guarantee speaks of the resulting
-distribution. Nothing is filtered a second time, residuals included.
+Order: guidance, structural mask, logits processor, temperature, top-n-sigma, top-H, top-k, top-p,
+min-p, eta; last, slots whose token is known in advance become certain. Every exactness guarantee
+speaks of the resulting distribution. Nothing is filtered a second time, residuals included.
 
 Sources: classifier-free guidance, Ho & Salimans 2022 (arXiv 2207.12598); top-k, Fan et al. 2018
 (arXiv 1805.04833); top-p, Holtzman et al. 2019 (arXiv 1904.09751); min-p, Nguyen et al. 2024 (arXiv
-2407.01082).
+2407.01082). Those of the other rules stand in `mmaccel.kernels.adaptive`.
 
 Departures: the structural mask comes before every truncation, those of a logits processor included,
 so that top-k counts only tokens that are allowed and never leaves none.
@@ -23,13 +23,38 @@ from torch import Tensor
 from mmaccel.checks import check_int, check_number
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.kernels.adaptive import (
+    cool_by_divergence,
+    cool_by_entropy,
+    keep_above_eta,
+    keep_above_noise,
+    keep_entropy_share,
+)
 from mmaccel.kernels.truncation import guide, make_certain, truncate
 
 Processor = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(scores `[B, W, V]`, tokens `[B, N]` int64, columns `[B, W]` int64) -> scores `[B, W, V]`. The
 prefix of window entry (b, w) is `tokens[b, :columns[b, w]]`, left-padded with -1."""
 
+FILTERS = ("top_k", "top_p", "min_p")
+"""Rules that the sample kernel applies too; None turns one off."""
+ADAPTIVE = (
+    "top_n_sigma",
+    "top_h",
+    "eta_cutoff",
+    "entropy_temperature",
+    "divergence_temperature",
+)
+"""Rules that no kernel applies: a run that has one draws in separate steps. None turns one off."""
+
 _COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
+_DOMAINS: dict[str, tuple[float, str]] = {  # of the adaptive rules: above 0, up to this
+    "top_n_sigma": (math.inf, "1 is usual, None turns it off"),
+    "top_h": (1.0, "0.4 is usual, None turns it off"),
+    "eta_cutoff": (1.0, "0.0003 to 0.004 is usual, None turns it off"),
+    "entropy_temperature": (math.inf, "0.1 to 1 is usual, None turns it off"),
+    "divergence_temperature": (math.inf, "1 halves it at a nat, None turns it off"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,19 @@ class SamplingParams:
             None.
         min_p: keep tokens at least this share of the most likely one's probability; in [0, 1] or
             None.
+        top_n_sigma: keep tokens whose score is at most this many standard deviations of all scores
+            below the largest; above 0, or None.
+        top_h: keep the likeliest tokens that make up this share of the entropy, 100 at most; in
+            (0, 1] or None.
+        eta_cutoff: epsilon of eta sampling: keep tokens of probability ``min(epsilon,
+            sqrt(epsilon) exp(-H))``; in (0, 1) or None.
+        entropy_temperature: theta of EDT: the temperature is multiplied by ``0.8 ** (theta / H)``,
+            with the entropy H before any temperature; above 0, or None.
+        divergence_temperature: nats of divergence between the guidance branches that halve the
+            temperature; above 0, or None. It needs both branches.
+        spread: N of arithmetic sampling: N rows of one seed draw evenly spread samples, each of
+            them with the right distribution; an integer >= 2, or None. For `Autoregressive` and
+            `Jacobi`; see `mmaccel.samplers.window.spread_codes`.
         processor: a logits processor; it runs after guidance and the structural mask, and before
             everything else.
 
@@ -56,6 +94,12 @@ class SamplingParams:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    top_h: float | None = None
+    eta_cutoff: float | None = None
+    entropy_temperature: float | None = None
+    divergence_temperature: float | None = None
+    spread: int | None = None
     processor: Processor | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +122,16 @@ class SamplingParams:
             check_number("top_p", self.top_p, 0, 1, "1 keeps all", above_low=True)
         if self.min_p is not None:
             check_number("min_p", self.min_p, 0, 1, "0 keeps all")
-        for name in ("guidance_scale", "temperature", "top_p", "min_p"):
+        if self.spread is not None:
+            check_int("spread", self.spread, 2, hint="the number of rows that share a seed")
+        for name, (high, hint) in _DOMAINS.items():
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0, high, hint, above_low=True)
+        if self.eta_cutoff == 1:
+            raise OptionError(
+                "eta_cutoff: expected a number below 1, received 1; 0.0003 to 0.004 is usual"
+            )
+        for name in ("guidance_scale", "temperature", "top_p", "min_p", *ADAPTIVE):
             value = getattr(self, name)
             if value is not None:  # fractions and numbers of arrays become floats
                 object.__setattr__(self, name, float(value))
@@ -110,7 +163,39 @@ class SamplingParams:
             ShapeError: if the number of branches does not suit the guidance scale.
         """
         scores = self.to_processed_scores(logits, branches, tokens, columns, slots, layout)
-        return self.finish_scores(scores, slots, layout)
+        return self.finish_scores(scores, slots, layout, self.find_cooling(logits))
+
+    @property
+    def adaptive(self) -> tuple[str, ...]:
+        """Names of the rules in use that no kernel applies; none at temperature 0, where no rule
+        changes the token.
+        """
+        if self.temperature == 0:
+            return ()
+        return tuple(name for name in ADAPTIVE if getattr(self, name) is not None)
+
+    @property
+    def without_kernel(self) -> tuple[str, ...]:
+        """Names of what is in use and takes the scores themselves, which no kernel writes."""
+        return (*self.adaptive, "spread") if self.is_spread else self.adaptive
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether rows of a seed draw evenly spread samples."""
+        return self.spread is not None and self.temperature > 0
+
+    @property
+    def rules(self) -> tuple[float | None, ...]:
+        """The values of all rules that change a temperature or take tokens away."""
+        return tuple(getattr(self, name) for name in (*FILTERS, *ADAPTIVE))
+
+    def find_cooling(self, logits: Tensor) -> Tensor | None:
+        """The factor of the temperature `[B, W, 1]` that raw logits of both branches `[2 B, W, V]`
+        give; None without the rule.
+        """
+        if self.temperature == 0 or self.divergence_temperature is None:
+            return None
+        return cool_by_divergence(logits.float(), self.divergence_temperature)
 
     def to_processed_scores(
         self,
@@ -125,12 +210,14 @@ class SamplingParams:
         scores = self.to_model_scores(logits, branches, slots, layout)
         return scores if self.processor is None else self.processor(scores, tokens, columns)
 
-    def finish_scores(self, scores: Tensor, slots: Tensor, layout: Layout | None) -> Tensor:
+    def finish_scores(
+        self, scores: Tensor, slots: Tensor, layout: Layout | None, cooling: Tensor | None = None
+    ) -> Tensor:
         """The steps of `apply` after the logits processor: scores `[B, W, V]` to the same shape.
 
-        `slots` is `[B, W]` int64, as in `apply`.
+        `slots` is `[B, W]` int64, as in `apply`; `cooling` comes of `find_cooling`.
         """
-        scores = self.to_target_scores(scores)
+        scores = self.to_target_scores(scores, cooling)
         forced = layout.forced(slots) if layout is not None else None
         return scores if forced is None else make_certain(scores, forced)
 
@@ -143,9 +230,31 @@ class SamplingParams:
         allowed = layout.allowed(slots) if layout is not None else None
         return scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
 
-    def to_target_scores(self, scores: Tensor) -> Tensor:
-        """Temperature, top-k, top-p and min-p on `[B, W, V]` float32."""
-        return truncate(scores, self.temperature, self.top_k, self.top_p, self.min_p)
+    def to_target_scores(self, scores: Tensor, cooling: Tensor | None = None) -> Tensor:
+        """Temperature and all that takes tokens away, on `[B, W, V]` float32.
+
+        `cooling` `[B, W, 1]` comes of `find_cooling`.
+        """
+        if not self.adaptive:
+            return truncate(scores, self.temperature, self.top_k, self.top_p, self.min_p)
+        scores = scores / self._find_temperature(scores, cooling)
+        if self.top_n_sigma is not None:
+            scores = keep_above_noise(scores, self.top_n_sigma)
+        if self.top_h is not None:
+            scores = keep_entropy_share(scores, self.top_h)
+        scores = truncate(scores, 1.0, self.top_k, self.top_p, self.min_p)
+        return scores if self.eta_cutoff is None else keep_above_eta(scores, self.eta_cutoff)
+
+    def _find_temperature(self, scores: Tensor, cooling: Tensor | None) -> Tensor | float:
+        """The temperature of every slot, `[B, W, 1]` or one for all."""
+        temperature: Tensor | float = self.temperature
+        if self.entropy_temperature is not None:
+            temperature = temperature * cool_by_entropy(scores, self.entropy_temperature)
+        if cooling is not None:
+            temperature = temperature * cooling
+        if isinstance(temperature, float):
+            return temperature
+        return temperature.clamp(min=_COLDEST)
 
     def impossible(self, vocab_size: int) -> Tensor | None:
         """`[S]` int64, ids below `vocab_size` that no prefix makes possible, or None.
@@ -156,7 +265,12 @@ class SamplingParams:
         return None if ids is None else ids[(ids >= 0) & (ids < vocab_size)]
 
     def check_branches(self, branches: int) -> None:
-        """Raise ShapeError unless the number of branches suits the guidance scale."""
+        """Raise ShapeError unless the number of branches suits guidance scale and temperature."""
+        if branches != 2 and self.divergence_temperature is not None:
+            raise ShapeError(
+                "divergence_temperature: expected 2 branches, whose divergence it reads, received "
+                f"{branches}; set a guidance_scale other than 1, or leave it out"
+            )
         if branches != 2 and not (branches == 1 and self.guidance_scale == 1.0):
             raise ShapeError(
                 f"guidance: expected 2 branches for guidance_scale {self.guidance_scale}, "

@@ -141,7 +141,8 @@ def check_inputs(**values: Any) -> None:
     Raises:
         OptionError: a parameter outside its domain.
     """
-    choose_params(SamplingParams(), **{name: values[name] for name in SAMPLING_FIELDS})
+    shown = [name for name in SAMPLING_FIELDS if name in values]
+    choose_params(SamplingParams(), **{name: values[name] for name in shown})
 
 
 def to_tensor(images: list[Image]) -> Tensor:

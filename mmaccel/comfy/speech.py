@@ -117,7 +117,7 @@ SPEAK = NodeSpec(
             stands_for=((0.0, None),),
         ),
         batch_widget("Utterances decoded"),
-        *sampling_widgets(without=("guidance_scale",)),
+        *sampling_widgets(without=("guidance_scale", "divergence_temperature")),
         replace(
             number(
                 "repetition_penalty",

@@ -81,7 +81,7 @@ ANIMATE = NodeSpec(
         POLICY_INPUT,
         *LAYER_INPUTS,
         seed_widget("The same as with mmaccel animate."),
-        *sampling_widgets(without=("guidance_scale",)),
+        *sampling_widgets(without=("guidance_scale", "divergence_temperature")),
     ),
     outputs=(
         Output("video", VIDEO, "The clip, the given frames first."),

@@ -165,7 +165,7 @@ ANSWER = NodeSpec(
             1,
         ),
         batch_widget("Questions answered"),
-        *sampling_widgets(_GREEDY, without=("guidance_scale",)),
+        *sampling_widgets(_GREEDY, without=("guidance_scale", "divergence_temperature")),
     ),
     outputs=(
         Output("text", TEXT, "One answer a line."),

@@ -69,7 +69,7 @@ class CodecFlags(MediaFlags):
     """Flags of the commands whose models have a codec."""
 
     method: WindowPolicyFlags
-    sampling: Annotated[SamplingOptions, Without("guidance_scale")]
+    sampling: Annotated[SamplingOptions, Without("guidance_scale", "divergence_temperature")]
     out: shared.Out = Path("out")
 
 
@@ -137,7 +137,7 @@ class Answer(MediaFlags):
         int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
     ] = 64
     seed: Annotated[int | None, typer.Option(help=_ANSWER_SEED)] = None
-    sampling: Annotated[SamplingOptions, Without("guidance_scale")]
+    sampling: Annotated[SamplingOptions, Without("guidance_scale", "divergence_temperature")]
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help=_ANSWER_OUT, parser=shared.parse_path, metavar="FILE"),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import TreeShape
 
-_LISTED = ("dtype", "device", "temperature", "top_k", "top_p", "min_p")
+_LISTED = ("dtype", "device", *(name for name in SAMPLING_FIELDS if name != "guidance_scale"))
 _MAX_WORD = 20  # characters of a word in a file name
 _MAX_BYTES = 60  # of a word, so that three of them, the seed and the rest fit into 255
 

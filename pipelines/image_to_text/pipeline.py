@@ -30,6 +30,7 @@ from mmaccel.pipelines.image_to_text.prompts import check_questions, make_inputs
 from mmaccel.pipelines.image_to_text.types import Answer, Answers
 from mmaccel.pipelines.image_to_text.views import find_image_tokens
 from mmaccel.pipelines.loading.moving import Part, describe
+from mmaccel.pipelines.logits.position_rules import EntropyTemperature, TopNSigma
 from mmaccel.pipelines.media import pick_max_num_seqs
 from mmaccel.pipelines.pipeline import Decoding, Pipeline, read_loading
 from mmaccel.pipelines.runner.engine import Engine
@@ -198,7 +199,8 @@ class ImageToText(Pipeline):
                 greedy answers; for others one is drawn from torch's global generator, and
                 `stats.seed` says which.
             temperature: None is 0, which takes the likeliest token.
-            top_k, top_p, min_p: see `mmaccel.SamplingParams`; None, and a top_k of 0, keep all.
+            top_k, top_p, min_p, top_n_sigma, top_h, eta_cutoff, entropy_temperature: see
+                `mmaccel.SamplingParams`; None, and a top_k of 0, keep all.
             batch_size: questions that are answered at a time at most; None answers all together.
             on_token: called whenever all running rows of a batch have one more token, with the
                 number of its rows. An exception from it ends the run and reaches the caller.
@@ -384,6 +386,11 @@ def _options(params: SamplingParams) -> dict[str, Any]:
     one = {"num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
     if not params.temperature:
         return {"do_sample": False, **one}
+    processors: list[Any] = []
+    if params.entropy_temperature is not None:
+        processors.append(EntropyTemperature(params.entropy_temperature))
+    if params.top_n_sigma is not None:
+        processors.append(TopNSigma(params.top_n_sigma))
     return {
         **one,
         "do_sample": True,
@@ -391,6 +398,9 @@ def _options(params: SamplingParams) -> dict[str, Any]:
         "top_k": params.top_k or 0,
         "top_p": 1.0 if params.top_p is None else params.top_p,
         "min_p": params.min_p,
+        "top_h": params.top_h,
+        "eta_cutoff": params.eta_cutoff or 0.0,
+        "logits_processor": processors,
     }
 
 

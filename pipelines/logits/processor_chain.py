@@ -9,7 +9,8 @@ accepts the token, which means that the prefix was right.
 Guidance: J. Ho, T. Salimans, 2022 (arXiv 2207.12598), in the form of G. Sanchez et al., 2023
 (arXiv 2306.17806): on log-probabilities, as in `UnbatchedClassifierFreeGuidanceLogitsProcessor`.
 
-`generate` ends its list of processors with temperature, top-k, top-p and min-p, in this order.
+`generate` ends its list of processors with temperature, top-H, top-k, top-p, min-p and eta, in this
+order.
 `take_warpers` turns them into `SamplingParams`, which apply the same steps last. The distribution
 is the same; a pass without them in the chain never synchronises with the host, and one kernel can
 draw from its logits.
@@ -189,10 +190,13 @@ class LogGuidance(SamplingParams):
 
 _WARPERS = {  # class -> its setting, in the order in which `SamplingParams` applies them
     "TemperatureLogitsWarper": "temperature",
+    "TopHLogitsWarper": "top_h",
     "TopKLogitsWarper": "top_k",
     "TopPLogitsWarper": "top_p",
     "MinPLogitsWarper": "min_p",
+    "EtaLogitsWarper": "eta_cutoff",
 }
+_ATTRIBUTES = {"eta_cutoff": "epsilon"}  # setting -> attribute of its warper, of another name
 
 
 def take_warpers(
@@ -220,7 +224,8 @@ def take_warpers(
         if name is None or not is_own(processor, type(processor).__name__):
             break
         index = order.index(name)
-        value = getattr(processor, name)
+        value = getattr(processor, _ATTRIBUTES.get(name, name))
+        value = value.item() if isinstance(value, torch.Tensor) else value
         plain = getattr(processor, "filter_value", -float("inf")) == -float("inf")
         least = getattr(processor, "min_tokens_to_keep", 1)
         if index >= last or not plain or least != 1 or not 0 < value < float("inf"):

@@ -24,6 +24,8 @@ from typing import Any, Literal, TypeVar, cast
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.pipelines.logits.frustratingly_simple import FrustratinglySimple
+from mmaccel.pipelines.logits.position_rules import EntropyTemperature, TopNSigma
 from mmaccel.pipelines.logits.repetition import (
     RepetitionAwareSampling,
     WindowedRepetitionPenalty,
@@ -48,6 +50,8 @@ _FLAT = {
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
 }
+_OWN_FLAT = (EntropyTemperature, TopNSigma)
+_OWN_WINDOW = (FrustratinglySimple, RepetitionAwareSampling, WindowedRepetitionPenalty)
 _PREFIX = {
     "EncoderNoRepeatNGramLogitsProcessor",
     "EncoderRepetitionPenaltyLogitsProcessor",
@@ -117,8 +121,9 @@ class _Stateless:
 
 def find_window_form(processor: Any) -> Processor | None:
     """The form of a processor that serves a whole window in one call; None without one."""
-    if type(processor) in (RepetitionAwareSampling, WindowedRepetitionPenalty):
-        return processor.over_window
+    if type(processor) in _OWN_WINDOW:
+        form: Processor = processor.over_window
+        return form
     if is_own(processor, "RepetitionPenaltyLogitsProcessor"):
         ignored = processor.prompt_ignore_length
         if ignored is None or isinstance(ignored, int):  # else one per row
@@ -138,6 +143,8 @@ def find_kind(processor: Any, assume_stateless: bool = False) -> Kind | str:
     """
     if find_window_form(processor) is not None:
         return "window"
+    if type(processor) in _OWN_FLAT:
+        return "flat"
     name = type(processor).__name__
     if is_own(processor, "PrefixConstrainedLogitsProcessor"):
         function = processor._prefix_allowed_tokens_fn

@@ -47,8 +47,8 @@ def _operations(key: GraphKey, kind: str) -> Hashable:
         kind: as in `Once`; empty for the passes after the first.
     """
     params = key.sampling_params
-    filters = (params.top_k is None, params.top_p is None, params.min_p is None)
-    draws = (params.temperature > 0, filters, key.branches, type(key.layout), key.n_stops is None)
+    rules = tuple(value is None for value in params.rules)
+    draws = (params.temperature > 0, rules, key.branches, type(key.layout), key.n_stops is None)
     drafts = (key.drafts, key.draft_weights is None)
     return kind, key.policy, key.options, draws, drafts, key.has_callback, key.is_refilled
 

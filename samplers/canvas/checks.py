@@ -42,9 +42,9 @@ def check_run(
     Raises:
         OptionError: a model that decodes token after token, no slots, more than the model has
             positions for, blocks that do not divide them, continuous batching on a model that
-            keeps something for its rows, a mask token in the prompt, a logits processor, a
-            block-causal cache on another model, or guidance whose branches begin their blocks
-            elsewhere.
+            keeps something for its rows, a mask token in the prompt, a logits processor, evenly
+            spread samples, a block-causal cache on another model, or guidance whose branches begin
+            their blocks elsewhere.
         ShapeError: noise for another batch.
         UnsupportedModelError: a cache on a model without one.
     """
@@ -60,6 +60,11 @@ def check_run(
         raise OptionError(
             "params: expected no processor, received one; a canvas has no prefix for it, use a "
             "layout for what may stand at a slot"
+        )
+    if params.is_spread:
+        raise OptionError(
+            f"spread: expected None on a canvas, whose slots are filled in any order, received "
+            f"{params.spread}; leave it out"
         )
     params.check_branches(prompt.branches)
     _check_positions(model.max_positions, prompt, length)

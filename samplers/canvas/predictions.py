@@ -3,8 +3,9 @@
 There are two distributions per slot. The *model's distribution* is the model's after guidance and
 the layout's mask; thresholds on confidence apply to it, so that they mean the same at every
 temperature and truncation. The *target distribution* is what tokens are drawn from: the model's
-after temperature, top-k, top-p and min-p. Entropies, and the nats they add up to, are those of the
-target distribution; at temperature 0, where its entropy is always 0, those of the model's.
+after temperature, top-k, top-p and the other rules. Entropies, and the nats they add up to, are
+those of the target distribution; at temperature 0, where its entropy is always 0, those of the
+model's.
 
 A selector receives *sealed* predictions, without the tokens that were drawn: if the choice of slots
 depended on the tokens they will hold, it would bias these tokens (see `docs/exactness.md`).
@@ -114,11 +115,13 @@ def read_logits(
         own = own.index_fill(-1, purpose + mask_token, float("-inf"))
     key = (noise.seeds, noise.items, slots, purpose)
     greedy = params.temperature == 0
-    target = own if greedy else params.to_target_scores(own)
+    target = own if greedy else params.to_target_scores(own, params.find_cooling(logits))
     found = dispatch.run(unmask, target, is_open, 0.0 if greedy else 1.0, *key)
     raw = found if target is own else dispatch.run(unmask, own, is_open, 0.0, *key)
     largest = own.amax(-1)
-    if params.temperature not in (0.0, 1.0):  # division by a tiny temperature gives infinities
+    if (
+        params.temperature not in (0.0, 1.0) or params.adaptive
+    ):  # division by a tiny temperature gives infinities
         largest = largest + target.amax(-1)
     has_invalid_logits = (is_open & (largest - largest != 0)).any(1)  # NaN and infinity leave NaN
     return SlotPredictions(

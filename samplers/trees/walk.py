@@ -101,6 +101,8 @@ def can_walk(run: WindowRun, shape: TreeShape) -> bool:
         reason = f"drafts of {run.drafter.source!r} have no alternatives"
     elif run.params.processor is not None:
         reason = "logits processors read the tokens before a slot, and branches have others"
+    elif run.params.is_spread:
+        reason = "evenly spread samples follow one path"
     elif run.calls.is_recorded:
         reason = "outputs of every step are asked for"
     if reason:

@@ -263,7 +263,9 @@ class ScorePasses:
         processed = self.params.to_processed_scores(
             logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout
         )
-        return TreeScores(self.params.finish_scores(processed, slots, prompt.layout), processed)
+        cooling = self.params.find_cooling(logits)
+        target = self.params.finish_scores(processed, slots, prompt.layout, cooling)
+        return TreeScores(target, processed)
 
     def keep(self, found: TreeScores, path: PassPath) -> None:
         """Go on as after a pass over the window alone, whose entries are those of a path."""
@@ -303,7 +305,8 @@ class ScorePasses:
         processed = self.params.to_processed_scores(
             logits, prompt.branches, buffer.tokens, columns, slots, prompt.layout
         )
-        scores = self.params.finish_scores(processed, slots, prompt.layout)
+        cooling = self.params.find_cooling(logits)
+        scores = self.params.finish_scores(processed, slots, prompt.layout, cooling)
         # at temperature 0 the target's scores are of one token
         shown = scores if self.params.temperature else processed
         if self._is_observed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mmaccel.contracts import Prompt, TokenModel, check_window
+from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts, find_source
@@ -58,7 +59,16 @@ class WindowPolicy:
         noise: Noise,
         on_step: OnStep | None = None,
     ) -> Generation:
-        """Generate up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`."""
+        """Generate up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`.
+
+        Raises:
+            OptionError: evenly spread samples of a policy that draws with fresh noise.
+        """
+        if params.is_spread and self.exactness != "bitwise":
+            raise OptionError(
+                f"spread: expected None under {type(self).__name__}, which draws with fresh noise, "
+                f"received {params.spread}; take Jacobi(), or leave it out"
+            )
         run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
         try:
             return self.decode(run)

@@ -8,6 +8,7 @@ processor needs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.sample import Settings, argmax, sample_frozen
 from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.spread_codes import SpreadCodes
 
 
 class FrozenDraws(Protocol):
@@ -38,23 +40,33 @@ class FrozenDraws(Protocol):
 def choose_draws(run: WindowRun) -> Callable[[WindowRun], FrozenDraws]:
     """What makes the draws of a run's passes: the kernel where it can run.
 
-    Logits processors, recorded scores and drafters that read scores need the separate steps.
+    Logits processors, rules that no kernel applies, recorded scores and drafters that read scores
+    need the separate steps.
 
     Raises:
-        MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor is set.
+        MissingBackendError: MMACCEL_KERNELS=triton, and a logits processor or such a rule is set.
     """
+    without_kernel = run.params.without_kernel
+    stepwise: Callable[[WindowRun], FrozenDraws] = StepwiseDraws
+    if run.params.is_spread:
+        stepwise = partial(StepwiseDraws, codes=SpreadCodes(run))
     is_read = run.calls.is_recorded or run.drafter.source.reads_scores
     if is_read or not dispatch.takes("sample", run.buffer.tokens.device.type):
-        return StepwiseDraws
-    if run.params.processor is None:
+        return stepwise
+    if run.params.processor is None and not without_kernel:
         return FusedDraws
-    if dispatch.mode() == "triton":
+    if dispatch.mode() != "triton":
+        return stepwise
+    if without_kernel:
         raise MissingBackendError(
-            f"{dispatch.VARIABLE}=triton: expected no logits processor, as the sample kernel "
-            f"never writes the scores it reads, received {run.params.processor!r}; set "
-            f"{dispatch.VARIABLE}=auto"
+            f"{dispatch.VARIABLE}=triton: expected rules that the sample kernel applies, received "
+            f"{', '.join(without_kernel)}; set {dispatch.VARIABLE}=auto"
         )
-    return StepwiseDraws
+    raise MissingBackendError(
+        f"{dispatch.VARIABLE}=triton: expected no logits processor, as the sample kernel "
+        f"never writes the scores it reads, received {run.params.processor!r}; set "
+        f"{dispatch.VARIABLE}=auto"
+    )
 
 
 def open_draws(run: WindowRun) -> FrozenDraws:
@@ -75,12 +87,17 @@ def draft_window(run: WindowRun, draws: FrozenDraws) -> Tensor:
 class StepwiseDraws:
     """Noise, scores and argmax one after the other.
 
+    Args:
+        run: whose pass it is.
+        codes: of rows that draw evenly spread samples; None for rows that draw independently.
+
     Attributes:
         noise: frozen noise of the window, see `WindowRun.frozen_noise`.
     """
 
-    def __init__(self, run: WindowRun) -> None:
+    def __init__(self, run: WindowRun, codes: SpreadCodes | None = None) -> None:
         self._run = run
+        self._codes = codes
         self.noise = run.frozen_noise()
 
     def drafts(self, scores: Tensor) -> Tensor:
@@ -101,7 +118,10 @@ class StepwiseDraws:
     def tokens(self) -> Tensor:
         run = self._run
         noise = self.noise
-        found = run.backend.run(argmax, run.forward() + noise)
+        scores = run.forward()
+        found = run.backend.run(argmax, scores + noise)
+        if self._codes is not None:
+            found = self._codes.choose(run, scores, found)
         run.observe(noise)
         return found
 

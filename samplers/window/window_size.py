@@ -346,9 +346,7 @@ def open_chooser(
             source,
             params.guidance_scale,
             params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
+            params.rules,
         )
         calibration = find_calibration(model, conditions)
     return make_chooser(policy.window, policy.exactness, prompt.batch, length, calibration)

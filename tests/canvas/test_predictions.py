@@ -24,6 +24,10 @@ OTHERS: list[dict[str, Any]] = [
     {"top_k": 2},
     {"top_p": 0.7},
     {"min_p": 0.3},
+    {"top_n_sigma": 1.0},
+    {"top_h": 0.6},
+    {"eta_cutoff": 0.25},
+    {"entropy_temperature": 3.0},
     {"temperature": 1.6, "top_k": 4, "top_p": 0.8},
 ]
 

@@ -11,7 +11,9 @@ import torch
 from mmaccel import ContinuousBatching, Grid, Noise, SamplingParams
 from mmaccel.contracts import Policy
 from mmaccel.evaluation.exactness.g_test import first_divergence
+from mmaccel.kernels.noise import uniforms
 from mmaccel.results import Generation
+from mmaccel.samplers.noise import Stream
 from tests.fixtures.toy_distribution import forced_by_hand
 from tests.fixtures.toy_models import ToyLanguage, distribution_by_hand, make_prompt
 
@@ -25,6 +27,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "greedy": {"temperature": 0.0},
     "filtered": {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.05},
+    "adaptive": {"temperature": 1.3, "top_n_sigma": 1.5, "top_h": 0.9, "eta_cutoff": 0.1},
+    "guided, two temperatures": {
+        "guidance_scale": 1.5,
+        "temperature": 1.4,
+        "entropy_temperature": 0.3,
+        "divergence_temperature": 0.8,
+    },  # fmt: skip
+    "spread": {"spread": 3},
     "guided": {"guidance_scale": 2.0, "temperature": 1.2, "top_k": 4},
     "guided greedy": {"guidance_scale": 1.5, "temperature": 0.0},
 }
@@ -57,6 +67,14 @@ def run(
     )
 
 
+def code_by_hand(seed: int, n_codes: int, item: int = 0) -> float:
+    """The code of an item of a seed in arithmetic sampling: its n-th part, and the seed's shift."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    key = torch.tensor([(seed + 2**63) % 2**64 - 2**63])
+    shift = uniforms(key, zero, zero[:, None], 1, torch.tensor(int(Stream.CODE)))
+    return (item % n_codes + float(shift)) / n_codes
+
+
 def loop_by_hand(row: int, options: dict[str, Any], grid: Grid | None) -> list[int]:
     """One row, token by token: argmax of the log-probabilities plus the slot's noise."""
     model, by_hand = ToyLanguage(5, depth=6), dict(options)
@@ -64,7 +82,9 @@ def loop_by_hand(row: int, options: dict[str, Any], grid: Grid | None) -> list[i
     if grid is not None:
         by_hand["forced"] = lambda slot: forced_by_hand(grid, slot)
         by_hand["allowed"] = range(*(grid.tokens or (0, 5)))
+    n_codes = by_hand.pop("spread", None)
     distribution_of, noise = distribution_by_hand(**by_hand), Noise.from_seed([SEEDS[row]], 1)
+    code, width = code_by_hand(SEEDS[row], n_codes or 1), 1.0
     prompts = [PROMPTS[row]] + ([OTHERS[row]] if "guidance_scale" in options else [])
     made: list[int] = []
     for slot in range(LENGTH):
@@ -73,7 +93,13 @@ def loop_by_hand(row: int, options: dict[str, Any], grid: Grid | None) -> list[i
         )
         frozen = noise.gumbel(torch.tensor([[slot]]), 5)[0, 0].tolist()
         possible = [v for v in range(5) if distribution[v] > 0]
-        made.append(max(possible, key=lambda v: math.log(distribution[v]) + frozen[v]))
+        if n_codes is not None and width > 1 / n_codes:
+            token = next(v for v in range(5) if sum(distribution[: v + 1]) > code)
+            code = (code - sum(distribution[:token])) / distribution[token]
+            width *= distribution[token]
+        else:
+            token = max(possible, key=lambda v: math.log(distribution[v]) + frozen[v])
+        made.append(token)
     return made
 
 

@@ -33,6 +33,10 @@ FILTERS: list[dict[str, Any]] = [
     {"top_k": 2},
     {"top_p": 0.75},
     {"temperature": 1.5, "top_k": 2},
+    {"temperature": 1.5, "top_n_sigma": 1.5},
+    {"top_h": 0.9},
+    {"eta_cutoff": 0.15},
+    {"entropy_temperature": 1.0},
 ]
 
 

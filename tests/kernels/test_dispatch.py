@@ -28,6 +28,7 @@ from mmaccel.kernels.noise import uniforms
 from mmaccel.samplers.drafting.contract import Drafter
 from mmaccel.samplers.drafting.left import Left
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.seeded_sampling import FusedDraws, StepwiseDraws, choose_draws
 
 ROWS = torch.arange(2)
@@ -239,13 +240,27 @@ def test_without_triton_nothing_but_its_kernels_is_missing() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "torch", "triton"])
-def test_a_logits_processor_and_the_sample_kernel(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"processor": lambda scores, tokens, columns: scores, "temperature": 0.0},
+        {"top_n_sigma": 1.0},
+        {"top_h": 0.5},
+        {"eta_cutoff": 0.1},
+        {"entropy_temperature": 0.5},
+        {"divergence_temperature": 0.5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_the_sample_kernel_does_not_apply(
+    options: dict[str, Any], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A logits processor reads scores that the kernel never writes: torch steps, or an error."""
+    """Logits processors and some rules need scores, which the kernel never writes: torch steps, or
+    an error.
+    """
     monkeypatch.setenv(dispatch.VARIABLE, mode)
     monkeypatch.setattr(dispatch, "find_obstacle", lambda device_type: None)
-    params = SimpleNamespace(processor=lambda scores, tokens, columns: scores, temperature=0.0)
+    params = SamplingParams(**options)
     buffer = SimpleNamespace(tokens=ROWS, slots=ROWS[:, None])
     noise = Noise.from_seed(0, 2)
     run: Any = SimpleNamespace(
@@ -262,7 +277,7 @@ def test_a_logits_processor_and_the_sample_kernel(
             choose_draws(run)
     else:
         assert choose_draws(run) is StepwiseDraws
-    params.processor = None
+    run.params = SamplingParams(**options | {"processor": None, "temperature": 0.0})
     assert choose_draws(run) is (StepwiseDraws if mode == "torch" else FusedDraws)
 
 

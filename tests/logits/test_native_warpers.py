@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    EtaLogitsWarper,
     LogitsProcessorList,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
@@ -26,6 +28,9 @@ WARM, K, P, M = (
 )  # fmt: skip
 
 
+H, E = TopHLogitsWarper(0.7), EtaLogitsWarper(0.25)
+
+
 Child = type("TopKLogitsWarper", (TopKLogitsWarper,), {})  # same name, not transformers' class
 
 
@@ -39,6 +44,9 @@ def flat(*processors: Any) -> list[tuple[Any, str]]:
         ((), 0, {}),
         ((WARM, K, P, M), 0, {"temperature": 0.7, "top_k": 9, "top_p": 0.8, "min_p": 0.1}),
         ((K,), 0, {"top_k": 9}),
+        ((WARM, H, K, E), 0, {"temperature": 0.7, "top_h": 0.7, "top_k": 9, "eta_cutoff": 0.25}),
+        ((K, H), 1, {"top_h": 0.7}),
+        ((EtaLogitsWarper(0.25, min_tokens_to_keep=2),), 1, {}),
         ((RepetitionPenaltyLogitsProcessor(1.2), WARM, P), 1, {"temperature": 0.7, "top_p": 0.8}),
         ((P, WARM), 1, {"temperature": 0.7}),  # top-p before temperature is another distribution
         ((K, TopKLogitsWarper(4)), 1, {"top_k": 4}),
@@ -99,3 +107,14 @@ def test_an_ordinary_sampled_call_has_no_processor_left(monkeypatch: pytest.Monk
     assert (seen[0].temperature, seen[0].top_k, seen[0].top_p) == (0.8, 7, 0.9)
     assert seen[0].processor is None
     assert seen[1].processor is not None and seen[1].top_k == 7
+
+
+@pytest.mark.parametrize("chosen", [(H,), (E,), (WARM, H, K, P, E)], ids=len)
+def test_rules_of_entropy_give_the_same_distribution(chosen: Any) -> None:
+    scores = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    expected = LogitsProcessorList(chosen)(torch.zeros(200, 1, dtype=torch.int64), scores.clone())
+    _, options = take_warpers(flat(*chosen), True)
+    slots = torch.zeros(200, 1, dtype=torch.int64)
+    found = SamplingParams(**options).apply(scores[:, None], 1, slots, slots + 1, slots, None)[:, 0]
+    assert 1 < int(expected.isfinite().sum(-1).max()) < VOCAB
+    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=1e-6, atol=1e-7)

@@ -17,6 +17,7 @@ from mmaccel.samplers.canvas.selector import AtLeast
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts
 from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
 from tests.messages.case import Refused
 
 
@@ -45,6 +46,17 @@ CASES = (
     *_each(SamplingParams, "top_k", (0, True)),
     *_each(SamplingParams, "top_p", (0.0, 1.01, math.nan)),
     *_each(SamplingParams, "min_p", (-0.1, 1.1)),
+    *_each(SamplingParams, "top_n_sigma", (0.0, -1.0, math.inf)),
+    *_each(SamplingParams, "top_h", (0.0, 1.01, math.nan)),
+    *_each(SamplingParams, "eta_cutoff", (0.0, 1.0, "0.1")),
+    *_each(SamplingParams, "entropy_temperature", (0.0, math.inf)),
+    *_each(SamplingParams, "divergence_temperature", (0.0, True)),
+    *_each(SamplingParams, "spread", (1, 2.0, True)),
+    Refused("evenly spread samples with fresh noise",
+            lambda: SpeculativeJacobi(3).sample(ToyLanguage(3), make_prompt([[1]]), 2,
+                                                params=SamplingParams(spread=2),
+                                                noise=Noise.from_seed(0, 1)),
+            says=("spread: expected None under SpeculativeJacobi", "Jacobi()")),
     *(_bad(Coarse, ("candidates: expected an integer >= 1",), "folder", each)
       for each in (0, -1, True, 1.5, "3", None)),
     *(_bad(Coarse, ("expected a folder",), each) for each in (None, 3, ["folder"])),

@@ -50,6 +50,18 @@ def distribution_of(params: SamplingParams, *probabilities: float) -> list[float
         ({"min_p": 0.31}, [0.625, 0.375, 0, 0]),
         ({"min_p": 0.11}, [0.5, 0.3, 0.15, 0.05][:3] + [0]),
         ({"min_p": 1.0}, [1, 0, 0, 0]),
+        # logs -0.69 -1.20 -1.90 -3.00, whose deviation is 0.8616
+        ({"top_n_sigma": 0.5}, [1, 0, 0, 0]),
+        ({"top_n_sigma": 0.6}, [0.625, 0.375, 0, 0]),
+        ({"top_n_sigma": 2.7}, [0.5, 0.3, 0.15, 0.05]),
+        # terms of the entropy 0.3466 0.3612 0.2846 0.1498, together 1.1421
+        ({"top_h": 0.1}, [1, 0, 0, 0]),
+        ({"top_h": 0.61}, [1, 0, 0, 0]),
+        ({"top_h": 0.63}, [0.625, 0.375, 0, 0]),
+        # exp(-1.1421) = 0.3191: 0.2 against 0.1427, 0.01 against 0.0319
+        ({"eta_cutoff": 0.2}, [0.5, 0.3, 0.15, 0]),
+        ({"eta_cutoff": 0.9}, [1, 0, 0, 0]),
+        ({"eta_cutoff": 0.01}, [0.5, 0.3, 0.15, 0.05]),
     ],
     ids=str,
 )
@@ -58,6 +70,36 @@ def test_one_filter(options: dict[str, Any], distribution: list[float]) -> None:
     assert distribution_of(SamplingParams(**options), 0.5, 0.3, 0.15, 0.05) == pytest.approx(
         wanted, abs=1e-6
     )
+
+
+def test_a_temperature_from_the_entropy() -> None:
+    """0.8 ** (theta / 1.1421) = 1/2, with the entropy of the four; a certain token stays."""
+    theta = 1.14213 * math.log(0.5) / math.log(0.8)
+    made = distribution_of(SamplingParams(entropy_temperature=theta), 0.5, 0.3, 0.15, 0.05)
+    assert made == pytest.approx(
+        [0.25 / 0.365, 0.09 / 0.365, 0.0225 / 0.365, 0.0025 / 0.365], abs=1e-4
+    )
+    made = distribution_of(SamplingParams(entropy_temperature=1.0), 1.0, 0.0, 0.0, 0.0)
+    assert made == [1, 0, 0, 0]
+
+
+def test_a_temperature_from_the_divergence_of_the_branches() -> None:
+    """Between (1/2, 1/2) and (1/4, 3/4) there are log(2 / sqrt(3)) nats, which halve it here."""
+    logits = torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]).log()
+    half = math.log(2 / math.sqrt(3))
+    params = SamplingParams(guidance_scale=0.0, divergence_temperature=half)
+    made = scores_of(params, logits, branches=2).softmax(-1)[0, 0].tolist()
+    assert made == pytest.approx([0.1, 0.9], abs=1e-5)  # (1/4, 3/4) squared
+    same = logits[:1].repeat(2, 1, 1)  # no divergence: the temperature itself
+    assert scores_of(params, same, branches=2).softmax(-1)[0, 0].tolist() == [0.5, 0.5]
+
+
+def test_invalid_scores_stay_invalid_and_the_likeliest_token_stays() -> None:
+    params = SamplingParams(top_n_sigma=1e-6, top_h=1e-6, eta_cutoff=0.999, entropy_temperature=1e6)
+    assert distribution_of(params, 0.3, 0.5, 0.15, 0.05) == [0, 1, 0, 0]
+    for bad in (math.nan, math.inf):
+        found = scores_of(params, torch.tensor([[[0.0, bad, 1.0]]]))
+        assert not math.isfinite(float(found.amax()))
 
 
 def test_order_of_the_filters() -> None:

@@ -1,0 +1,63 @@
+"""Logits processors that read one position's scores alone, for rules that transformers lacks.
+
+They are the rules of `SamplingParams` of the same meaning (`mmaccel.kernels.adaptive`), for
+transformers' `generate`, whose own list of processors ends with temperature, top-H, top-k, top-p,
+min-p and eta.
+
+Departures: none; both run before the temperature, as in `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.kernels.adaptive import cool_by_entropy, keep_above_noise
+
+_COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
+
+
+@dataclass(frozen=True)
+class TopNSigma:
+    """Top-n-sigma, arXiv 2411.07641.
+
+    Args:
+        n_sigma: standard deviations below the largest score that a token may be, above 0.
+
+    Raises:
+        OptionError: for a value outside its domain.
+    """
+
+    n_sigma: float
+
+    def __post_init__(self) -> None:
+        check_number("n_sigma", self.n_sigma, 0, math.inf, "1 is usual", above_low=True)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Ids `[B, T]` and scores `[B, V]` to `[B, V]`."""
+        return keep_above_noise(scores.float(), self.n_sigma).to(scores.dtype)
+
+
+@dataclass(frozen=True)
+class EntropyTemperature:
+    """EDT, arXiv 2403.14541: divides scores by ``0.8 ** (theta / H)``; a temperature follows.
+
+    Args:
+        theta: above 0.
+
+    Raises:
+        OptionError: for a value outside its domain.
+    """
+
+    theta: float
+
+    def __post_init__(self) -> None:
+        check_number("theta", self.theta, 0, math.inf, "0.1 to 1 is usual", above_low=True)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Ids `[B, T]` and scores `[B, V]` to `[B, V]`."""
+        own = scores.float()
+        return (own / cool_by_entropy(own, self.theta).clamp(min=_COLDEST)).to(scores.dtype)

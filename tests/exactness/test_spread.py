@@ -1,0 +1,92 @@
+"""Arithmetic sampling: each sample has the right distribution, and together they are spread evenly.
+
+That windows give the plain loop's tokens is in the matrix (`bitwise_runs.OPTIONS`, "spread").
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import Autoregressive, Jacobi, Noise, SamplingParams
+from mmaccel.contracts import Policy
+from mmaccel.evaluation.exactness.g_test import count_sequences, g_test, power
+from tests.exactness.bitwise_runs import code_by_hand
+from tests.fixtures.toy_distribution import LEVEL, POWER, SAMPLES, VISIBLE, Setting
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+LENGTH = 4
+PROMPT = [1, 2]
+
+
+def decode(policy: Policy, noise: Noise, **options: Any) -> Tensor:
+    """`[B, L]` tokens of one prompt in a language of three tokens."""
+    made = policy.sample(
+        ToyLanguage(3, seed=1, spread=0.8),
+        make_prompt([PROMPT] * len(noise.items)),
+        LENGTH,
+        params=SamplingParams(**options),
+        noise=noise,
+    )
+    return made.tokens
+
+
+def chances() -> dict[tuple[int, ...], float]:
+    """The probability of every beginning of a sample."""
+    model = ToyLanguage(3, seed=1, spread=0.8)
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for slot in range(LENGTH):
+        for text in itertools.product(range(3), repeat=slot):
+            scores = model.logits_of([*PROMPT, *text])
+            total = sum(map(math.exp, scores))
+            for token, score in enumerate(scores):
+                found[(*text, token)] = found[text] * math.exp(score) / total
+    return found
+
+
+@pytest.mark.parametrize("policy", [Autoregressive(), Jacobi(3, "random")], ids=repr)
+@pytest.mark.parametrize("n", [4, 30])
+def test_one_item_of_many_seeds_has_the_right_distribution(policy: Policy, n: int) -> None:
+    seeds = torch.arange(SAMPLES)
+    noise = Noise(seeds, seeds % n)
+    setting = Setting(length=LENGTH, spread=0.8)
+    test = g_test(count_sequences(decode(policy, noise, spread=n), 3), setting.distributions[0])
+    assert power(VISIBLE, SAMPLES, test.degrees, LEVEL) >= POWER
+    assert test.p_value >= LEVEL, test
+
+
+@pytest.mark.parametrize("n", [8, 50, 300])
+def test_no_beginning_is_drawn_more_or_less_often_than_it_must_be(n: int) -> None:
+    made = decode(Jacobi(2, "random"), Noise.from_seed(7, n), spread=n).tolist()
+    texts = {text: p for text, p in chances().items() if p > 1 / n}
+    assert any(len(text) > 1 for text in texts)
+    for text, p in texts.items():
+        count = sum(tuple(row[: len(text)]) == text for row in made)
+        assert math.floor(n * p) <= count <= math.ceil(n * p), (text, p)
+
+
+def test_independent_rows_break_that_bound() -> None:
+    n = 300
+    made = decode(Jacobi(2, "random"), Noise.from_seed(7, n)).tolist()
+    texts = {text: p for text, p in chances().items() if p > 1 / n}
+    counts = {text: sum(tuple(row[: len(text)]) == text for row in made) for text in texts}
+    assert any(abs(counts[text] - n * p) > 1 for text, p in texts.items())
+
+
+def test_a_code_is_a_function_of_seed_and_item() -> None:
+    noise = Noise(torch.tensor([5, 5, -3, 5]), torch.tensor([0, 3, 2, 7]))
+    wanted = [code_by_hand(5, 4, 0), code_by_hand(5, 4, 3), code_by_hand(-3, 4, 2)]
+    assert noise.codes(4).tolist() == pytest.approx([*wanted, code_by_hand(5, 4, 3)], abs=1e-12)
+
+
+def test_greedy_rows_are_not_spread() -> None:
+    noise = Noise.from_seed(0, 5)
+    assert torch.equal(
+        decode(Jacobi(3), noise, spread=5, temperature=0.0),
+        decode(Jacobi(3), noise, temperature=0.0),
+    )
