@@ -29,6 +29,9 @@ from mmaccel.pipelines.image_to_text.types import Answers
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.image_to_video.types import Clips
+from mmaccel.pipelines.logits.frustratingly_simple import FrustratinglySimple
+from mmaccel.pipelines.logits.position_rules import EntropyTemperature
+from mmaccel.pipelines.logits.position_rules import TopNSigma
 from mmaccel.pipelines.logits.processor_support import stateless
 from mmaccel.pipelines.logits.repetition import RepetitionAwareSampling
 from mmaccel.pipelines.logits.repetition import WindowedRepetitionPenalty
@@ -104,7 +107,9 @@ from mmaccel.samplers.canvas.adaptive_block import AdaptiveBlock
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
+from mmaccel.samplers.canvas.explore_exploit import ExploreExploit
 from mmaccel.samplers.canvas.kl_stable import KLStable
+from mmaccel.samplers.canvas.learned_filter import LearnedFilter
 from mmaccel.samplers.canvas.local_leap import LocalLeap
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
@@ -168,11 +173,14 @@ __all__ = [
     "EVS",
     "Eagle",
     "EntropyBounded",
+    "EntropyTemperature",
     "ExpectedAttention",
+    "ExploreExploit",
     "FastV",
     "FiCoCoL",
     "FiCoCoV",
     "Frames",
+    "FrustratinglySimple",
     "Generation",
     "Grid",
     "GroupedSpeculative",
@@ -192,6 +200,7 @@ __all__ = [
     "KeyDiff",
     "LayerBlocks",
     "LazyLLM",
+    "LearnedFilter",
     "LineKV",
     "LocalLeap",
     "LocalWindow",
@@ -241,6 +250,7 @@ __all__ = [
     "TokenModel",
     "TokenRecycling",
     "TokenSelect",
+    "TopNSigma",
     "TopP",
     "TriForce",
     "UniformTokens",

@@ -146,6 +146,11 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "adaptive-block": ("adaptive_block:AdaptiveBlock", "blocks end at delimiters"),
             "revised-parallel": ("revised_parallel:RevisedParallel", "bold drafts, checked"),
             "masked-parallel": ("masked_parallel:MaskedParallel", "MaskGIT and Halton"),
+            "explore-exploit": (
+                "explore_exploit:ExploreExploit",
+                "confident slots, and an uncertain one where they are few",
+            ),
+            "learned-filter": ("learned_filter:LearnedFilter", "slots that a trained filter picks"),
         },
     ),
     "drafts": _slot(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mmaccel.demo.grammar.tasks import (
 from mmaccel.demo.scenes.checker import score_images
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Stats
+from mmaccel.samplers.canvas.oracle import Oracle
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -55,12 +57,14 @@ def measure_text(
     examples = [example.prompt for group in groups for example in group]
     few = [p for p in examples if p[0] in _ENUMERABLE and len(right_answers(p)) <= 24]
     few = few[:: max(1, len(few) // _PROMPTS)][:_PROMPTS]
-    plain: dict[str, Tensor | None] = {}
+    plain = Plain()
     measured: dict[str, dict[str, float]] = {}
     for label, policy in policies.items():
         own = _decode_text(text, policy, examples, seed)
         tokens, stats = own
-        plain.setdefault(_order(policy), tokens if isinstance(policy, Stepwise) else None)
+        if plain.keeps(policy, tokens):
+            _, reached = _decode_text(text, Oracle(tokens), examples, seed)
+            plain.ceilings[_order(policy)] = reached.tokens_per_pass
         right = [is_right(p, canvas) for p, canvas in zip(examples, tokens.tolist(), strict=True)]
         quality = {"right": sum(right) / len(right)}
         for k, task in enumerate(TASKS):
@@ -97,12 +101,15 @@ def measure_images(
         A dict per policy: see `_row`; `quality` holds the checker's scores, and `positions` counts
         what went into the model, guidance and prompts with it.
     """
-    plain: dict[str, Tensor | None] = {}
+    plain = Plain()
     seeds = [seed + k for k in range(len(captions))]
     for label, policy in policies.items():
         with count_entries(pipe.model.model) as computed:
             made = pipe(list(captions), policy=policy, seed=seeds, batch_size=batch)
-        plain.setdefault(_order(policy), made.tokens if isinstance(policy, Stepwise) else None)
+        if plain.keeps(policy, made.tokens):
+            oracle = Oracle(made.tokens)
+            reached = pipe(list(captions), policy=oracle, seed=seeds, batch_size=len(captions))
+            plain.ceilings[_order(policy)] = reached.stats.tokens_per_pass
         tokens = made.tokens.to(pipe.model.device)
         pixels = pipe.image_model.tokenizer.decode(tokens)  # type: ignore[attr-defined]
         quality = dict(score_images(pixels.cpu(), list(captions)))
@@ -123,20 +130,43 @@ def count_entries(model: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
+@dataclass
+class Plain:
+    """What stepwise decoding made, by order.
+
+    Attributes:
+        tokens: `[B, L]` int64; None for an order of which another policy was measured first.
+        ceilings: tokens a pass of the oracle.
+    """
+
+    tokens: dict[str, Tensor | None] = field(default_factory=dict)
+    ceilings: dict[str, float] = field(default_factory=dict)
+
+    def keeps(self, policy: Any, tokens: Tensor) -> bool:
+        """Whether tokens were kept: those of stepwise decoding, the first of its order."""
+        order = _order(policy)
+        if order in self.tokens:
+            return False
+        self.tokens[order] = tokens if isinstance(policy, Stepwise) else None
+        return self.tokens[order] is not None
+
+
 def _row(
     model: str,
     label: str,
     policy: Any,
     stats: Stats,
     tokens: Tensor,
-    plain: dict[str, Tensor | None],
+    plain: Plain,
     quality: dict[str, float],
 ) -> dict[str, Any]:
     """One policy: means over rows; `same` counts rows equal to stepwise decoding's in the same
-    order, None where that was not run before.
+    order, `oracle` is what an oracle reaches there (`mmaccel.samplers.canvas.oracle`) and
+    `oracle_share` the policy's share of it; None where stepwise decoding was not run before.
     """
     n = len(tokens)
-    other = plain.get(_order(policy))
+    other = plain.tokens.get(_order(policy))
+    ceiling = plain.ceilings.get(_order(policy))
     return {
         "model": model,
         "policy": label,
@@ -146,6 +176,8 @@ def _row(
         "tokens": stats.tokens / n,
         "passes": stats.row_passes / n,
         "tokens_per_pass": stats.tokens_per_pass,
+        "oracle": ceiling,
+        "oracle_share": None if ceiling is None else stats.tokens_per_pass / ceiling,
         "canvases": stats.canvases / n,
         "positions": stats.positions / n,
         "nats": stats.nats / n,

@@ -2,11 +2,13 @@
 
 Confidence and entropy: H. Chang et al., "MaskGIT", CVPR 2022, arXiv 2202.04200; H. Ben-Hamu et al.,
 NeurIPS 2025, arXiv 2505.24857. Margin: J. Kim et al., ICML 2025, arXiv 2502.06768. Halton: V.
-Besnier et al., ICLR 2025, arXiv 2503.17076.
+Besnier et al., ICLR 2025, arXiv 2503.17076. Position: the weight of PC-Sampler, P. Huang et al.,
+2025, arXiv 2508.13021: confidence times exp(-0.25 i) at slot i of the block.
 
 Departures: ties go to the lowest slot; the Halton order of slots without a grid is the van der
 Corput sequence; the random order is keyed by seed and item, so that a row has the same order in
-every batch.
+every batch; PC-Sampler's other factor, which needs the frequencies of tokens in a corpus, is left
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from mmaccel.contracts import Layout
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.noise import Noise
 
-ORDERS = ("auto", "confidence", "entropy", "margin", "left", "random", "halton", "sampled")
+ORDERS = (
+    "auto", "confidence", "entropy", "margin", "position", "left", "random", "halton", "sampled",
+)  # fmt: skip
+_DECAY = 0.25  # of a slot's weight in the order "position"
 
 _STEP = 0xFFFFF  # noise of a pass number that no run reaches
 
@@ -55,6 +60,9 @@ class Order:
             value = predictions.chance
         elif self.name == "entropy":
             value = -predictions.entropy
+        elif self.name == "position":
+            in_block = predictions.slots - predictions.slots[:, :1]
+            value = predictions.peak.log() - _DECAY * in_block  # the weight's logarithm
         else:
             value = predictions.peak if self.name == "confidence" else predictions.gap
         return torch.where(predictions.is_open, value, float("-inf"))

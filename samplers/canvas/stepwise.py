@@ -28,8 +28,8 @@ class Stepwise(RunPolicy):
     """One slot a pass, chosen before its token is drawn: the reference of canvas decoding.
 
     Args:
-        order: which slot is next: "confidence", "entropy", "margin", "left", "random", "halton" or
-            "sampled"; "auto" is "halton" on the grid of an image, else "confidence".
+        order: which slot is next: "confidence", "entropy", "margin", "position", "left", "random",
+            "halton" or "sampled"; "auto" is "halton" on the grid of an image, else "confidence".
         block: slots per block; None takes the canvas as one, or a block-causal model's own.
         cache: what passes reuse, a `CachePlan` or its kind.
     """

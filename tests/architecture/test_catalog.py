@@ -27,6 +27,8 @@ _GUARANTEES = {  # of the names that users have written down
     "adaptive-block": "relaxed",
     "revised-parallel": "relaxed",
     "masked-parallel": "relaxed",
+    "explore-exploit": "relaxed",
+    "learned-filter": "relaxed",
 }
 
 

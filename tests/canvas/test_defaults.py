@@ -36,6 +36,8 @@ FIELDS: dict[str, dict[str, Any]] = {
         **SHARED, "steps": 12, "schedule": None, "order": "confidence", "choose": "last",
         "choice": 4.5,
     },  # MaskGIT, CVPR 2022
+    "explore-exploit": {**SHARED, "threshold": 0.9, "least": 2, "explore": 1},  # 2511.21103
+    "learned-filter": {**SHARED, "filter": "", "threshold": 0.9},  # 2509.25188
 }  # fmt: skip
 
 

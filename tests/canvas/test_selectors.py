@@ -5,10 +5,13 @@ they carry from pass to pass.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 import mmaccel
@@ -214,6 +217,13 @@ def test_stability_is_forgotten_where_a_block_is_new() -> None:
         (mmaccel.ConfidentParallel(0.9), [[0, 1, 2, 3], [4], [5]]),
         (mmaccel.LocalLeap(0.9, 1, 0.5), [[0, 1, 2, 3, 4], [5]]),
         (mmaccel.LocalLeap(0.9, 2, 0.7), [[0, 1, 2, 3], [4], [5]]),
+        (mmaccel.ExploreExploit(0.9, 2, 1), [[0, 1, 2, 3], [5], [4]]),
+        (mmaccel.ExploreExploit(0.945, 3, 1), [[0, 1, 5], [4], [3], [2]]),
+        (mmaccel.ExploreExploit(0.945, 3, 2), [[0, 1, 4, 5], [2, 3]]),
+        (mmaccel.ExploreExploit(0.945, 2, 2), [[0, 1], [4, 5], [2, 3]]),
+        (mmaccel.ExploreExploit(1.0, 0, 3), [[0], [1], [2], [3], [4], [5]]),
+        (mmaccel.LearnedFilter(threshold=0.6), [[0, 1, 2, 3, 4], [5]]),
+        (mmaccel.LearnedFilter(lambda seen: seen.slots / 4), [[4, 5], [0], [1], [2], [3]]),
     ],
     ids=repr,
 )
@@ -221,6 +231,45 @@ def test_which_slots_a_rule_commits(policy: Any, passes: list[list[int]]) -> Non
     """Independent slots, whose distributions never change; the last two are stable and not sure."""
     joint = independent(*[[peak, 1 - peak] for peak in (0.96, 0.95, 0.94, 0.93, 0.65, 0.55)])
     assert commits(policy, ReferenceDenoiser(joint), LENGTH, temperature=0.0) == passes
+
+
+@pytest.mark.parametrize("width", [6, 3])
+def test_a_filter_from_a_file(width: int, tmp_path: Path) -> None:
+    """It reads the confidences of the block, 1 where a slot is committed, and nothing else."""
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(width, 4), torch.nn.ReLU(), torch.nn.Linear(4, width)
+    )
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for value in layers.parameters():
+            value.copy_(2 * torch.randn(value.shape))
+    save_file(layers.state_dict(), tmp_path / "filter.safetensors")
+    peaks = [0.96, 0.95, 0.94, 0.93, 0.65, 0.55]
+    joint = independent(*[[peak, 1 - peak] for peak in peaks])
+    policy = mmaccel.LearnedFilter(str(tmp_path / "filter.safetensors"), 0.5, block=width)
+    wanted = []
+    for start in range(0, LENGTH, width):
+        left = set(range(width))
+        while left:
+            seen = [peaks[start + k] if k in left else 1.0 for k in range(width)]
+            final = layers(torch.tensor(seen)).sigmoid() >= 0.5
+            chosen = [k for k in sorted(left) if final[k]]
+            chosen = chosen or [max(left, key=lambda k: (seen[k], -k))]
+            wanted.append([start + k for k in chosen])
+            left -= set(chosen)
+    assert any(len(slots) > 1 for slots in wanted)
+    assert commits(policy, ReferenceDenoiser(joint), LENGTH, temperature=0.0) == wanted
+
+
+def test_positions_weigh_more_on_the_left() -> None:
+    """Confidence times exp(-0.25 i), i counted from the block's first slot."""
+    seen = predictions_of([[0.3, 0.5, 0.5, 0.9, 0.9, 0.2]])
+    order = Order("position", None)
+    assert order.argsort(seen).tolist() == [[3, 1, 4, 2, 0, 5]]
+    weights = [p * math.exp(-0.25 * k) for k, p in enumerate([0.3, 0.5, 0.5, 0.9, 0.9, 0.2])]
+    assert sorted(range(6), key=lambda k: -weights[k]) == [3, 1, 4, 2, 0, 5]
+    later = replace(seen, slots=seen.slots + 7)  # another block
+    assert order.argsort(later).tolist() == [[3, 1, 4, 2, 0, 5]]
 
 
 SLOTS = {  # distributions of three tokens; tokens 1 and 2 are delimiters, where there are two

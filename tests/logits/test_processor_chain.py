@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel import RepetitionAwareSampling, WindowedRepetitionPenalty
+from mmaccel import (
+    EntropyTemperature,
+    FrustratinglySimple,
+    RepetitionAwareSampling,
+    TopNSigma,
+    WindowedRepetitionPenalty,
+)
 from mmaccel.pipelines.logits.processor_chain import LogGuidance, LogitsChain
 from mmaccel.pipelines.logits.processor_support import find_kind
 
@@ -37,6 +43,9 @@ def _processors() -> dict[str, Any]:
         "repetition": lp.RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=1),
         "repetition, recent": WindowedRepetitionPenalty(1.5, 3),
         "repetition-aware": RepetitionAwareSampling(window=4, start=1),
+        "frustratingly simple": FrustratinglySimple(n=3),
+        "top-n-sigma": TopNSigma(1.0),
+        "entropy temperature": EntropyTemperature(0.5),
         "encoder repetition": lp.EncoderRepetitionPenaltyLogitsProcessor(1.5, PROMPT),
         "ngram": lp.NoRepeatNGramLogitsProcessor(1),
         "encoder ngram": lp.EncoderNoRepeatNGramLogitsProcessor(1, PROMPT),

@@ -57,10 +57,17 @@ def _method(slot: str, name: str, **own: Any) -> Callable[..., Any]:
 
 EXAMPLES: dict[tuple[str, str], Example] = {
     ("policies", "stepwise"): Example(
-        _policy("stepwise"), forms=({"order": "random"}, {"order": "halton"}, {"order": "entropy"})
+        _policy("stepwise"),
+        forms=(
+            {"order": "random"},
+            {"order": "halton"},
+            {"order": "entropy"},
+            {"order": "position"},
+        ),
     ),
     ("policies", "lossless-unmask"): Example(
-        _policy("lossless-unmask", drafts=4), forms=({"order": "halton"}, {"order": "random"})
+        _policy("lossless-unmask", drafts=4),
+        forms=({"order": "halton"}, {"order": "random"}, {"order": "position"}),
     ),
     ("policies", "speculative"): Example(
         lambda target, **given: make_policy("speculative", draft_model=target.drafter, **given)
@@ -99,6 +106,14 @@ EXAMPLES: dict[tuple[str, str], Example] = {
             {"steps": 99, "order": "random", "schedule": "linear"},
         ),
         ({"choose": "first"}, {"order": "halton"}, {"order": "random"}),
+    ),
+    ("policies", "explore-exploit"): Example(
+        _policy("explore-exploit", threshold=0.3, least=3, explore=2),
+        ({"threshold": 1.0, "explore": 0}, {"threshold": 1.0, "least": 0}),
+    ),
+    ("policies", "learned-filter"): Example(
+        _policy("learned-filter", filter=lambda seen: seen.peak * 2, threshold=0.5),
+        ({"filter": "", "threshold": 1.0},),
     ),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
     ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),

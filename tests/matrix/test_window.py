@@ -84,6 +84,7 @@ class Variant(NamedTuple):
         factors = FACTORS | factors
         if self.exactness != "bitwise":  # tokens depend on the window
             factors["window"] = [each for each in factors["window"] if each != "adaptive"]
+            factors["options"] = [each for each in factors["options"] if each != "spread"]
         if self.tree:
             factors["window"] = [3, 9]  # wider than its branches
         if self.needs_rows(target):

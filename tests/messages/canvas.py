@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 import mmaccel
 from mmaccel import LosslessUnmask, Noise, RevisedParallel, SamplingParams, Stepwise
@@ -79,7 +81,20 @@ def _masked_lm(
     return Refused(name, call, says=(says,), error=error)
 
 
+def _wrong_filter() -> Any:
+    """A run with a filter that was made for blocks of another length."""
+    with TemporaryDirectory() as folder:
+        file = f"{folder}/filter.safetensors"
+        save_file(torch.nn.Sequential(torch.nn.Linear(32, 8)).state_dict(), file)
+        return decode(mmaccel.LearnedFilter(file), ReferenceDenoiser(JOINT), 4)
+
+
 CASES = (
+    Refused("a filter of another length", _wrong_filter,
+            says=("filter: expected tensors", "blocks of 4 slots", "(8, 32)", "set block")),
+    Refused("a filter that is not there",
+            lambda: decode(mmaccel.LearnedFilter("no/filter"), ReferenceDenoiser(JOINT), 4),
+            says=("filter: expected a safetensors file", "no/filter")),
     _sample("no slots", "length: expected an integer >= 1, received 0", length=0),
     _sample("blocks that do not fit", "divides 4 slots, received 3", policy=Stepwise(block=3)),
     _sample("a mask in the prompt", "no mask token, received id 3 in row 0", prompt=[2]),

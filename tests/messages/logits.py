@@ -27,6 +27,12 @@ CASES = tuple(
         (mmaccel.RepetitionAwareSampling, "top_k", (0, 2.5, None)),
         (mmaccel.RepetitionAwareSampling, "start", (-1, 1.0)),
         (mmaccel.RepetitionAwareSampling, "redraw", ("some",)),
+        (mmaccel.FrustratinglySimple, "alpha", (-0.1, 1.1)),
+        (mmaccel.FrustratinglySimple, "top_k", (0, 2.5)),
+        (mmaccel.FrustratinglySimple, "n", (0, True)),
+        (mmaccel.FrustratinglySimple, "beta", (-0.1, 1.1)),
+        (mmaccel.TopNSigma, "n_sigma", (0, -1.0, "1")),
+        (mmaccel.EntropyTemperature, "theta", (0.0, float("nan"))),
     )
     for value in values
 )

@@ -17,7 +17,7 @@ from mmaccel.commands.terminal import make_table, stderr_console, wide_console
 from mmaccel.errors import OptionError
 from mmaccel.own_code import TypedName, is_module_name
 
-_HEADS = ("passes", "canvases", "tok/pass", "positions", "seconds", "nats", "same")
+_HEADS = ("passes", "canvases", "tok/pass", "of oracle", "positions", "seconds", "nats", "same")
 MODELS = ("toys", "grammar-masked", "scenes-masked")
 SETUPS: dict[str, tuple[str, dict[str, Any]]] = {  # label -> short name, options
     "stepwise": ("stepwise", {"order": "confidence"}),
@@ -75,6 +75,7 @@ def bench_canvas(images: ImageFlags, labels: str, device: str) -> None:
     """
     import torch
 
+    from mmaccel.evaluation.parallelism import summarize
     from mmaccel.pipelines.loading.placement import choose_placement
     from mmaccel.pipelines.text_to_image.registry import find_source
 
@@ -105,6 +106,7 @@ def bench_canvas(images: ImageFlags, labels: str, device: str) -> None:
         for row in _measure(sources.values(), by_kind, images, device):
             rows.append(row)
             console.print(f"{row['policy']}: {row['passes']:.1f} passes, {row['seconds']:.1f} s")
+            report["parallelism"] = summarize(rows)
             write_json(json_file, report)  # after every row, so that no measurement is lost
         is_whole = True
     except KeyboardInterrupt:
@@ -187,6 +189,7 @@ def _images(
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
+    from mmaccel.evaluation.parallelism import summarize
     from mmaccel.evaluation.tables import SHOWN
 
     console = wide_console()
@@ -201,6 +204,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 f"{row['passes']:.1f}",
                 f"{row['canvases']:.1f}",
                 f"{row['tokens_per_pass']:.2f}",
+                _percent(row.get("oracle_share")),
                 f"{row['positions']:.0f}",
                 f"{row['seconds'] / row['rows']:.2f}",
                 f"{row['nats']:.3f}",
@@ -209,8 +213,20 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 row["exactness"],
             )
         console.print(table, "")
+    summary = summarize(rows)
+    if summary:
+        table = make_table("model", "policy", "AUP", "settings")
+        for each in summary:
+            count = str(len(each["points"]))
+            table.add_row(each["model"], each["policy"], f"{each['aup']:.0f}", count)
+        console.print(table, "")
     console.print(
         "Means over rows; canvases: those of all passes, drafts and guidance counted; positions: "
         "tokens that the model processed; nats: bound on the divergence of a row from committing "
-        "several tokens at once."
+        "several tokens at once; of oracle: tokens a pass, as a share of those of a rule that "
+        "knows stepwise decoding's tokens; AUP: accuracy under parallelism of a policy's settings."
     )
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
