@@ -295,6 +295,8 @@ class TokenModel(Model):
         attention_reason: why the model's own attention runs; empty where our kernel does, None
             where there is nothing to choose.
         prefixes, prefix_reason: see `use_prefixes`.
+        codes: `[V, D]`, the vector of each token in the latent space of an image tokenizer; None
+            where tokens have none.
     """
 
     kind = "window"
@@ -308,6 +310,7 @@ class TokenModel(Model):
     attention_reason: str | None = None
     prefixes: PrefixGroups | None = None
     prefix_reason: str = ""
+    codes: Tensor | None = None
 
     @property
     def takes_trees(self) -> bool:

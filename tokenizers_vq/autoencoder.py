@@ -159,6 +159,11 @@ class ImageTokenizer(nn.Module):
         latent = self.quantizer.decode(rearrange(tokens, "b (h w) -> b h w", h=h))
         return self._draw(latent.to(next(self.parameters()).dtype)).clamp(0, 1)
 
+    def codes(self) -> Tensor:
+        """The vectors of all codes, `[V, D]`."""
+        ids = torch.arange(self.vocab_size, device=self.quantizer.radix.device)
+        return self.quantizer.decode(ids)
+
     def _draw(self, latent: Tensor) -> Tensor:
         return self.decoder(rearrange(latent, "b h w d -> b d h w")) * 0.5 + 0.5
 

@@ -86,7 +86,7 @@ class VQGAN(nn.Module):
     def encode(self, images: Tensor) -> Tensor:
         """Images `[B, 3, H, W]` float in 0..1 to codes `[B, h*w]` int64, raster order."""
         features = rearrange(self.quant_conv(self.encoder(images * 2 - 1)), "b c h w -> b (h w) c")
-        codes = self._codes()
+        codes = self.codes()
         if self.config.is_normalised:
             features = F.normalize(features, dim=-1)
         closeness = features @ codes.T - codes.square().sum(-1) / 2
@@ -95,10 +95,11 @@ class VQGAN(nn.Module):
     @torch.no_grad()
     def decode(self, tokens: Tensor) -> Tensor:
         """Codes `[B, h*w]` int64 to images `[B, 3, H, W]` float in 0..1."""
-        chosen = rearrange(self._codes()[tokens], "b (h w) c -> b c h w", h=self.grid[0])
+        chosen = rearrange(self.codes()[tokens], "b (h w) c -> b c h w", h=self.grid[0])
         return (self.decoder(self.post_quant_conv(chosen)) / 2 + 0.5).clamp(0, 1)
 
-    def _codes(self) -> Tensor:
+    def codes(self) -> Tensor:
+        """The vectors of all codes, `[V, D]`."""
         table: Tensor = self.quantize["embedding"].weight  # type: ignore[assignment]
         return F.normalize(table, dim=-1) if self.config.is_normalised else table
 

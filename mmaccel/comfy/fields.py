@@ -53,6 +53,7 @@ _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a method may refuse 
     "rule": ("threshold", "frechet"),
     "revise": ("shadow", "edit", "redo"),
     "choose": ("last", "first"),
+    "groups": ("ranks", "latent"),
     "queries": ("cls", "all"),
     "features": (AUTO, "merged", "all"),
 }

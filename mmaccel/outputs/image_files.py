@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 from mmaccel.samplers.trees.contract import TreeShape
 
 _LISTED = ("dtype", "device", *(name for name in SAMPLING_FIELDS if name != "guidance_scale"))
+_ALWAYS = ("guidance_scale", "temperature", "top_k", "top_p", "min_p")
 _MAX_WORD = 20  # characters of a word in a file name
 _MAX_BYTES = 60  # of a word, so that three of them, the seed and the rest fit into 255
 
@@ -88,9 +89,13 @@ def describe(
 
 
 def describe_settings(name: str, policy: Any, params: SamplingParams) -> dict[str, Any]:
-    """A policy, by its short name and its fields, and sampling parameters, ready for JSON."""
+    """A policy, by its short name and its fields, and sampling parameters, ready for JSON.
+
+    Rules that came after these and are not in use are left out, so that files keep their names.
+    """
     options = {field: _describe_value(value) for field, value in vars(policy).items()}
-    sampling = {field: getattr(params, field) for field in SAMPLING_FIELDS}
+    given = {field: getattr(params, field) for field in SAMPLING_FIELDS}
+    sampling = {field: v for field, v in given.items() if v is not None or field in _ALWAYS}
     return {"policy": name, "policy_options": options, **sampling}
 
 

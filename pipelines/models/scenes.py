@@ -49,6 +49,8 @@ class WordImages(ImageModel):
         side: int = tokenizer.size  # type: ignore[attr-defined]
         super().__init__(window, Grid(*tokenizer.grid, tokenizer.vocab_size), (side, side))
         self.tokenizer, self.words = tokenizer, words
+        if isinstance(window, TokenModel):
+            window.codes = tokenizer.codes()  # type: ignore[attr-defined]
         self.pad = words.pad
         self.examples = (words.words[0],)
 

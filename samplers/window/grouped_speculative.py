@@ -10,14 +10,16 @@ A0 = 1 - TV(p, q), the acceptance of the exact rule. `Stats.total_variation` rep
 
 Departures: the ratio of sums is below min(1, p/q) for some tokens, which wastes acceptance at no
 gain; here a(x) is the larger of both. Groups are ranks around the draft, without the distance of
-code vectors, and shrink at the ends of the ranking instead of falling back. A token that filters or
-a layout exclude is never accepted, whatever its group. Drafts after the first
-rejection are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's
-distribution is recorded.
+code vectors, and shrink at the ends of the ranking instead of falling back; groups by the distance
+of code vectors are those of LANTERN, in `mmaccel.samplers.window.latent_groups`. A token that
+filters or a layout exclude is never accepted, whatever its group. Drafts after the first rejection
+are redrawn with an exact coupling (maximal unless asked otherwise), and a new slot's distribution
+is recorded.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,16 +28,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import sort_falling
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
 from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.window.latent_groups import latent_ratio, nearest_codes
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.speculative_jacobi import iterate
 
 Sort = Callable[[Tensor], tuple[Tensor, Tensor]]
+Ratio = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,12 @@ class GroupedSpeculative(WindowPolicy):
         window: tokens processed per pass.
         group: ranks on either side that belong to a token's group; 0 is the exact rule.
         max_gap: members whose probability differs by this or more are left out, in [1e-6, 1].
+        groups: "ranks", as above, or "latent": the `neighbours` nearest codes of the image
+            tokenizer (LANTERN), for models that declare `codes`.
+        neighbours: k of "latent".
+        delta: most probability of neighbours that counts, in 0..1, for "latent".
+        cap: most that a token's group has as a multiple of the token's own probability (LANTERN++),
+            at least 1, in place of `delta`; None takes `delta`.
         coupling: redraw of drafts after the first rejection, as in `SpeculativeJacobi`.
         drafts: where drafts come from, as in `SpeculativeJacobi`.
     """
@@ -55,21 +66,53 @@ class GroupedSpeculative(WindowPolicy):
     max_gap: float = 0.15
     coupling: Coupling = "maximal"
     drafts: str | DraftSource = "neighbour"
+    groups: str = "ranks"
+    neighbours: int = 16
+    delta: float = 0.1
+    cap: float | None = None
 
     exactness: ClassVar[Exactness] = "relaxed"
-    is_capturable: ClassVar[bool] = True
+
+    @property
+    def is_capturable(self) -> bool:  # type: ignore[override]
+        """See `WindowPolicy`; a table of neighbours belongs to one run."""
+        return self.groups == "ranks"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_coupling(self.coupling)
         check_int("group", self.group, 0, 2**31 - 1, hint="0 is exact")
         check_number("max_gap", self.max_gap, 1e-6, 1, "1 turns the limit off")
+        check_choice("groups", self.groups, ("ranks", "latent"))
+        check_int("neighbours", self.neighbours, 1, hint="16 to 1000 is usual")
+        check_number("delta", self.delta, 0, 1, "0.1 is usual, 0 is exact")
+        if self.cap is not None:
+            check_number("cap", self.cap, 1, math.inf, "2 doubles a token at most, 1 is exact")
 
     def decode(self, run: WindowRun) -> Generation:
+        return iterate(run, self.coupling, partial(self.rule, ratio=self._find_ratio(run)))
+
+    def _find_ratio(self, run: WindowRun) -> Ratio:
+        """The rule's ratio for the model of a run.
+
+        Raises:
+            OptionError: groups by latent codes, and a model that declares none.
+        """
+        if self.groups == "latent":
+            codes = run.model.codes
+            if codes is None or len(codes) != run.vocab_size:
+                raise OptionError(
+                    "groups: expected a model with a code of the image tokenizer for each of its "
+                    f"{run.vocab_size} tokens for 'latent', received a "
+                    f"{type(run.model).__name__} without them; choose 'ranks'"
+                )
+            near = nearest_codes(codes, self.neighbours).to(run.buffer.tokens.device)
+            return partial(latent_ratio, near=near, delta=self.delta, cap=self.cap)
+
         def sort(weights: Tensor) -> tuple[Tensor, Tensor]:
             return run.backend.run(sort_falling, weights)
 
-        return iterate(run, self.coupling, partial(self.rule, sort=sort))
+        return partial(group_ratio, group=self.group, max_gap=self.max_gap, sort=sort)
 
     def rule(
         self,
@@ -77,7 +120,7 @@ class GroupedSpeculative(WindowPolicy):
         p_draft: Tensor,
         drafts: Tensor,
         coins: Tensor,
-        sort: Sort | None = None,
+        ratio: Ratio | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Accept with the probability of the draft's group.
 
@@ -86,16 +129,16 @@ class GroupedSpeculative(WindowPolicy):
             p_draft: `[B, K, V]`.
             drafts: `[B, K]` int64.
             coins: `[B, K]` in (0, 1).
-            sort: see `group_ratio`.
+            ratio: of the groups, from p_target and p_draft; None: by ranks.
 
         Returns:
             Accepted `[B, K]` bool, and the total variation `[B, K]` that this spends on each slot.
         """
         exact = exact_acceptance(p_target, p_draft)
         acceptance = exact
-        if self.group:
-            ratio = group_ratio(p_target, p_draft, self.group, self.max_gap, sort)
-            acceptance = torch.maximum(exact, ratio)
+        if self.group or self.groups == "latent":
+            ratio = ratio or partial(group_ratio, group=self.group, max_gap=self.max_gap)
+            acceptance = torch.maximum(exact, ratio(p_target, p_draft))
         acceptance = acceptance.masked_fill(p_target == 0, 0.0)
         spent = (p_draft * (acceptance - exact)).sum(-1)
         return coins < at_tokens(acceptance, drafts), spent

@@ -44,6 +44,7 @@ def of_params(**fields: Any) -> str:
     return digits(params=replace(SETTINGS.params, **fields))
 
 
+COUNTS = {"top_k": 41, "spread": 2}
 OTHER_IMAGES = {
     "weights": digits(weights="c0ffef"),
     "dtype": of_load(dtype="bfloat16"),
@@ -57,8 +58,7 @@ OTHER_IMAGES = {
     "negative of the row": of_row(negative="blurred"),
     "policy": digits(name="sjd", policy=SpeculativeJacobi(5)),
     "policy options": digits(policy=Jacobi(6)),
-    **{name: of_params(**{name: 0.75}) for name in SAMPLING_FIELDS if name != "top_k"},
-    "top_k": of_params(top_k=41),
+    **{name: of_params(**{name: COUNTS.get(name, 0.75)}) for name in SAMPLING_FIELDS},
     "no top_p": of_params(top_p=None),
 }
 SAME_IMAGE = {
@@ -88,7 +88,13 @@ def test_four_facts_are_not_in_the_fingerprint() -> None:
     left_out = {name for name in facts if fingerprint(facts | {name: "another"}) == whole}
     assert left_out == {"model", "versions", "exactness", "device"}
     expected = {"id", "k", "prompt", "negative", "seed", "weights", "size", "dtype", "policy"}
-    assert facts.keys() - left_out == {*expected, "policy_options", *SAMPLING_FIELDS}
+    sampling = {name for name in SAMPLING_FIELDS if getattr(SETTINGS.params, name) is not None}
+    assert facts.keys() - left_out == {*expected, "policy_options", *sampling}
+
+
+def test_rules_that_are_not_used_are_not_recorded() -> None:
+    """So that a picture keeps its name when the library learns another rule."""
+    assert of_params(top_h=None) == digits() != of_params(top_p=None)
 
 
 def test_size_and_negative_of_the_row_replace_those_of_the_command_line() -> None:

@@ -133,9 +133,9 @@ class Recounted(GroupedSpeculative):
     extra: list[int] = field(default_factory=list)
 
     def rule(
-        self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, sort: Any = None
+        self, p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, ratio: Any = None
     ) -> tuple[Tensor, Tensor]:
-        kept, spent = super().rule(p_target, p_draft, drafts, coins, sort)
+        kept, spent = super().rule(p_target, p_draft, drafts, coins, ratio)
         at = drafts[..., None]
         exact = coins * p_draft.gather(-1, at)[..., 0] < p_target.gather(-1, at)[..., 0]
         assert (kept | ~exact).all()

@@ -69,6 +69,7 @@ class LlamaGenImages(ImageModel):
         layout = Grid(rows, columns, window.vocab_size)
         super().__init__(window, layout, (columns * step, rows * step))
         self.tokenizer = tokenizer
+        window.codes = tokenizer.codes().detach()
 
     def set_size(self, size: tuple[int, int]) -> None:
         """See `ImageModel.set_size`: a square whose sides are multiples of 16 pixels."""
