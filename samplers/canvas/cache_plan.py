@@ -3,7 +3,8 @@
 Prefix and dual caches: C. Wu et al., "Fast-dLLM", 2025, arXiv 2505.22618, section 3.2. Vicinity: Y.
 Ma et al., "dInfer", 2025, arXiv 2510.08666. Far field: F. Zuo et al., "Window-Diffusion", 2026,
 arXiv 2601.20332. Block-causal caching: M. Arriola et al., "Block Diffusion", ICLR 2025, arXiv
-2503.09573, section 3.
+2503.09573, section 3. Sub-blocks: C. Wu et al., "Fast-dLLM v2", 2025, arXiv 2509.26328: completed
+blocks are cached for good, and inside a block a dual cache serves its sub-blocks.
 
 A plan gives three sets of columns per row. *Computed*: what goes through the model. *Written*: the
 keys and values that later passes find. *Visible*: what is attended to.
@@ -25,7 +26,7 @@ from torch import Tensor
 from mmaccel.checks import check_choice, check_int, show
 from mmaccel.errors import OptionError
 
-KINDS = ("none", "prefix", "dual", "vicinity", "block")
+KINDS = ("none", "prefix", "dual", "vicinity", "block", "sub-block")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class CachePlan:
         kind: "none" computes everything at every pass. "prefix" reuses what is left of the active
             block, "dual" everything but the block, "vicinity" everything but the block and `margin`
             columns on both sides. "block" caches completed blocks of a block-causal model, which
-            is exact.
+            is exact. "sub-block" does so too, and reuses what is in the model's block beside the
+            active block, which is a part of it.
         margin: columns, for "vicinity".
         refresh: commits of a row in one block after which everything is computed anew; None: only
             where a block begins. 1 is "none".
@@ -58,6 +60,11 @@ class CachePlan:
             check_int("cache refresh", self.refresh, 1, hint="None refreshes at each block's start")
         if self.far is not None:
             check_int("cache far", self.far, 0, hint="None attends to all slots")
+        if self.kind == "sub-block" and self.far is not None:
+            raise OptionError(
+                f"cache: expected no far with kind 'sub-block', received {self.far}; later blocks "
+                "are not attended to"
+            )
         if self.kind == "block" and (self.refresh, self.far) != (None, None):
             raise OptionError(
                 "cache: expected neither refresh nor far with kind 'block', received "
@@ -69,6 +76,11 @@ class CachePlan:
     def reuses(self) -> bool:
         """Whether a pass reads what another one wrote."""
         return self.kind != "none" and self.refresh != 1
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether completed blocks of a block-causal model are cached for good."""
+        return self.kind in ("block", "sub-block")
 
     @property
     def is_exact(self) -> bool:

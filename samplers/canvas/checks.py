@@ -79,10 +79,10 @@ def check_run(
             f"{cache.kind!r} and layout {layout!r}, received a {type(model).__name__} that runs "
             f"over everything; choose {way}{reason and f' ({reason})'}"
         )
-    if cache.kind == "block" and model.block is None:
+    if cache.keeps_blocks and model.block is None:
         raise OptionError(
-            "cache: expected a block-causal model for kind 'block', received one whose tokens "
-            'attend to everything; choose "none" (exact), "prefix" or "dual"'
+            f"cache: expected a block-causal model for kind {cache.kind!r}, received one whose "
+            'tokens attend to everything; choose "none" (exact), "prefix" or "dual"'
         )
     if cache.kind == "block" and block not in (None, model.block):
         raise OptionError(

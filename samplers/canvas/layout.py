@@ -59,6 +59,7 @@ class Columns:
         self.is_real = self.index >= self.pad[:, None]
         source = (self.index[:longest] - self.pad[:, None]).clamp(min=0)
         self._prompt = prompt.tokens.gather(1, source)  # [R, T]
+        self._block = block
         self._blocks = None if block is None else self.positions // block
 
     def tokens(self, canvases: Tensor) -> Tensor:
@@ -71,6 +72,14 @@ class Columns:
     def to_pass_rows(self, per_row: Tensor) -> Tensor:
         """`[B]` of the canvas to `[R]` of the pass."""
         return per_row.repeat(self.branches)
+
+    def own_block(self, column: Tensor) -> tuple[Tensor, Tensor]:
+        """First column of the model's block that each row's column `[R]` is in, and the first one
+        after it, `[R]` int64 each.
+        """
+        assert self._block is not None
+        low = (column - self.pad) // self._block * self._block + self.pad
+        return low, low + self._block
 
     def as_rows(self, canvases: Tensor, visible: Tensor, slots: Tensor) -> CanvasPass:
         """All columns of K canvases, as G * K * B rows.

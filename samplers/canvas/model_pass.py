@@ -217,7 +217,13 @@ class ModelPass:
             refreshes = self._needs_refresh(canvas)[:batch]
             start = columns.to_pass_rows(canvas.start[:batch]) + columns.first
             window = self.cache.computed(columns.index, start, end)
-            everything = columns.to_pass_rows(refreshes)[:, None]
+            everything = columns.to_pass_rows(refreshes)[:, None]  # [R, 1]
+            if self.cache.kind == "sub-block":
+                low, high = columns.own_block(start)
+                visible = visible & (columns.index < high[:, None])
+                unwritten = columns.index >= self._first_unwritten[:, None]
+                self._first_unwritten = torch.where(everything[:, 0], low, self._first_unwritten)
+                everything = everything & unwritten  # [R, N]
             computed = visible & (window | everything)
             written = visible & everything
             self._refreshed_at = torch.where(

@@ -101,7 +101,7 @@ class CanvasRun:
     ) -> None:
         self._began = time.perf_counter()
         check_run(model, prompt, length, params, noise, block, cache, layout)
-        if cache.kind == "block":
+        if cache.keeps_blocks:
             check_leaks(model, prompt.tokens.shape[0])
         self.scheduler = None
         if prompt.batching is not None:

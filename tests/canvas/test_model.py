@@ -12,6 +12,7 @@ from mmaccel.contracts import CanvasPass
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.samplers.canvas.cache_plan import CachePlan
+from mmaccel.samplers.canvas.confident_parallel import ConfidentParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.canvas import MASK, PROMPTS, masked, run
 from tests.fixtures.tiny_lms import VOCAB, build_lm
@@ -80,6 +81,43 @@ def test_the_cache_of_a_block_causal_model_is_exact(
         made = run(Stepwise(cache="block"), model, 10, temperature)
         assert torch.equal(made.tokens, expected.tokens) and same_logits(model, plain)
         assert int(made.stats.positions or 0) < int(expected.stats.positions or 0)
+
+
+@pytest.mark.parametrize("refresh", [None, 2])
+@pytest.mark.parametrize(("block", "part"), [(4, 2), (6, 3), (6, 2)])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_sub_blocks_are_a_dual_cache_that_keeps_completed_blocks(
+    shift: int, block: int, part: int, refresh: int | None
+) -> None:
+    """The logits of every pass are those of a dual cache, which computes completed blocks anew."""
+    for policy in (Stepwise, ConfidentParallel):
+        plain, model = (masked(shift=shift, block=block) for _ in range(2))
+        dual, own = (CachePlan(kind, refresh=refresh) for kind in ("dual", "sub-block"))
+        expected = run(policy(block=part, cache=dual), plain, LONGER)
+        made = run(policy(block=part, cache=own), model, LONGER)
+        assert torch.equal(made.tokens, expected.tokens) and same_logits(model, plain)
+        assert int(made.stats.positions or 0) < int(expected.stats.positions or 0)
+        assert made.stats.exactness == "relaxed"
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_sub_block_that_is_the_models_block_is_exact(shift: int) -> None:
+    """Where prompts end with a block: their tokens in the first one are not computed again."""
+    prompts = [[5, 9, 7, 1], [2, 3, 4, 5, 6, 7, 8, 9], [1, 1, 2, 2]]
+    plain, model = (masked(shift=shift, block=BLOCK) for _ in range(2))
+    expected = run(Stepwise(), plain, LONGER, prompts=prompts)
+    made = run(Stepwise(cache="sub-block"), model, LONGER, prompts=prompts)
+    assert torch.equal(made.tokens, expected.tokens) and same_logits(model, plain)
+    assert int(made.stats.positions or 0) < int(expected.stats.positions or 0)
+
+
+def test_positions_of_sub_blocks() -> None:
+    """Blocks of 4 in parts of 2 after 4 tokens: 8 + 2, then 4 + 2 for each second part, and 8 + 2
+    where the block before is cached for good.
+    """
+    model = masked(block=4)
+    made = run(Stepwise(block=2, cache="sub-block"), model, 12, prompts=[[5, 9, 7, 1]])
+    assert made.stats.positions == model.tokens_processed == 3 * (8 + 2 + 4 + 2)
 
 
 @pytest.mark.parametrize("plan", STALE, ids=NAMES)
