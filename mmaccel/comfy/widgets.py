@@ -47,6 +47,8 @@ _DOMAINS = {  # field -> of its widget; the library itself knows no upper bound 
     "top_k": Numbers(0, 2**31 - 1, 1, (-1, None)),
     "top_p": Numbers(0.0, 1, 0.01, _UNSET),
     "min_p": Numbers(0.0, 1, 0.01, _UNSET),
+    "top_h": Numbers(0.0, 1, 0.01, _UNSET),
+    "eta_cutoff": Numbers(0.0, 1, 0.0001, _UNSET),
 }
 
 

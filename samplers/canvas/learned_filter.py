@@ -26,10 +26,12 @@ from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState
 
+# The file holds the state of a `torch.nn.Sequential(Linear(Q, H), ReLU(), Linear(H, Q))` for blocks
+# of Q slots, whose outputs are logits.
+_NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+
 Filter = Callable[[SlotPredictions], Tensor]
 """Sealed predictions of B rows and Q slots -> `[B, Q]`, probabilities that slots are final."""
-
-_NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,8 @@ class LearnedFilter(SelectorPolicy):
     Reference decoder: `Stepwise("confidence")`, which it is with threshold 1 and no filter.
 
     Args:
-        filter: a function (`mmaccel.samplers.canvas.learned_filter.Filter`), or a safetensors file
-            of a `torch.nn.Sequential(Linear(Q, H), ReLU(), Linear(H, Q))` for blocks of Q slots,
-            whose outputs are logits; "" takes the confidences themselves.
+        filter: a safetensors file of the perceptron, for blocks of one length, or a function of a
+            pass's predictions; "" takes the confidences themselves.
         threshold: least probability of a slot that is committed.
         block, cache: as in `Stepwise`.
     """

@@ -42,7 +42,7 @@ def _case(node: str, values: dict[str, Any], *says: str) -> Refused:
     return Refused(f"{node} with {named}", _node(node, values), says=says)
 
 
-_WIDGET = NODES["MMAccelGenerateImage"].widgets[-1]
+_WIDGET = next(each for each in NODES["MMAccelGenerateImage"].widgets if each.name == "min_p")
 
 CASES = (
     *(_case(node, {"model": "none"}, "model: expected a folder", "'none'") for node in _LOADERS),
