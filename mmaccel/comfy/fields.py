@@ -34,11 +34,13 @@ _COUNTS = {  # field -> least, most
     "early": (-_MANY, _MANY),  # layers may be counted from the last one
     "late": (-_MANY, _MANY),
     "layer": (-_MANY, _MANY),
+    "neighbours": (1, _MANY),
 }
 _NUMBERS = {  # field -> least, most, step
-    **dict.fromkeys(("threshold", "anchor", "relaxed", "tau", "least"), (0.0, 1.0, 0.01)),
+    **dict.fromkeys(("threshold", "anchor", "relaxed", "tau", "least", "delta"), (0.0, 1.0, 0.01)),
     "end_threshold": (0.0, 1.0, 0.01),
     "max_gap": (1e-6, 1.0, 0.01),
+    "cap": (1.0, _LARGE, 0.1),
     "settled": (0.0, _LARGE, 0.001),
     "kl": (0.0, _LARGE, 0.001),
 }

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.demo.canvas_oracle import Oracle
 from mmaccel.demo.grammar.evaluate import GrammarText, is_right, total_variation
 from mmaccel.demo.grammar.tasks import (
     EVALUATION_SEED,
@@ -24,7 +25,6 @@ from mmaccel.demo.grammar.tasks import (
 from mmaccel.demo.scenes.checker import score_images
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.results import Stats
-from mmaccel.samplers.canvas.oracle import Oracle
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -161,7 +161,7 @@ def _row(
     quality: dict[str, float],
 ) -> dict[str, Any]:
     """One policy: means over rows; `same` counts rows equal to stepwise decoding's in the same
-    order, `oracle` is what an oracle reaches there (`mmaccel.samplers.canvas.oracle`) and
+    order, `oracle` is what an oracle reaches there (`mmaccel.demo.canvas_oracle`) and
     `oracle_share` the policy's share of it; None where stepwise decoding was not run before.
     """
     n = len(tokens)
