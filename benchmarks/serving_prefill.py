@@ -32,7 +32,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from mmaccel import Autoregressive, CausalLMWindow, Jacobi, Noise, SamplingParams
+from mmaccel import Autoregressive, CausalLMWindow, Jacobi, Noise, PrefixTree, SamplingParams
 from mmaccel.contracts import Arrivals, ContinuousBatching, FinishedRow, Pass, Policy, Prompt
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import write_whole
@@ -120,11 +120,13 @@ class TextBackend:
         window: the model.
         policy: decodes.
         length: tokens of an answer.
+        prefix_tree: see `mmaccel.serving.engine.Backend`.
     """
 
     window: Counted
     policy: Policy
     length: int
+    prefix_tree: PrefixTree | None = None
 
     def run(self, run: Run, rows: int) -> None:
         """See `mmaccel.serving.engine.Backend.run`."""

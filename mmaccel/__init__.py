@@ -76,6 +76,7 @@ _PUBLIC = {
     "Policy": "mmaccel.contracts",
     "Prompt": "mmaccel.contracts",
     "ContinuousBatching": "mmaccel.contracts",
+    "PrefixTree": "mmaccel.samplers.prefix_tree",
     "Generation": "mmaccel.results",
     "Progress": "mmaccel.results",
     "Stats": "mmaccel.results",

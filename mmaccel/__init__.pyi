@@ -123,6 +123,7 @@ from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.drafting.triforce import TriForce
 from mmaccel.samplers.drafting.vegas import Vegas
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.comb import Comb
 from mmaccel.samplers.trees.dyspec import DySpec
@@ -216,6 +217,7 @@ __all__ = [
     "OptionError",
     "PixelPrune",
     "Policy",
+    "PrefixTree",
     "Progress",
     "Prompt",
     "PromptBlocks",

@@ -16,7 +16,7 @@ soon as another has left it; here an iteration is a pass over a window or a canv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import (
@@ -84,6 +84,9 @@ class ContinuousBatching:
             rows that may join (at least 1). Returns that many rows or fewer, or None. Their numbers
             follow those of the rows before. The run ends when all rows have and it returns None.
             Rows are then handed out by `on_finish` alone: the `Generation` has none.
+        prefix_tree: a `mmaccel.samplers.prefix_tree.PrefixTree` of prompts that were processed in
+            this run and in those before it: rows that begin alike process what follows. None: every
+            row processes its whole prompt.
 
     Raises:
         OptionError: max_num_seqs < 1.
@@ -92,6 +95,7 @@ class ContinuousBatching:
     max_num_seqs: int
     on_finish: Callable[[FinishedRow], None] | None = None
     arrivals: Callable[[int], Arrivals | None] | None = None
+    prefix_tree: Any = None
 
     def __post_init__(self) -> None:
         check_int("max_num_seqs", self.max_num_seqs, 1, hint="try 8")
@@ -369,6 +373,36 @@ class TokenModel(Model):
         """
         self.prefixes = prefixes
         self.prefix_reason = reason
+
+    def find_copying_obstacle(self) -> str:
+        """Why a row of the next run cannot take over what another row's prompt has left in the
+        cache, where both begin with the same tokens; empty where it can.
+        """
+        return "its layers do not cache by functions of mmaccel"
+
+    @property
+    def entries_key(self) -> Hashable:
+        """What cached entries depend on beside the tokens."""
+        raise NotImplementedError
+
+    def copy_entries(self, row: int, first: int, last: int) -> Sequence[tuple[Tensor, Tensor]]:
+        """Copies of every layer's keys and values `[H, n, D]`, of a row's entries from one cache
+        index on, before another.
+        """
+        raise NotImplementedError
+
+    def write_entries(
+        self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
+    ) -> None:
+        """Let a row begin with every layer's keys and values `[H, n, D]`, or with nothing.
+
+        Args:
+            row: its number.
+            entries: empty for nothing.
+            key: rows that were given entries by the same key read them together, as far as
+                `find_sharing_obstacle` finds none; None: the row writes a copy to its own cache.
+        """
+        raise NotImplementedError
 
     def find_drafting_obstacle(self, drafts: Any) -> str:
         """Why it cannot draft for itself over part of its cache, as a source says

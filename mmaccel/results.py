@@ -97,6 +97,8 @@ class Stats:
             `branches` of them for each row.
         tokens_processed: window policies: tokens that went through the model, over all rows of all
             passes, those of the prompt, of ended rows and of padding included.
+        prefix_tokens: window policies: tokens of prompts that a prefix tree held, and that did not
+            go through the model; see `mmaccel.contracts.ContinuousBatching`.
         seconds: wall time of the run.
         forward_seconds: the model's share of it, the prompt's pass included; on a GPU the time to
             launch passes, not to finish them.
@@ -140,6 +142,7 @@ class Stats:
     positions: int = 0
     canvases: int = 0
     tokens_processed: int = 0
+    prefix_tokens: int = 0
     seconds: float = 0.0
     forward_seconds: float = 0.0
     pixel_seconds: float = 0.0
@@ -223,8 +226,11 @@ class Stats:
             lines.append(("canvases", f"{self.canvases} ({each}; one slot a pass computes 1)"))
         if self.drafts == "coarse" or (self.drafts and self.canvases):
             lines.append(("drafts", self.drafts))
-        if self.draft_passes:
-            lines.append(("draft model", f"{self.draft_passes} passes"))
+        beside = [
+            ("prefix tree", self.prefix_tokens, "tokens of prompts"),
+            ("draft model", self.draft_passes, "passes"),
+        ]
+        lines += [(name, f"{count} {what}") for name, count, what in beside if count]
         if self.total_variation:
             spent = self.total_variation / max(1, self.tokens)
             lines.append(("spent", f"total variation {spent:.3f} a token"))

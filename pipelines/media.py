@@ -19,6 +19,7 @@ from mmaccel.contracts import (
 )
 from mmaccel.errors import OptionError
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.samplers.sampling_params import SamplingParams
 
 Payload = TypeVar("Payload")
@@ -35,6 +36,7 @@ class RowPlan:
         params: guidance, temperature, truncation and logits processor.
         noise: of B rows.
         arrivals: lets rows join; see `mmaccel.contracts.ContinuousBatching`.
+        prefix_tree: of prompts that were processed; see there.
     """
 
     prompt: Prompt
@@ -43,6 +45,7 @@ class RowPlan:
     params: SamplingParams
     noise: Noise
     arrivals: Callable[[int], Arrivals | None] | None = None
+    prefix_tree: PrefixTree | None = None
 
     @cached_property
     def seeds(self) -> list[int]:

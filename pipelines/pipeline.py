@@ -223,7 +223,9 @@ class Pipeline(MovablePipeline):
                 deliver(payload)
             delivering += time.perf_counter() - finished
 
-        batching = ContinuousBatching(plan.max_num_seqs, on_finish, plan.arrivals)
+        batching = ContinuousBatching(
+            plan.max_num_seqs, on_finish, plan.arrivals, prefix_tree=plan.prefix_tree
+        )
         plan = replace(plan, prompt=replace(plan.prompt, batching=batching))
         stats = self.sample(decoding, plan, on_step).stats
         stats.pixel_seconds = finishing

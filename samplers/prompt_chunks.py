@@ -17,6 +17,7 @@ shape, which may be captured; rows that decode are not packed into the chunk's m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,19 +63,30 @@ class Cursor:
 
     Attributes:
         ends: tokens that are processed before the row decodes: all but the last.
-        done: those that are.
+        prompts: these tokens, where a prefix tree is read; empty elsewhere.
+        done: how many stand in the cache.
+        waits: whether the prompt waits for another one, which begins with the same tokens.
     """
 
     ends: list[int]
+    prompts: Sequence[tuple[int, ...]] = ()
     done: list[int] = field(init=False)
+    waits: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self.done = [0] * len(self.ends)
+        self.waits = [False] * len(self.ends)
 
     @property
     def remaining(self) -> list[int]:
         """Tokens that are not processed yet, by branch."""
         return [end - done for end, done in zip(self.ends, self.done, strict=True)]
+
+    @property
+    def wanted(self) -> list[int]:
+        """As `remaining`, without those that wait."""
+        pairs = zip(self.remaining, self.waits, strict=True)
+        return [0 if waits else n_left for n_left, waits in pairs]
 
 
 class PromptFeed:
@@ -99,7 +111,7 @@ class PromptFeed:
         """Whether the next chunk has room for another prompt."""
         if self.size is None:
             return True
-        return sum(sum(cursor.remaining) for cursor in self.cursors.values()) < self.size
+        return sum(sum(cursor.wanted) for cursor in self.cursors.values()) < self.size
 
     def plan(self, budget: int | None) -> Chunk | None:
         """The next chunk of at most `budget` tokens; None where there is nothing to process.
@@ -114,12 +126,12 @@ class PromptFeed:
         for row, cursor in self.cursors.items():
             own = [
                 Part(row, branch, cursor.done[branch])
-                for branch, n_left in enumerate(cursor.remaining)
+                for branch, n_left in enumerate(cursor.wanted)
                 if n_left
             ]
             if not own:
                 continue
-            n_wanted = max(cursor.remaining)
+            n_wanted = max(cursor.wanted)
             n_rows = len(parts) + len(own)
             if not parts:
                 own = own[:budget]
@@ -132,14 +144,16 @@ class PromptFeed:
         return Chunk(parts, width) if parts else None
 
     def _plan_whole(self) -> Chunk | None:
-        wanted = [n for cursor in self.cursors.values() for n in cursor.remaining]
+        wanted = [n for cursor in self.cursors.values() for n in cursor.wanted]
         width = max(wanted, default=0)
         if not width:
             return None
+        # without a prefix tree all begin alike, those without tokens to process included
         parts = [
-            Part(row, branch, 0)
+            Part(row, branch, cursor.done[branch])
             for row, cursor in self.cursors.items()
-            for branch in range(len(cursor.ends))
+            for branch, n_left in enumerate(cursor.wanted)
+            if n_left or not cursor.prompts
         ]
         return Chunk(parts, width)
 

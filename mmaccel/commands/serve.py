@@ -22,6 +22,7 @@ KEYS = "MMACCEL_API_KEY"
 
 _HELP_KEY = f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
 _MAX_QUEUE = 100_000
+_MAX_PREFIXES = 1_000_000_000  # tokens
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -106,6 +107,17 @@ def _check(server: ServerSettings) -> None:
     shared.check_count("batch-size", server.rows, MAX_BATCH)
     shared.check_count("queue", server.queue, _MAX_QUEUE)
     shared.check_count("max-prompt", server.max_prompt, MAX_PROMPT)
+    kept = {"prefix-cache": server.prefix_cache, "prefix-shared-from": server.prefix_shared_from}
+    for name, tokens in kept.items():
+        if not 0 <= tokens <= _MAX_PREFIXES:
+            raise OptionError(
+                f"--{name}: expected 0..{_MAX_PREFIXES} tokens, received {tokens}; 0 is without"
+            )
+    if server.prefix_shared_from and not server.prefix_cache:
+        raise OptionError(
+            f"--prefix-shared-from: expected prompts that are kept, received "
+            f"{server.prefix_shared_from} without --prefix-cache; give both"
+        )
     if not 0 <= server.port < 2**16:
         raise OptionError(f"--port: expected 0..65535, received {server.port}; 0 takes a free one")
     _check_address(server.host, server.port)

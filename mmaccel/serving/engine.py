@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.jobs import Job, JobQueue
 from mmaccel.serving.metrics import Metrics
 
@@ -34,7 +35,13 @@ logger = logging.getLogger(__package__)
 
 
 class Backend(Protocol):
-    """A model behind the engine."""
+    """A model behind the engine.
+
+    Attributes:
+        prefix_tree: keeps prompts for later requests; None: nothing does.
+    """
+
+    prefix_tree: PrefixTree | None
 
     def run(self, run: Run, rows: int) -> None:
         """Decode the jobs of a run and those that join it.
@@ -104,6 +111,7 @@ class Run:
         """
         self._engine.metrics.passes.inc(progress.passes - self._n_passes)
         self._n_passes = progress.passes
+        self._engine.count_prefixes()
         cancelled = []
         for batch_slot, number in enumerate(progress.rows):
             job = self.running.get(number)
@@ -184,8 +192,16 @@ class Engine:
         self.has_stopped = Flag()
         self.seconds_per_row = 1.0
         self._log_messages = log_messages
+        self._n_read = 0  # tokens of prompts that the metrics have counted
         self._run: Run | None = None
         self._thread = Thread(target=self._serve, name="mmaccel-decoding", daemon=True)
+
+    def count_prefixes(self) -> None:
+        """Count the tokens of prompts that were read from the prefix tree."""
+        tree = self.backend.prefix_tree
+        if tree is not None:
+            self.metrics.prefix_tokens.inc(tree.n_read - self._n_read)
+            self._n_read = tree.n_read
 
     def start(self) -> None:
         """Begin to decode."""
@@ -227,6 +243,8 @@ class Engine:
         """Fail or repeat the jobs that a run left."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             self.rows = max(1, self.rows // 2)
+            if self.backend.prefix_tree is not None:
+                self.backend.prefix_tree.clear()
         named = set(getattr(error, "rows", None) or ())
         again = []
         for number in left:

@@ -22,6 +22,7 @@ from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageGenerator
 from mmaccel.pipelines.text_to_image.model import ImageModel, encode_prompts
 from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.jobs import Job, Ticket
 
 if TYPE_CHECKING:
@@ -50,15 +51,18 @@ class ImageBackend:
 
     Args:
         setup: model, policy and sampling parameters, as `mmaccel generate --prompts` has them.
+        prefix_tree: keeps prompts for later requests; None: nothing does.
 
     Attributes:
+        prefix_tree: see above.
         pipe: the loaded model, in the size that runs have by default.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
+        self.prefix_tree = prefix_tree
         self._setup, self.pipe = setup, setup.open()
         assert self.pipe.source is not None  # it was opened by name
         self._generator = ImageGenerator(self.pipe)
@@ -126,6 +130,7 @@ class ImageBackend:
             on_step=run.step,
             prompt_width=run.width,
             arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
+            prefix_tree=self.prefix_tree,
         )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> RequestOutput:
@@ -164,6 +169,7 @@ class ImageBackend:
             deliver=lambda made: None,
             on_step=stop,
             arrivals=lambda most: [],
+            prefix_tree=self.prefix_tree,
         )
 
     def to_bytes(self, made: RequestOutput, kind: str = "png", quality: int | None = None) -> bytes:

@@ -27,6 +27,7 @@ class Metrics:
         tokens: of finished rows.
         tokens_per_pass: of each finished row.
         rows: rows by how they ended: done, cancelled, failed.
+        prefix_tokens: tokens of prompts that were kept from earlier ones.
     """
 
     def __init__(self, count_waiting: Callable[[], int]) -> None:
@@ -65,6 +66,11 @@ class Metrics:
             registry=registry,
         )
         self.rows = Counter("mmaccel_rows", "rows by how they ended", ["end"], registry=registry)
+        self.prefix_tokens = Counter(
+            "mmaccel_prefix_tokens",
+            "tokens of prompts that were kept from earlier ones",
+            registry=registry,
+        )
 
     def finish_row(self, tokens: int, passes: int, seconds: float) -> None:
         """Count a row that is done."""

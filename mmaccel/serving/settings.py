@@ -24,6 +24,10 @@ class ServerSettings:
         timeout: seconds from a request to its answer at most.
         body_timeout: seconds that a request's head, and then its body, may take to arrive.
         max_prompt: characters of a prompt or text at most.
+        prefix_cache: tokens of prompts that are kept for later requests, see
+            `mmaccel.samplers.prefix_tree`; 0 keeps none.
+        prefix_shared_from: tokens of a beginning from which on rows read it together; 0: each has
+            a copy.
         log_prompts: whether the log may contain prompts.
         max_connections: connections at a time at most; others are answered 503.
         api_keys: a request needs one of these; none is needed where this is empty.
@@ -39,6 +43,12 @@ class ServerSettings:
     timeout: float = option(600.0, "seconds from request to answer at most")
     body_timeout: float = option(10.0, "seconds that a request may take to arrive")
     max_prompt: int = option(4000, "characters of a prompt at most")
+    prefix_cache: int = option(
+        0, "tokens of prompts that are kept for later ones that begin alike; 0 keeps none"
+    )
+    prefix_shared_from: int = option(
+        0, "a common beginning of so many tokens is stored once for all rows; 0: each has a copy"
+    )
     log_prompts: bool = option(False, "write prompts to the log")
     max_connections: int = 1024
     api_keys: tuple[str, ...] = field(default=(), repr=False)

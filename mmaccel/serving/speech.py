@@ -15,6 +15,7 @@ from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import make_plan
 from mmaccel.pipelines.text_to_speech.types import SpeechRequest, Utterance
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.jobs import Job, Ticket
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class SpeechBackend:
         options: fields of the policy.
         sampling: how tokens are drawn; without `guidance_scale`, which no speech model has.
         load: how the model is opened.
+        prefix_tree: keeps prompts for later requests; None: nothing does.
+
+    Attributes:
+        prefix_tree: see above.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
@@ -52,7 +57,9 @@ class SpeechBackend:
         options: Mapping[str, Any] | None = None,
         sampling: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
         load: LoadOptions = ON_CPU,
+        prefix_tree: PrefixTree | None = None,
     ) -> None:
+        self.prefix_tree = prefix_tree
         name, fields = pick_name(policy, dict(options or {}), "window")
         self._policy = make_policy(name, **fields)
         self.pipe = TextToSpeech.from_pretrained(model, codec=codec, **load_keywords(load))
@@ -86,6 +93,7 @@ class SpeechBackend:
             on_step=run.step,
             arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
             prompt_width=run.width,
+            prefix_tree=self.prefix_tree,
             **self._call,
         )
 
@@ -110,6 +118,7 @@ class SpeechBackend:
             deliver=lambda *made: None,
             on_step=stop,
             arrivals=lambda most: [],
+            prefix_tree=self.prefix_tree,
             **self._call,
         )
 

@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import Any
 
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.server import serve
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
@@ -24,7 +25,8 @@ def open_images(settings: ServerSettings, model: str, **options: Any) -> Service
     """
     from mmaccel.serving.images import ImageBackend, make_setup
 
-    backend = ImageBackend(make_setup(model, rows=settings.rows, **options))
+    setup = make_setup(model, rows=settings.rows, **options)
+    backend = ImageBackend(setup, prefix_tree=_open_tree(settings))
     backend.warm_up()
     return Service(settings, images=backend)
 
@@ -42,9 +44,16 @@ def open_speech(settings: ServerSettings, model: str, **options: Any) -> Service
     """
     from mmaccel.serving.speech import SpeechBackend
 
-    backend = SpeechBackend(model, **options)
+    backend = SpeechBackend(model, **options, prefix_tree=_open_tree(settings))
     backend.warm_up()
     return Service(settings, speech=backend)
+
+
+def _open_tree(settings: ServerSettings) -> PrefixTree | None:
+    """What keeps prompts for later requests; None where nothing does."""
+    if not settings.prefix_cache:
+        return None
+    return PrefixTree(settings.prefix_cache, shared_from=settings.prefix_shared_from or None)
 
 
 def run(service: Service) -> None:

@@ -81,7 +81,7 @@ class LayerCaches(LayerStores):
         lengths = torch.tensor(groups.lengths, device=prompts.layout.indices.device)
         index = torch.arange(longest, device=lengths.device)
         index = torch.where(index < lengths[:, None], index, -1)
-        self.prefix = SharedPrefix(groups, lengths, prompts.read(index))
+        self.prefix = SharedPrefix.of_groups(groups, lengths, prompts.read(index))
         self.layout.product_dtypes |= prompts.layout.product_dtypes
         shorter = self.layout.shorten(self.prefix.lengths, self.layout.max_length - longest)
         layers = self.cache.layers

@@ -35,6 +35,7 @@ class ImageTokenWindow(CausalLMWindow):
     """
 
     row_inputs = ("_lengths",)
+    follows_tokens = True  # in a prompt all tokens are before its length
     constants = ("ids", "_weight", "_bias")
     options = (*CausalLMWindow.options, "_n_structural")
     needs_head = False

@@ -211,6 +211,20 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
                     return "rows with the same tokens and other inputs beside them"
         return self.find_layer_obstacle(self.methods)
 
+    def find_copying_obstacle(self) -> str:
+        """See `mmaccel.contracts.TokenModel.find_copying_obstacle`."""
+        if self.own_prompt is not None:
+            return "a prompt that is more than ids, which its own prefill processes"
+        return super().find_copying_obstacle()
+
+    @property
+    def entries_key(self) -> Hashable:
+        """As in `StaticModelBuffers`, after the forward of the run was chosen, which may pack the
+        weights.
+        """
+        self.choose_route()
+        return super().entries_key
+
     def graph_key(self) -> tuple[Any, Hashable, Hashable]:
         """As in `StaticModelBuffers`, after the forward of the run was chosen."""
         self.choose_route()

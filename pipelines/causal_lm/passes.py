@@ -216,7 +216,10 @@ class WindowPasses:
         caches = self.caches()
         by_kernel = not window.attention_reason
         has_links = entries.reads is not None or entries.parents is not None
-        is_chosen = watcher is not None or sparse is not None
+        prefix = caches.prefix
+        if prefix is not None and caches.layout.selected_rows is not None:
+            prefix = prefix.select(caches.layout.selected_rows)
+        is_chosen = watcher is not None or sparse is not None or prefix is not None
         attends = has_links or is_chosen or (not is_prompt and (by_kernel or caches.is_reduced))
         if caches.steps is not None or not attends:
             return None
@@ -233,7 +236,7 @@ class WindowPasses:
             reads=entries.reads,
             rounds=caches.rounds,
             packing=caches.packing,
-            prefix=caches.prefix,
+            prefix=prefix,
         )
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,7 @@ class PrefixPart:
         layers: of every layer, keys and values `[N, Hkv, P, D]`, zeros behind a prefix.
         hidden: `[N, 1, 1, P]` float, what is added to scores; None where all lengths are P.
         is_all: whether these are all rows of a run, in their order.
+        key: of a prefix that further rows may join; None where none do.
     """
 
     rows: Tensor
@@ -40,6 +41,7 @@ class PrefixPart:
     layers: tuple[tuple[Tensor, Tensor], ...]
     hidden: Tensor | None
     is_all: bool
+    key: Hashable = None
 
     @property
     def n_bytes(self) -> int:
@@ -100,39 +102,108 @@ class PrefixPart:
                     hidden=None if self.hidden is None else self.hidden[numbers],
                 )
             own_rows = self.rows.new_tensor([rows[number] for number in numbers])
-            found.append(
-                replace(left, rows=own_rows, is_all=own_rows.flatten().tolist() == [*range(n_rows)])
-            )
+            found.append(left.give_to(own_rows, n_rows))
         return found
+
+    def give_to(self, rows: Tensor, n_rows: int) -> PrefixPart:
+        """The same prefixes, read by `rows` `[N, n]` of a run's `n_rows`."""
+        is_all = rows.flatten().tolist() == [*range(n_rows)]
+        return replace(self, rows=rows, is_all=is_all)
 
 
 class SharedPrefix:
     """The prefixes of a run's rows.
 
     Args:
-        groups: of the rows.
-        lengths: `[N]` int64, those of the groups.
-        layers: of every layer, keys and values `[N, Hkv, P, D]`, zeros behind a prefix.
+        lengths: `[R]` int64, of each row's prefix; 0 where it reads none.
+        parts: the prefixes; each row that reads one is in one of them.
 
     Attributes:
-        lengths: `[R]` int64, of each row's prefix.
+        lengths: see above.
     """
 
-    def __init__(
-        self, groups: PrefixGroups, lengths: Tensor, layers: Sequence[tuple[Tensor, Tensor]]
-    ) -> None:
-        self.lengths = lengths.new_zeros(groups.n_rows)
+    def __init__(self, lengths: Tensor, parts: Sequence[PrefixPart] = ()) -> None:
+        self.lengths = lengths
+        self._parts = list(parts)
+
+    @classmethod
+    def of_groups(
+        cls, groups: PrefixGroups, lengths: Tensor, layers: Sequence[tuple[Tensor, Tensor]]
+    ) -> SharedPrefix:
+        """The prefixes of rows that begin together.
+
+        Args:
+            groups: of the rows.
+            lengths: `[N]` int64, those of the groups.
+            layers: of every layer, keys and values `[N, Hkv, P, D]`, zeros behind a prefix.
+        """
+        own = lengths.new_zeros(groups.n_rows)
         for group, length in zip(groups.rows, lengths, strict=True):
-            self.lengths[list(group)] = length
+            own[list(group)] = length
         is_read = [number for number, length in enumerate(lengths.tolist()) if length]
         by_size: dict[int, list[int]] = {}
         for number in is_read:  # a prompt of one token has no prefix
             by_size.setdefault(len(groups.rows[number]), []).append(number)
-        self._parts: list[PrefixPart] = []
+        parts: list[PrefixPart] = []
         for numbers in by_size.values():
             rows = [list(groups.rows[number]) for number in numbers]
             whole = _make_part(lengths[numbers], numbers, layers)
-            self._parts += whole.keep(rows, groups.n_rows)
+            parts += whole.keep(rows, groups.n_rows)
+        return cls(own, parts)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether any row reads a prefix."""
+        return bool(self._parts)
+
+    def join(self, row: int, key: Hashable, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Let a row that reads nothing read a prefix, together with the rows of the same key.
+
+        Args:
+            row: its number.
+            key: not None.
+            layers: of every layer, keys and values `[Hkv, P, D]`.
+        """
+        length = layers[0][0].shape[1]
+        self.lengths = self.lengths.clone()  # stores may hold the other one
+        self.lengths[row] = length
+        own = self.lengths.new_tensor([[row]])
+        for number, part in enumerate(self._parts):
+            if part.key == key:
+                rows = torch.cat([part.rows, own], 1)
+                self._parts[number] = part.give_to(rows, len(self.lengths))
+                return
+        stored = tuple((keys[None], values[None]) for keys, values in layers)
+        part = PrefixPart(own, self.lengths[[row]], stored, None, is_all=False, key=key)
+        self._parts.append(part.give_to(own, len(self.lengths)))
+
+    def leave(self, row: int) -> None:
+        """Let a row read nothing any more; a prefix that no row reads is freed."""
+        self.lengths = self.lengths.clone()
+        self.lengths[row] = 0
+        parts = []
+        for part in self._parts:
+            left = [[own for own in before if own != row] for before in part.rows.tolist()]
+            parts += part.keep(left, len(self.lengths))
+        self._parts = parts
+
+    def select(self, rows: Tensor) -> SharedPrefix:
+        """What these rows read, `[n]` int64, in their order."""
+        chosen = SharedPrefix(self.lengths, self._parts)
+        chosen.keep(rows)
+        return chosen
+
+    def read(self, row: int) -> list[tuple[Tensor, Tensor]]:
+        """Every layer's keys and values `[Hkv, P, D]` that a row reads; empty where it does not."""
+        for part in self._parts:
+            for number, rows in enumerate(part.rows.tolist()):
+                if row in rows:
+                    end = int(part.lengths[number])
+                    return [
+                        (keys[number, :, :end], values[number, :, :end])
+                        for keys, values in part.layers
+                    ]
+        return []
 
     @property
     def n_bytes(self) -> int:

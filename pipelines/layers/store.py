@@ -80,7 +80,10 @@ class KVCacheLayout:
         """
         if self.dropped is None:
             return positions
-        return positions - self.dropped.view(-1, *[1] * (positions.ndim - 1))
+        dropped = self.dropped
+        if self.selected_rows is not None:
+            dropped = dropped[self.selected_rows.to(dropped.device)]
+        return positions - dropped.view(-1, *[1] * (positions.ndim - 1))
 
     def shift(self, reads: Tensor) -> Tensor:
         """What entries read of the layer, `[R, 1 or W, visible length]` bool.
@@ -131,6 +134,10 @@ class KVCacheLayout:
             self.dropped = self.dropped[rows.to(self.dropped.device)]
         if self.packed is not None:
             self.packed = self.packed[rows.to(self.packed.device)]
+
+    def allocate(self) -> None:
+        """Let all cache indices have memory from the next write on."""
+        self.allocated_length = self.max_length + 1
 
     def prepare(self, cache_indices: Tensor, visible_length: int) -> None:
         """Prepare a pass.
@@ -285,6 +292,17 @@ class WindowLayer:
         found = (store[flat].unflatten(0, index.shape) for store in (self.keys, self.values))
         keys, values = (states.transpose(1, 2).where(is_known, 0) for states in found)
         return keys, values
+
+    def copy_row(self, row: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Copies of a row's keys and values `[H, n, D]` from one cache index on, before another."""
+        keys, values = self.held()
+        return keys[row, :, first:last].clone(), values[row, :, first:last].clone()
+
+    def write_row(self, row: int, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values `[H, n, D]` to the first cache indices of a row."""
+        self.make_room(keys[None], values[None])
+        for store, states in zip(self.held(), (keys, values), strict=True):
+            store[row, :, : states.shape[1]] = states
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -195,6 +195,41 @@ class LayerStores:
             self.prefix.fill(number, index, keys, values)
             found.append((keys, values))
         return found
+
+    def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+        """See `mmaccel.contracts.TokenModel.copy_entries`."""
+        shared = [] if self.prefix is None else self.prefix.read(row)
+        if not shared:
+            return [layer.copy_row(row, first, last) for layer in self.layers]
+        found = []
+        for layer, (keys, values) in zip(self.layers, shared, strict=True):
+            n_shared = keys.shape[1]
+            own = layer.copy_row(row, max(first - n_shared, 0), max(last - n_shared, 0))
+            pairs = zip((keys, values), own, strict=True)
+            both = [torch.cat([before[:, first:last], behind], 1) for before, behind in pairs]
+            found.append((both[0], both[1]))
+        return found
+
+    def write_row(
+        self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
+    ) -> None:
+        """See `mmaccel.contracts.TokenModel.write_entries`."""
+        prefix = self.prefix
+        if prefix is not None:
+            prefix.leave(row)
+        if key is not None:
+            if prefix is None:
+                device = entries[0][0].device
+                prefix = SharedPrefix(
+                    torch.zeros(self.layout.max_rows, dtype=torch.int64).to(device)
+                )
+            prefix.join(row, key, entries)
+        self.prefix = prefix if prefix is not None and prefix.is_read else None
+        self.layout.dropped = None if self.prefix is None else self.prefix.lengths
+        if key is None and entries:
+            self.layout.allocate()
+            for layer, (keys, values) in zip(self.layers, entries, strict=True):
+                layer.write_row(row, keys, values)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Keep a path of the tree that was written last; see `mmaccel.contracts.TokenModel.commit`.

@@ -132,6 +132,7 @@ class JanusCodes(CausalLMWindow):
     """
 
     row_inputs = ("_lengths",)
+    follows_tokens = True  # in a prompt all tokens are before its length
     needs_head = False
     takes_embeddings = False
 

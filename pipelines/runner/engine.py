@@ -154,10 +154,10 @@ class Engine:
 
         Raises:
             OptionError: a chunk size below 1.
-            UnsupportedModelError: `cuda_graphs=True`, `share_prefix=True` or `prefill_chunk_size`
-                for a model that fills a canvas; `fused=True` or `compile=True` for a model that the
-                fused decoder cannot serve; `share_prefix=True` for a call that cannot share; and as
-                `runner`.
+            UnsupportedModelError: `cuda_graphs=True`, `share_prefix=True`, `prefill_chunk_size` or
+                a prefix tree for a model that fills a canvas; `fused=True` or `compile=True` for a
+                model that the fused decoder cannot serve; `share_prefix=True` for a call that
+                cannot share; and as `runner`.
         """
         check_chunk_size(prefill_chunk_size)
         chunk_size = self.prefill_chunk_size if prefill_chunk_size is None else prefill_chunk_size
@@ -177,6 +177,11 @@ class Engine:
                 )
             if self.share_prefix is True:
                 refuse_sharing("passes over a whole canvas")
+            if prompt.batching is not None and prompt.batching.prefix_tree is not None:
+                raise UnsupportedModelError(
+                    "prefix_tree: expected a model that is decoded in windows, received a "
+                    f"{type(window).__name__}, whose passes are over whole canvases; leave it out"
+                )
         has_fused = window.use_fused(self.fused, self.compile)
         if not has_fused and (self.fused is True or self.compile is True):
             raise UnsupportedModelError(
@@ -259,6 +264,8 @@ def _find_admission(prompt: Prompt, chunk_size: int | None) -> str:
         return ""
     if batching.arrivals is not None:
         return "rows that may join the run"
+    if batching.prefix_tree is not None:
+        return "prompts that begin with what a prefix tree holds"
     if chunk_size is not None:
         return "prompts that are processed in chunks beside the rows that decode"
     if batching.max_num_seqs < prompt.batch:

@@ -32,6 +32,8 @@ class StaticModelBuffers:
         row_inputs: tensors with one entry for each row, or None; every run has values of its own.
         constants: tensors that no run changes.
         options: numbers and texts that a captured pass depends on.
+        follows_tokens: whether keys and values of prompts depend on their tokens alone, whatever
+            row inputs there are.
         caches: the layers' stores, which `reserve` makes; None before.
         methods: what is done to the caches and the attention of the layers.
 
@@ -43,6 +45,7 @@ class StaticModelBuffers:
     row_inputs: ClassVar[tuple[str, ...]] = ()
     constants: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
+    follows_tokens: ClassVar[bool] = False
     takes_runner: bool = True
     model: Any
     device: Any
@@ -168,6 +171,33 @@ class StaticModelBuffers:
         finally:
             for name, value in own.items():
                 setattr(self, name, value)
+
+    def find_copying_obstacle(self) -> str:
+        """See `mmaccel.contracts.TokenModel.find_copying_obstacle`."""
+        if self.methods:
+            return f"{self.methods.slots}, by which each row keeps its own entries"
+        if self.prefixes is not None:
+            return "rows that read one stored prompt together; leave share_prefix out"
+        if self.row_inputs and not self.follows_tokens:
+            return "prompts whose keys depend on more than their tokens"
+        return ""
+
+    @property
+    def entries_key(self) -> Hashable:
+        """See `mmaccel.contracts.TokenModel.entries_key`; it changes with the weights."""
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        n_writes = sum(tensor._version for tensor in tensors if not tensor.is_inference())
+        return type(self), self.model, model_state(self.model), n_writes
+
+    def copy_entries(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+        """See `mmaccel.contracts.TokenModel.copy_entries`."""
+        return self._reserved().copy_row(row, first, last)
+
+    def write_entries(
+        self, row: int, entries: Sequence[tuple[Tensor, Tensor]], key: Hashable = None
+    ) -> None:
+        """See `mmaccel.contracts.TokenModel.write_entries`."""
+        self._reserved().write_row(row, entries, key)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.methods = methods

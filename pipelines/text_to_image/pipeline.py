@@ -341,6 +341,9 @@ class TextToImage(Pipeline):
                 of `on_step`, follow those of the requests before.
             prompt_width: tokens of the longest prompt that may join; see `Encoded.width`. No more
                 are reserved than the model has positions for.
+            prefix_tree: a `mmaccel.PrefixTree`: requests whose prompts begin with what it holds
+                process what follows, and leave their prompts in it, for this `serve` and those
+                that are given the same tree. None: every request processes its whole prompt.
             encoded: the prompts of `requests`, from `encode_prompts` for this model and `params`;
                 None encodes them.
 
@@ -377,6 +380,7 @@ class TextToImage(Pipeline):
                 params=params,
                 noise=noise,
                 arrivals=None if arrivals is None else partial(running.receive, arrivals),
+                prefix_tree=call.prefix_tree,
             )
             return self.decode_rows(
                 decoding, plan, finish=running.finish, deliver=call.deliver, on_step=call.on_step

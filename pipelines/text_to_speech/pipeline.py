@@ -173,7 +173,7 @@ class TextToSpeech(Pipeline):
             deliver: called with every request and its utterance as soon as it is finished. A row
                 that `on_step` ends before its first token is not delivered.
             on_step: called after every pass with the state of the running rows.
-            arrivals, prompt_width: as in `TextToImage.serve`.
+            arrivals, prompt_width, prefix_tree: as in `TextToImage.serve`.
             temperature, top_k, top_p, min_p, other rules, repetition_penalty: as in `__call__`.
 
         Returns:
@@ -227,6 +227,7 @@ class TextToSpeech(Pipeline):
                 params=first[0].params,
                 noise=noise,
                 arrivals=None if arrivals is None else receive,
+                prefix_tree=call.prefix_tree,
             )
             return self.decode_rows(
                 decoding,

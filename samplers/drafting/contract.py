@@ -267,6 +267,7 @@ class DraftSource:
             the slots' frozen noise.
         needs_layers: whether the run's own model drafts, by layers that attend to part of their
             cache; only some models have such layers.
+        has_model: whether it drafts by another model, whose cache prompts are processed into, too.
         name: what statistics and policies call it; empty for one that has no short name.
     """
 
@@ -279,6 +280,7 @@ class DraftSource:
     has_children: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
+    has_model: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
     def propose(self, frontier: Frontier) -> Drafts:

@@ -39,6 +39,7 @@ class DraftModel(DraftSource):
     model: TokenModel = field(repr=False)
 
     reads_last_scores = False
+    has_model = True
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.

@@ -82,7 +82,8 @@ class ModelCalls:
         n_processed = self.model.process_prompt()
         self.has_own_prompt = n_processed is not None
         n_passes = 1
-        self._has_chunks = n_processed is None and tokens is None
+        has_size = self.model.prefill_chunk_size is not None
+        self._has_chunks = n_processed is None and tokens is None and has_size
         if n_processed is None and tokens is not None and tokens.shape[1] > 1:
             n_passes = self._prefill(tokens[:, :-1], lengths, short_prompt)
             n_processed = count_prompts(self.model, tokens) * (tokens.shape[1] - 1)

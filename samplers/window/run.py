@@ -94,7 +94,9 @@ class RunParts(StaticPart):
         is_static = self.runner.is_static
         self.scheduler: WindowScheduler | None = None
         if prompt.batching is not None:
-            self.scheduler = open_scheduler(prompt.batching, self.runner, model, prompt, noise)
+            self.scheduler = open_scheduler(
+                prompt.batching, self.runner, model, prompt=prompt, noise=noise, source=source
+            )
             prompt = self.scheduler.prompt()
             noise = self.scheduler.noise()
         self.policy = policy
@@ -257,8 +259,8 @@ class WindowRun(RunParts):
         self._began = time.perf_counter()
         tokens: Tensor | None = self.prompt.tokens
         scheduler = self.scheduler
-        if scheduler is not None and scheduler.chunk_size is not None:
-            tokens = None  # they come in chunks, between steps
+        if scheduler is not None and scheduler.feeds_all:
+            tokens = None  # they come between steps
         elif scheduler is not None and scheduler.is_endless:  # with room for longer ones
             tokens = self.prompt.tokens[:, : int(self.prompt.lengths.max())]
         positions = self.graphs.capacity.positions

@@ -10,7 +10,8 @@ with it.
 Where a step processes prompts in chunks (`mmaccel.samplers.prompt_chunks`), an admitted row is held
 in its batch slot until its prompt is whole: passes of the other rows gain it nothing, and what they
 write there begins at its cursor, where the next chunk overwrites it. It begins to decode when its
-prompt is whole, as a row does that was prefilled in one pass.
+prompt is whole, as a row does that was prefilled in one pass. Where there is a prefix tree
+(`mmaccel.samplers.window.prefix_reader`), the cursor begins behind what the tree holds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prompt_chunks import Chunk, Cursor, PromptFeed
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
+from mmaccel.samplers.window.prefix_reader import DraftsBeside, PrefixReader
 from mmaccel.samplers.window.step_runner import StepRunner
 
 if TYPE_CHECKING:
@@ -96,9 +98,11 @@ class WindowScheduler(Scheduler):
     Args:
         prompt, batching, noise, is_fixed: see there.
         chunk_size: tokens of prompts that a step processes at most; None: those of admitted rows.
+        reader: lets prompts begin with what a prefix tree holds; None: nothing does.
 
     Attributes:
         chunk_size: see above.
+        feeds_all: whether the prompts of the rows with which a run begins are processed here, too.
     """
 
     def __init__(
@@ -109,9 +113,12 @@ class WindowScheduler(Scheduler):
         is_fixed: bool = False,
         *,
         chunk_size: int | None = None,
+        reader: PrefixReader | None = None,
     ) -> None:
         super().__init__(prompt, batching, noise, is_fixed)
         self.chunk_size = chunk_size
+        self.feeds_all = chunk_size is not None or reader is not None
+        self._reader = reader
         self._feed = PromptFeed(chunk_size)
         self._models: list[tuple[TokenModel, Any]] = []
 
@@ -144,6 +151,11 @@ class WindowScheduler(Scheduler):
         for model, inputs in self._models:
             if isinstance(model, SupportsContinuousBatching):
                 model.select_rows(inputs, None)
+
+    def finish(self, batch_slot: int, ended: FinishedRow) -> None:
+        """As in `Scheduler`; the row no longer reads what it shared."""
+        self._forget_prefix(batch_slot)
+        super().finish(batch_slot, ended)
 
     def begin(self, run: RefilledRun) -> None:
         """Process prompts of the rows with which a run begins until one is whole."""
@@ -205,10 +217,23 @@ class WindowScheduler(Scheduler):
     def _add_cursors(self, batch_slots: Sequence[int]) -> None:
         """Let prompts in some batch slots be processed after those that came before."""
         whole = self.whole.lengths.view(self.whole.branches, -1)
+        tokens = self.whole.tokens.unflatten(0, whole.shape)  # [G, B, T]
         indices = self.indices()
         for batch_slot in batch_slots:
-            ends = (whole[:, indices[batch_slot]] - 1).tolist()
-            self._feed.cursors[self.rows[batch_slot]] = Cursor(ends)
+            index = indices[batch_slot]
+            ends = (whole[:, index] - 1).tolist()
+            self._forget_prefix(batch_slot)
+            prompts: list[tuple[int, ...]] = []
+            if self._reader is not None:
+                pairs = zip(tokens[:, index].tolist(), ends, strict=True)
+                prompts = [tuple(own[:end]) for own, end in pairs]
+            self._feed.cursors[self.rows[batch_slot]] = Cursor(ends, prompts)
+
+    def _forget_prefix(self, batch_slot: int) -> None:
+        """Let the row in a batch slot read nothing of others."""
+        if self._reader is not None:
+            for branch in range(self.whole.branches):
+                self._reader.begin(batch_slot + branch * len(self.rows))
 
     def _held(self) -> list[int]:
         """The batch slots whose prompts are not whole."""
@@ -230,12 +255,17 @@ class WindowScheduler(Scheduler):
             How many begin.
         """
         left = self.chunk_size
-        while (chunk := self._feed.plan(left)) is not None:
+        while left is None or left > 0:
+            if self._reader is not None:
+                self._reader.read(self._feed, self._find_row)
+            chunk = self._feed.plan(left)
+            if chunk is None:
+                break
             self._prefill(run, chunk)
             self._feed.advance(chunk)
+            if self._reader is not None:
+                self._reader.keep(self._feed, chunk, self._find_row)
             left = None if left is None else left - chunk.n_tokens
-            if left is None or left <= 0:
-                break
         whole = self._feed.take_whole()
         begun = [k for k, row in enumerate(self.rows) if self.is_open[k] and row in whole]
         if begun:
@@ -257,6 +287,8 @@ class WindowScheduler(Scheduler):
         stats.tokens = totals.tokens
         stats.row_passes = totals.row_passes
         stats.total_variation = totals.total_variation
+        if self._reader is not None:
+            self._reader.describe(stats)
         ended = [self.ended[row] for row in range(len(self.ended))]
         tokens = self.whole.tokens.new_zeros(len(ended), length)
         for own, row in zip(tokens, ended):
@@ -296,13 +328,16 @@ class WindowScheduler(Scheduler):
         if n_more > 0:
             self._keep(run, [*range(n_slots), *[0] * n_more])
 
+    def _find_row(self, row: int, branch: int) -> int:
+        """The row of a pass that a branch of an unfinished row is."""
+        slots = [k for k, own in enumerate(self.rows) if own == row and self.is_open[k]]
+        return slots[0] + branch * len(self.rows)
+
     def _prefill(self, run: RefilledRun, chunk: Chunk) -> None:
         """Process a chunk of prompts in all models."""
         prompt = super().prompt()
         device = run.buffer.tokens.device
-        slots = {row: k for k, row in enumerate(self.rows) if self.is_open[k]}
-        n_slots = len(self.rows)
-        parts = sorted((slots[row] + branch * n_slots, start) for row, branch, start in chunk.parts)
+        parts = sorted((self._find_row(row, branch), start) for row, branch, start in chunk.parts)
         rows, start = torch.tensor(parts, device=device).unbind(1)
         if len({start for _, start in parts}) == 1:  # one number expanded: one mask for all
             start = start[:1].expand_as(start)
@@ -351,13 +386,17 @@ def open_scheduler(
     batching: ContinuousBatching,
     runner: StepRunner,
     model: TokenModel,
+    *,
     prompt: Prompt,
     noise: Noise,
+    source: DraftsBeside,
 ) -> WindowScheduler:
-    """The scheduler of a run with continuous batching."""
+    """The scheduler of a run with continuous batching, whose drafts come from `source`."""
+    tree = batching.prefix_tree
+    reader = None if tree is None else PrefixReader(tree, model, source, is_static=runner.is_static)
     is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
     size = model.prefill_chunk_size
-    return WindowScheduler(prompt, batching, noise, is_fixed, chunk_size=size)
+    return WindowScheduler(prompt, batching, noise, is_fixed, chunk_size=size, reader=reader)
 
 
 def _prefill_rows(

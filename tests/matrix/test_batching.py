@@ -24,6 +24,7 @@ from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.sources import SOURCES
+from mmaccel.samplers.prefix_tree import PrefixTree
 from tests.exactness.test_graph_reuse import CALLS, PARAMS, assert_like
 from tests.exactness.test_graph_reuse import decode as decode_call
 from tests.fixtures.arriving import Arriving
@@ -180,6 +181,51 @@ def test_a_row_whose_prompt_comes_in_chunks_is_the_row_alone(
     n_tokens += [len(OTHERS[row]) - 1 for row in ALL] * (scale != 1)
     assert made.stats.prefill_passes >= sum(n_tokens) / size
     assert made.stats.row_passes == sum(own.stats.passes for own in alone)
+
+
+def prefixed() -> Iterator[Any]:
+    """As `chunked`, every other one with whole prompts."""
+    for number, variant in enumerate(chains()):
+        way = WAYS[(number + 5) % len(WAYS)]
+        size = (None, 2, None, 5)[number % 4]
+        name = f"{' '.join(filter(None, variant))} {way[2]} {size}"
+        yield pytest.param(variant, *way, size, id=name)
+
+
+@pytest.mark.parametrize(("variant", "scale", "fused", "way", "size"), [*prefixed()])
+def test_a_row_that_takes_its_prompt_from_others_is_the_row_alone(
+    variant: Variant,
+    scale: float,
+    fused: bool,
+    way: str,
+    size: int | None,
+    open_target: Callable[[bool], Target],
+) -> None:
+    """At first parts of prompts, in a second run all of them."""
+    target = open_target(fused)
+    if variant.needs_rows(target):
+        variant = variant._replace(drafts="left")
+    policy, window = variant.make(target, 5), target.model
+    if policy.draft_source().has_model:
+        pytest.skip("refused, see tests/messages/sharing.py")
+    alone = [decode(policy, window, [row], scale) for row in ALL]
+    window.prefill_chunk_size = size
+    if way == "captured" and is_capturable(policy):
+        window.runner = Replay(sync_every=1 + 2 * fused)
+    joins = way == "arriving"
+    tree = PrefixTree(chunk_size=2, least=1)
+    lengths = [len(ROWS[row]) - 1 for row in ALL]
+    lengths += [len(OTHERS[row]) - 1 for row in ALL] * (scale != 1)
+    for n_known in (0, sum(lengths)):
+        given: list[FinishedRow] = []
+        arriving = Arriving(ALL[2:], lambda rows: prompt(rows, scale), 2)
+        batching = ContinuousBatching(3, given.append, arriving if joins else None, tree)
+        made = decode(policy, window, [0, 1] if joins else ALL, scale, batching, width=8 * joins)
+        if joins and arriving.waiting:  # the run was empty before they came
+            return
+        check_rows(given, alone)
+        assert made.stats.prefix_tokens >= n_known
+        assert (made.stats.prefill_passes == 0) == (n_known > 0)
 
 
 def captured() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""`share_prefix=True` beside what rows choose, store or attend to one by one."""
+"""`share_prefix=True` and prefix trees beside what rows choose, store or attend to one by one."""
 
 from __future__ import annotations
 
@@ -64,6 +64,37 @@ def _serve(chunk: int | None = None, **options: Any) -> Callable[[], Any]:
         pipe.serve(requests, pipe.image_model.params, deliver=print, **options)
 
     return call
+
+
+def _serve_kept(name: str = "scenes", tree: Any = None, **options: Any) -> Callable[[], Any]:
+    def call() -> None:
+        pipe = mmaccel.TextToImage.from_pretrained(name, device="cpu")
+        requests = [mmaccel.Request(pipe.image_model.examples[0], 0)]
+        kept = mmaccel.PrefixTree() if tree is None else tree
+        pipe.serve(requests, pipe.image_model.params, deliver=print, prefix_tree=kept, **options)
+
+    return call
+
+
+def _serve_llamagen() -> None:
+    with TemporaryDirectory() as folder:
+        model = str(build_checkpoint("llamagen-t2i", Path(folder)))
+        pipe = mmaccel.TextToImage.from_pretrained(model, device="cpu")
+        requests = [mmaccel.Request(captions("llamagen-t2i")[0], 0)]
+        params = pipe.image_model.params
+        pipe.serve(requests, params, deliver=print, prefix_tree=mmaccel.PrefixTree())
+
+
+def _draft_by_a_model() -> None:
+    batching = mmaccel.ContinuousBatching(1, prefix_tree=mmaccel.PrefixTree())
+    policy = mmaccel.Speculative(3, mmaccel.CausalLMWindow(build_lm("qwen2")))
+    policy.sample(
+        mmaccel.CausalLMWindow(build_lm("llama")),
+        mmaccel.Prompt(torch.tensor([[5, 6, 7]]), torch.tensor([3]), batching=batching),
+        4,
+        params=mmaccel.SamplingParams(),
+        noise=mmaccel.Noise.from_seed(0, 1),
+    )
 
 
 CASES = (
@@ -136,6 +167,54 @@ CASES = (
         _serve(chunk=8),
         says=("share_prefix=True", "in chunks", "leave it out"),
         error=UnsupportedModelError,
+    ),
+    *(
+        Refused(
+            f"a tree whose {name} is 0",
+            lambda name=name: mmaccel.PrefixTree(**{name: 0}),  # type: ignore[misc]
+            says=(name, "an integer >= 1", "0", "try"),
+        )
+        for name in ("max_tokens", "chunk_size", "least", "shared_from")
+    ),
+    Refused(
+        "a number of tokens for a tree",
+        _serve_kept(tree=4096),
+        says=("prefix_tree", "a mmaccel.PrefixTree", "4096", "make one"),
+    ),
+    Refused(
+        "a tree beside eviction",
+        _serve_kept(kv_cache="snapkv"),
+        says=("prefix_tree", "kv_cache", "leave it out"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "a tree beside entries in fewer bits",
+        _serve_kept(kv_cache="quantized-cache"),
+        says=("prefix_tree", "kv_cache", "leave it out"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "a tree beside chosen blocks",
+        _serve_kept(attention="quest"),
+        says=("prefix_tree", "attention", "leave it out"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "a tree of canvases",
+        _serve_kept("scenes-masked"),
+        says=("prefix_tree", "canvases", "leave it out"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "a tree of prompts that are more than tokens",
+        _serve_llamagen,
+        says=("prefix_tree", "more than their tokens", "leave it out"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "a tree beside a draft model",
+        _draft_by_a_model,
+        says=("prefix_tree", "DraftModel", "leave one of them out"),
     ),
     Refused(
         "sharing by rows that join",

@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmaccel.cli import main
 from mmaccel.options import LoadOptions
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving import engine
 from mmaccel.serving.images import ImageBackend, make_setup
 from tests.fixtures.tiny_model import CAPTIONS
@@ -94,6 +95,25 @@ def test_prompts_in_chunks_give_the_same_bytes(server: Running, tiny_folder: Pat
     with run_server(images=backend) as chunked:
         together = [chunked.later(prompt, seed=seed) for prompt, seed in asked]
         assert [files(each.result())[0] for each in together] == alone
+
+
+def test_prompts_that_are_kept_give_the_same_bytes(server: Running, tiny_folder: Path) -> None:
+    """Requests that begin alike process their prompt once, in a later run, too; it is counted."""
+    asked = [(CAPTIONS[k % 2], 40 + k) for k in range(6)]
+    alone = [server.draw(prompt, seed=seed)[0] for prompt, seed in asked]
+    name = "mmaccel_prefix_tokens_total"
+    tree = PrefixTree(1000, chunk_size=2, least=1)
+    backend = ImageBackend(make_setup(str(tiny_folder)), prefix_tree=tree)
+    with run_server(images=backend) as keeping:
+        together = [keeping.later(prompt, seed=seed) for prompt, seed in asked]
+        assert [files(each.result())[0] for each in together] == alone
+        n_read = keeping.metric(name)
+        assert n_read > 0
+        again = keeping.post(asked[0][0], seed=asked[0][1])  # in a run of its own
+        assert files(again) == alone[:1]
+        n_prompt = again.json()["usage"]["input_tokens"]
+        assert keeping.metric(name) - n_read >= n_prompt - 1 > 1
+    assert server.metric(name) == 0
 
 
 def test_a_request_joins_the_running_batch(server: Running) -> None:

@@ -1,0 +1,228 @@
+"""PrefixTree: the beginnings of prompts that were processed, for prompts that begin alike.
+
+L. Ye, Z. Tao, Y. Huang, Y. Li, "ChunkAttention: Efficient Self-Attention with Prefix-Aware KV Cache
+and Two-Phase Partition", ACL 2024 (arXiv:2402.15220), section 3.1: keys and values of prompts are
+stored in chunks of equally many tokens; a chunk is a node of a tree, in which prompts that begin
+alike share a path. A new prompt is looked up along its path, and only what follows is processed.
+
+Departures: ChunkAttention's kernel reads the chunks themselves. Here a row takes a copy of what it
+finds, and attends to it in its own cache; or, of longer beginnings and where it is asked for, one
+copy serves all rows that have found the same, and is freed when the last of them has ended (see
+`mmaccel.pipelines.layers.shared_prefix`). So chunks have no readers, and the least recently used
+ones go once there are more tokens than the tree may hold. Part of a chunk may be found; the last
+chunk of a prompt may be short.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+
+Entries = Sequence[tuple[Tensor, Tensor]]
+"""Of every layer, keys and values `[H, n, D]` of n tokens that follow each other."""
+
+
+@dataclass(eq=False)
+class Chunk:
+    """A node: some tokens that follow those of its parent.
+
+    Attributes:
+        tokens: at most as many as a chunk has.
+        parent: the node before; None of the root, which has no tokens.
+        entries: of the tokens.
+        children: by their tokens.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parent: Chunk | None = None
+    entries: Entries = ()
+    children: dict[tuple[int, ...], Chunk] = field(default_factory=dict)
+
+    def find(self, tokens: tuple[int, ...]) -> tuple[Chunk, int] | None:
+        """The child with the longest common beginning, and its length; None where it is empty."""
+        exact = self.children.get(tokens)
+        if exact is not None:
+            return exact, len(tokens)
+        lengths = [(count_common(own, tokens), own) for own in self.children]
+        longest, own = max(lengths, default=(0, ()))
+        return (self.children[own], longest) if longest else None
+
+
+@dataclass(frozen=True)
+class Match:
+    """The beginning of a prompt that a tree holds.
+
+    Attributes:
+        parts: its chunks, and how many tokens of each.
+    """
+
+    parts: Sequence[tuple[Chunk, int]]
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return sum(length for _, length in self.parts)
+
+    def entries(self) -> Entries:
+        """Of all its tokens."""
+        layers = zip(*(chunk.entries for chunk, _ in self.parts), strict=True)
+        lengths = [length for _, length in self.parts]
+        return [
+            (_join(keys, lengths), _join(values, lengths)) for keys, values in map(_turn, layers)
+        ]
+
+
+class PrefixTree:
+    """Keys and values of the beginnings of prompts, which several runs may use in turn.
+
+    Args:
+        max_tokens: that it holds at most, at least 1. Each takes the bytes of its keys and values
+            in all layers.
+        chunk_size: tokens of a chunk, at least 1.
+        least: a common beginning of fewer tokens is not worth a copy; at least 1.
+        shared_from: a beginning of at least so many tokens is stored once for the rows of a run
+            that have found it, and read together; None: each row has a copy. Not in captured steps,
+            nor where layers slide.
+
+    Attributes:
+        n_tokens: that it holds.
+        n_read: that prompts have taken from it.
+        n_evicted: that had to go for others.
+
+    Raises:
+        OptionError: a number below 1.
+    """
+
+    def __init__(
+        self,
+        max_tokens: int = 65536,
+        *,
+        chunk_size: int = 64,
+        least: int = 16,
+        shared_from: int | None = None,
+    ) -> None:
+        check_int("max_tokens", max_tokens, 1, hint="try 65536")
+        check_int("chunk_size", chunk_size, 1, hint="try 64")
+        check_int("least", least, 1, hint="try 16")
+        if shared_from is not None:
+            check_int("shared_from", shared_from, 1, hint="try 1024")
+        self.max_tokens = max_tokens
+        self.chunk_size = chunk_size
+        self.least = least
+        self.shared_from = shared_from
+        self.n_read = 0
+        self.n_evicted = 0
+        self._key: Hashable = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all prompts; what was counted stays."""
+        self.n_tokens = 0
+        self._root = Chunk()
+        self._used: OrderedDict[Chunk, None] = OrderedDict()  # each after all that follow it
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all keys and values."""
+        entries = [pair for chunk in self._used for pair in chunk.entries]
+        return sum(keys.nbytes + values.nbytes for keys, values in entries)
+
+    def open(self, key: Hashable) -> None:
+        """Begin a run; what another key has left is forgotten.
+
+        Args:
+            key: what entries depend on beside their tokens.
+        """
+        if key != self._key:
+            self.clear()
+            self._key = key
+
+    def match(self, tokens: tuple[int, ...]) -> Match:
+        """The longest beginning of a prompt that it holds; empty where that is below `least`."""
+        node = self._root
+        parts: list[tuple[Chunk, int]] = []
+        n_found = 0
+        while n_found < len(tokens):
+            found = node.find(tokens[n_found : n_found + self.chunk_size])
+            if found is None:
+                break
+            parts.append(found)
+            node, length = found
+            n_found += length
+            if length < self.chunk_size:
+                break
+        if n_found < self.least:
+            return Match(())
+        self._touch(node)
+        return Match(parts)
+
+    def insert(self, tokens: tuple[int, ...], copy: Callable[[int, int], Entries]) -> None:
+        """Hold a prompt, as much of it as there may be tokens.
+
+        Args:
+            tokens: of the prompt.
+            copy: returns copies of the entries of its tokens from one number on, before another.
+        """
+        node = self._root
+        tokens = tokens[: self.max_tokens]
+        for first in range(0, len(tokens), self.chunk_size):
+            own = tokens[first : first + self.chunk_size]
+            found = node.find(own)
+            if found is not None and found[1] == len(own):
+                node = found[0]
+                continue
+            if found is not None and found[1] == len(found[0].tokens):
+                self._remove(found[0])  # a short chunk, which the new one begins with
+            chunk = Chunk(own, node, copy(first, first + len(own)))
+            node.children[own] = chunk
+            node = chunk
+            self.n_tokens += len(own)
+        self._touch(node)
+        while self.n_tokens > self.max_tokens:
+            oldest = next(iter(self._used))
+            self.n_evicted += len(oldest.tokens)
+            self._remove(oldest)
+
+    def _touch(self, node: Chunk) -> None:
+        """Count a chunk and those before it as used now; the first one is the last to go."""
+        while node.parent is not None:
+            self._used[node] = None
+            self._used.move_to_end(node)
+            node = node.parent
+
+    def _remove(self, chunk: Chunk) -> None:
+        """Forget a chunk that nothing follows."""
+        assert chunk.parent is not None and not chunk.children
+        del chunk.parent.children[chunk.tokens]
+        self._used.pop(chunk, None)
+        self.n_tokens -= len(chunk.tokens)
+
+
+def count_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two prompts have in common from their beginning on."""
+    low = 0
+    high = min(len(one), len(other))
+    while low < high:  # they agree before `low`, and do not before `high + 1`
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _turn(chunks: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """The keys and the values of a layer, chunk by chunk."""
+    return [keys for keys, _ in chunks], [values for _, values in chunks]
+
+
+def _join(states: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """The first entries of each chunk `[H, n, D]`, one chunk after the other."""
+    parts = [own[:, :length] for own, length in zip(states, lengths, strict=True)]
+    return torch.cat(parts, 1)

@@ -1,0 +1,118 @@
+"""Prompts of a run that begin with what a prefix tree holds; see `mmaccel.samplers.prefix_tree`.
+
+A prompt whose beginning another one is about to process waits for it: of many rows with one prompt,
+one processes it, and the others take a copy, or read it together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Protocol
+
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.results import Stats
+from mmaccel.samplers.prefix_tree import Match, PrefixTree, count_common
+from mmaccel.samplers.prompt_chunks import Chunk, PromptFeed
+
+FindRow = Callable[[int, int], int]
+"""The row of a pass by the number of a row and its branch."""
+
+
+class DraftsBeside(Protocol):
+    """What is asked of a `mmaccel.samplers.drafting.contract.DraftSource`, which explains it."""
+
+    has_model: ClassVar[bool]
+    needs_layers: ClassVar[bool]
+
+
+class PrefixReader:
+    """What a run reads of a prefix tree, and leaves in it.
+
+    Args:
+        tree: of prompts.
+        model: whose cache the rows are in.
+        source: of drafts.
+        is_static: whether steps are captured, in which no rows join others.
+
+    Raises:
+        UnsupportedModelError: a model whose rows cannot take over entries of others.
+        OptionError: drafts of another model, whose cache would lack what is taken over.
+    """
+
+    def __init__(
+        self, tree: PrefixTree, model: TokenModel, source: DraftsBeside, *, is_static: bool
+    ) -> None:
+        reason = model.find_copying_obstacle()
+        if reason:
+            raise UnsupportedModelError(
+                "prefix_tree: expected rows that can take over cached entries of others, received "
+                f"{reason}; leave it out"
+            )
+        if source.has_model:
+            raise OptionError(
+                "prefix_tree: expected drafts that need no other model, received "
+                f"{type(source).__name__}, whose model processes whole prompts; leave one of them "
+                "out"
+            )
+        self._tree = tree
+        self._model = model
+        tree.open(model.entries_key)
+        self._n_read = 0
+        self._n_shared = 0
+        self._shared_from: int | None = None
+        can_share = not is_static and not source.needs_layers
+        if tree.shared_from is not None and can_share and not model.find_sharing_obstacle():
+            self._shared_from = tree.shared_from
+
+    def begin(self, row: int) -> None:
+        """Let a row of the passes read nothing of others: before its prompt, and after its end."""
+        if self._shared_from is not None:
+            self._model.write_entries(row, ())
+
+    def read(self, feed: PromptFeed, find_row: FindRow) -> None:
+        """Let prompts that have not begun take over what the tree holds, and let those wait whose
+        beginning others are about to process.
+        """
+        tree = self._tree
+        ahead: list[tuple[int, ...]] = []
+        for row, cursor in feed.cursors.items():
+            for branch, tokens in enumerate(cursor.prompts):
+                if cursor.done[branch] == 0 and tokens:
+                    found = tree.match(tokens)
+                    n_shared = max((count_common(tokens, other) for other in ahead), default=0)
+                    cursor.waits[branch] = n_shared >= found.length + tree.least
+                    if found.length and not cursor.waits[branch]:
+                        self._write(find_row(row, branch), found, tokens)
+                        cursor.done[branch] = found.length
+                if cursor.remaining[branch]:
+                    ahead.append(tokens)
+
+    def describe(self, stats: Stats) -> None:
+        """Fill in the statistics what rows shared."""
+        stats.prefix_tokens = self._n_read
+        if self._n_shared:
+            stats.notes.append(
+                f"prefix_tree: {self._n_shared} tokens of prompts were read in one store with "
+                "other rows; exact with respect to the model whose attention adds up a prompt and "
+                "what follows it apart, which may change last bits"
+            )
+
+    def _write(self, row: int, found: Match, tokens: tuple[int, ...]) -> None:
+        """Let a row begin with the first tokens of its prompt, which were found."""
+        self._n_read += found.length
+        self._tree.n_read += found.length
+        key = None
+        if self._shared_from is not None and found.length >= self._shared_from:
+            key = tokens[: found.length]
+            self._n_shared += found.length
+        self._model.write_entries(row, found.entries(), key)
+
+    def keep(self, feed: PromptFeed, chunk: Chunk, find_row: FindRow) -> None:
+        """Leave prompts in the tree that are whole after a chunk."""
+        for row, branch, _ in chunk.parts:
+            cursor = feed.cursors[row]
+            if not cursor.remaining[branch]:
+                copy = partial(self._model.copy_entries, find_row(row, branch))
+                self._tree.insert(cursor.prompts[branch], copy)
