@@ -169,6 +169,7 @@ CASES = (
     *_each(mmaccel.RaaS, "every", (None, 0)),
     *_each(mmaccel.RaaS, "threshold", (-0.1, 1.5)),
     *_each(mmaccel.RandomEviction, "seed", (-1, 2**32)),
+    *_each(mmaccel.ActQKV, "by_layer", (1, None)),
     *_each(mmaccel.Quest, "budget", (0, 1.5)),
     *_each(mmaccel.Quest, "block", (0,)),
     *_each(mmaccel.Quest, "first_layer", (-1,)),
