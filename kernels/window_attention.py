@@ -66,6 +66,7 @@ def window_attention(
     blocks: Blocks | None = ...,
     grid: Grid | None = ...,
     lse: Literal[False] = ...,
+    ragged: bool = ...,
 ) -> Tensor: ...
 @overload
 def window_attention(
@@ -81,6 +82,7 @@ def window_attention(
     blocks: Blocks | None = ...,
     grid: Grid | None = ...,
     lse: Literal[True],
+    ragged: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
 def window_attention(
     q: Tensor,
@@ -95,6 +97,7 @@ def window_attention(
     blocks: Blocks | None = None,
     grid: Grid | None = None,
     lse: bool = False,
+    ragged: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Softmax attention of the window.
 
@@ -110,6 +113,8 @@ def window_attention(
             positions after the window stay unseen. None: all before it.
         blocks, grid: see `Blocks` and `Grid`.
         lse: return the log-sum-exp of the scores too.
+        ragged: whether rows differ much in length, or key heads in the number of their blocks: a
+            GPU's work is then shared out by lengths. Changes the order of sums alone.
 
     Returns:
         `[R, Hq, W, Dv]` of q's dtype, and with `lse` also `[R, Hq, W]` float32.

@@ -19,33 +19,49 @@ WARPS = 4
 
 
 @triton.jit
+def combine(  # type: ignore[no-untyped-def]
+    shares, logs, at, step, parts, is_line, is_value, value_head,
+    ROWS: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    """The average `[ROWS, DV]` and the log-sum-exp `[ROWS]` of all parts together.
+
+    The first part of a line stands at `at`, the others `step` lines apart; without parts 0, -inf.
+    """
+    dv = tl.arange(0, DV)
+    mask = is_line[:, None] & is_value
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    line = at
+    for _ in range(parts):
+        top = tl.maximum(top, tl.load(logs + line, mask=is_line, other=float("-inf")))
+        line += step
+    base = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, DV], tl.float32)
+    line = at
+    for _ in range(parts):
+        log = tl.load(logs + line, mask=is_line, other=float("-inf"))
+        weight = tl.exp2((log - base) * 1.4426950408889634)
+        share = tl.load(shares + line[:, None] * value_head + dv[None, :], mask=mask, other=0.0)
+        total += weight
+        sums += weight[:, None] * share
+        line += step
+    total = tl.where(top == float("-inf"), 1.0, total)
+    return sums / total[:, None], top + tl.log2(total) * 0.6931471805599453
+
+
+@triton.jit
 def _merge_kernel(  # type: ignore[no-untyped-def]
     shares, logs, out, lse, lines, splits, value_head, ROWS: tl.constexpr, DV: tl.constexpr
 ):
     line = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_line = line < lines
     dv = tl.arange(0, DV)
-    mask = is_line[:, None] & (dv < value_head)[None, :]
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    at = line
-    for _ in range(splits):
-        top = tl.maximum(top, tl.load(logs + at, mask=is_line, other=float("-inf")))
-        at += lines
-    base = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, DV], tl.float32)
-    at = line
-    for _ in range(splits):
-        log = tl.load(logs + at, mask=is_line, other=float("-inf"))
-        weight = tl.exp2((log - base) * 1.4426950408889634)
-        share = tl.load(shares + at[:, None] * value_head + dv[None, :], mask=mask, other=0.0)
-        total += weight
-        sums += weight[:, None] * share
-        at += lines
-    total = tl.where(top == float("-inf"), 1.0, total)
-    tl.store(lse + line, top + tl.log2(total) * 0.6931471805599453, mask=is_line)
-    at = line[:, None] * value_head + dv[None, :]
-    tl.store(out + at, sums / total[:, None], mask=mask)
+    is_value = (dv < value_head)[None, :]
+    share, log = combine(shares, logs, line, lines, splits, is_line, is_value, value_head, ROWS, DV)
+    tl.store(lse + line, log, mask=is_line)
+    tl.store(
+        out + line[:, None] * value_head + dv[None, :], share, mask=is_line[:, None] & is_value
+    )
 
 
 def merge(shares: Tensor, logs: Tensor, out: Tensor, lse: Tensor) -> None:

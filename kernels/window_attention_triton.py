@@ -5,6 +5,12 @@ running softmax of T. Dao, D. Y. Fu, S. Ermon, A. Rudra, C. Ré, arXiv:2205.1413
 W queries of all heads that share a key head are the rows of one tile, so that a tile of keys serves
 them all. A second kernel merges the splits by their log-sum-exps.
 
+Where rows are ragged, `window_attention_even_triton` shares the keys out instead.
+
+A result from one split depends on nothing but its row, bit for bit: not on the batch. That is so
+where the cache has fewer than `2 LEAST_KEYS` positions, ragged or not, or, where rows are not
+ragged, the programs without splits are as many as `PROGRAMS` asks for.
+
 Departures: split i takes the tiles i, i + splits, i + 2 splits, ... and not a run of them, so that
 splits have equal work however far a row has got; their number comes from shapes alone, so that a
 captured graph stays valid and results are reproducible. A split leaves its finished average and its
@@ -22,9 +28,15 @@ from torch import Tensor
 
 from mmaccel.kernels.build import Build
 from mmaccel.kernels.window_attention import Blocks, Grid, check_window
+from mmaccel.kernels.window_attention_even_triton import (
+    Launch,
+    attend_evenly,
+    build_others,
+)
+from mmaccel.kernels.window_attention_even_triton import build_attend as build_ragged
 from mmaccel.kernels.window_attention_merge_triton import build_merge, merge
+from mmaccel.kernels.window_attention_tiles_triton import LOG2E, attend_to_tiles
 
-LOG2E = 1.4426950408889634
 PROGRAMS = 264  # two for each of an H200's 132 multiprocessors
 LEAST_KEYS = 128  # a split's share of the cache is not smaller
 MOST_SPLITS = 32
@@ -33,8 +45,9 @@ MOST_SPLITS = 32
 class Shape(NamedTuple):
     """Tile of a program: query rows, keys; and how it is compiled.
 
-    Registers are the most that Triton 3.6, 3.7 and 3.9 take on sm_80 and sm_90; they are given
-    out by eights.
+    Registers are the most that Triton 3.6, 3.7 and 3.9 take on sm_80 and sm_90, and the most where
+    rows are ragged; they are given out by eights, so that 144 (by 3.6 on sm_90) are no more than
+    140.
     """
 
     rows: int
@@ -42,14 +55,15 @@ class Shape(NamedTuple):
     warps: int
     stages: int
     registers: int
+    ragged: int
 
 
 # (bytes of a number, padded head width) -> shapes, the smallest that holds all rows is taken
 TABLE = {
-    (2, 64): (Shape(16, 64, 4, 2, 128), Shape(64, 32, 8, 2, 224)),
-    (2, 128): (Shape(16, 32, 4, 3, 140), Shape(64, 32, 8, 2, 218)),
-    (2, 256): (Shape(16, 32, 4, 2, 200),),
-    (4, 128): (Shape(16, 32, 8, 3, 80),),
+    (2, 64): (Shape(16, 64, 4, 2, 128, 168), Shape(64, 32, 8, 2, 224, 240)),
+    (2, 128): (Shape(16, 32, 4, 3, 140, 168), Shape(64, 32, 8, 2, 218, 222)),
+    (2, 256): (Shape(16, 32, 4, 2, 200, 200),),
+    (4, 128): (Shape(16, 32, 8, 3, 80, 80),),
 }
 
 
@@ -78,10 +92,13 @@ def count_splits(capacity: int, programs: int) -> int:
     return splits
 
 
-@triton.jit
-def soften(score, cap):  # type: ignore[no-untyped-def]
-    """`cap tanh(score)`; the exponential may overflow, and the quotient then is 0."""
-    return cap * (1.0 - 2.0 / (tl.exp2(score * 2.8853900817779268) + 1.0))
+def count_programs(capacity: int, units: int) -> int:
+    """How many programs share the keys of ragged rows: a function of shapes only; 0 where keys are
+    not split.
+    """
+    if capacity < 2 * LEAST_KEYS:
+        return 0
+    return min(PROGRAMS, units * (capacity // LEAST_KEYS))
 
 
 @triton.jit
@@ -95,88 +112,21 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     pair = tl.program_id(0) // tiles
     tile = tl.program_id(0) % tiles
     split = tl.program_id(1)
-    row = (pair // heads).to(tl.int64)
-    key_head = (pair % heads).to(tl.int64)
-    packed = tile * M + tl.arange(0, M)  # query w of head g of the group is packed row w*group + g
-    is_row = packed < width * group
-    w = packed // group
-    d, dv, lane = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, N)
-    q += row * q_row + key_head * group * q_head
-    at = (packed % group).to(tl.int64) * q_head + w.to(tl.int64) * q_step
-    queries = tl.load(
-        q + at[:, None] + d[None, :], mask=is_row[:, None] & (d < head)[None, :], other=0.0
-    )
-    k += row * k_row + key_head * k_head  # what is left of an offset fits 32 bits
-    v += row * v_row + key_head * v_head
-    first_position = tl.load(start + row).to(tl.int32)
-    position = first_position + w
-    last_w = tl.minimum((tile * M + M - 1) // group, width - 1)
-    end = tl.minimum(first_position + last_w + 1, capacity)  # no query of the tile sees beyond
-    if index is None:
-        listed = tl.maximum(end, 0)
-        begin = tl.maximum(first_position + tile * M // group - window + 1, 0) // N
-    else:
-        listed = tl.minimum(tl.load(count + pair).to(tl.int32), n_blocks) * block_size
-        begin = 0
-        index += pair.to(tl.int64) * n_blocks
-    if tree is not None:
-        tree += row * tree_row
-    if text is not None:
-        before = tl.load(text + row).to(tl.int32)
-        down = (position - before) // columns
-        across = (position - before) % columns
-    top = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    sums = tl.zeros([M, DV], tl.float32)
-    for step in range(begin + split, tl.cdiv(listed, N), tl.num_programs(1)):
-        n = step * N + lane
-        is_key = n < listed
-        if index is not None:
-            block = tl.load(index + n // block_size, mask=is_key, other=-1)
-            # from `step` anew, so that the pipeline carries the block alone to the next round
-            n = block * block_size + (step * N % block_size + lane) % block_size
-            is_key = (n >= 0) & (n < end)
-        # what is seen is settled before keys are loaded: fewer registers than beside the scores
-        apart = position[:, None] - n[None, :]
-        seen = is_key[None, :] & (apart >= 0) & (apart < window)
-        if tree is not None:
-            entry = n - first_position
-            inside = (entry >= 0) & (entry < width)
-            bits = tl.load(
-                tree + (w[:, None] * width + entry[None, :]),
-                mask=inside[None, :] & is_row[:, None],
-                other=1,
-            )
-            seen = seen & (bits != 0)
-        if text is not None:
-            place = n - before
-            near = tl.abs(down[:, None] - (place // columns)[None, :]) <= radius
-            near = near & (tl.abs(across[:, None] - (place % columns)[None, :]) <= radius)
-            seen = seen & (near | (place < 0)[None, :])
-        keys = tl.load(
-            k + (n[None, :] * k_step + d[:, None]),
-            mask=is_key[None, :] & (d < head)[:, None],
-            other=0.0,
-        )
-        scores = tl.dot(queries, keys, input_precision="ieee") * scale
-        if CAPPED:
-            scores = soften(scores, cap)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        decay = tl.exp2(top - base)
-        values = tl.load(
-            v + (n[:, None] * v_step + dv[None, :]),
-            mask=is_key[:, None] & (dv < value_head)[None, :],
-            other=0.0,
-        )
-        total = total * decay + tl.sum(weights, 1)
-        sums = sums * decay[:, None]
-        sums += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        top = higher
+    sums, top, total = attend_to_tiles(
+        q, k, v, start, tree, index, count, text,
+        q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
+        heads, group, width, capacity, head, value_head,
+        n_blocks, block_size, columns, radius, window, scale, cap,
+        pair, tile, split, None, tl.num_programs(1), CAPPED, M, N, D, DV,
+    )  # fmt: skip
     total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
     share = sums / total[:, None]
+    row = (pair // heads).to(tl.int64)
+    key_head = (pair % heads).to(tl.int64)
+    packed = tile * M + tl.arange(0, M)
+    is_row = packed < width * group
+    w = packed // group
+    dv = tl.arange(0, DV)
     first_line = row * width * heads * group + key_head * group + split.to(tl.int64) * part
     line = packed + w * ((heads - 1) * group)  # w * heads * group + g; packed is w * group + g
     tl.store(lse + first_line + line, (top + tl.log2(total)) * 0.6931471805599453, mask=is_row)
@@ -199,6 +149,7 @@ def refuse_window_attention(
     blocks: Blocks | None = None,
     grid: Grid | None = None,
     lse: bool = False,
+    ragged: bool = False,
 ) -> str | None:
     """Why this version cannot take such arguments; None if it can."""
     reason = refuse_cache(q, k)
@@ -241,11 +192,12 @@ def window_attention(
     blocks: Blocks | None = None,
     grid: Grid | None = None,
     lse: bool = False,
+    ragged: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """See `mmaccel.kernels.window_attention`; results are views of `[R, W, Hq, Dv]` memory.
 
     Cost: one launch, or two where keys are split; float32 averages of the splits `[splits, R, W,
-    Hq, Dv]`.
+    Hq, Dv]`. For ragged rows see `attend_evenly`.
     """
     check_window(q, k, start, v, tree, blocks, grid)
     (rows, query_heads, width, head), (heads, room) = q.shape, k.shape[1:3]
@@ -255,14 +207,6 @@ def window_attention(
     block, value_block = (max(16, triton.next_power_of_2(n)) for n in (head, value_head))
     shape = find_shape(q.element_size(), max(block, value_block), width * group)
     tiles = triton.cdiv(width * group, shape.rows)
-    splits = count_splits(room, rows * heads * tiles)
-    lines = rows * width * query_heads
-    out = torch.empty(rows, width, query_heads, value_head, dtype=q.dtype, device=q.device)
-    logs = torch.empty(rows, width, query_heads, dtype=torch.float32, device=q.device)
-    shares, parts = out, logs
-    if splits > 1:
-        shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=q.device)
-        parts = torch.empty(splits, *logs.shape, dtype=torch.float32, device=q.device)
     bits = None if tree is None else tree.contiguous().view(torch.uint8)
     index = None
     count = None
@@ -280,29 +224,61 @@ def window_attention(
         text = grid.text.contiguous()
         columns = grid.columns
         radius = grid.radius
-    _attend_kernel[(rows * heads * tiles, splits)](
-        q, k, v, start.contiguous(), bits, index, count, text, shares, parts,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        0 if tree is None or tree.ndim == 2 else width * width, lines, heads, group, width, tiles,
-        room, head, value_head, n_blocks, size, columns, radius,
-        2**30 if window is None else window, scale * LOG2E if softcap is None else scale / softcap,
-        (softcap or 0.0) * LOG2E, CAPPED=softcap is not None, M=shape.rows, N=shape.keys, D=block,
-        DV=value_block, num_warps=shape.warps, num_stages=shape.stages,
+    launch = Launch(
+        (q, k, v, start.contiguous(), bits, index, count, text),
+        (
+            *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+            0 if tree is None or tree.ndim == 2 else width * width,
+        ),
+        heads, group, width, tiles, room, head, value_head,
+        (
+            n_blocks, size, columns, radius, 2**30 if window is None else window,
+            scale * LOG2E if softcap is None else scale / softcap, (softcap or 0.0) * LOG2E,
+        ),
+        {
+            "CAPPED": softcap is not None, "M": shape.rows, "N": shape.keys, "D": block,
+            "DV": value_block, "num_warps": shape.warps, "num_stages": shape.stages,
+        },
     )  # fmt: skip
-    if splits > 1:
-        merge(shares, parts, out, logs)
+    out = torch.empty(rows, width, query_heads, value_head, dtype=q.dtype, device=q.device)
+    logs = torch.empty(rows, width, query_heads, dtype=torch.float32, device=q.device)
+    programs = count_programs(room, rows * heads * tiles) if ragged else 0
+    if programs:
+        attend_evenly(launch, out, logs, programs=programs, least=LEAST_KEYS // shape.keys)
+    else:
+        _attend_in_splits(launch, out, logs)
     return (out.transpose(1, 2), logs.transpose(1, 2)) if lse else out.transpose(1, 2)
 
 
+def _attend_in_splits(launch: Launch, out: Tensor, lse: Tensor) -> None:
+    """Write the attention of all rows, each of which has the same number of splits."""
+    units = len(out) * launch.heads * launch.tiles
+    splits = count_splits(launch.capacity, units)
+    shares = out
+    parts = lse
+    if splits > 1:
+        shares = torch.empty(splits, *out.shape, dtype=torch.float32, device=out.device)
+        parts = torch.empty(splits, *lse.shape, dtype=torch.float32, device=out.device)
+    _attend_kernel[(units, splits)](
+        *launch.tensors, shares, parts, *launch.strides, lse.numel(),
+        launch.heads, launch.group, launch.width, launch.tiles,
+        launch.capacity, launch.head, launch.value_head, *launch.restrictions, **launch.constants,
+    )  # fmt: skip
+    if splits > 1:
+        merge(shares, parts, out, lse)
+
+
 def builds() -> list[Build]:
-    """Every shape of the table, with all restrictions at once and with none, and the merge."""
-    made = [
-        _build_attend(itemsize, block, shape, is_plain)
-        for (itemsize, block), shapes in TABLE.items()
-        for shape in shapes
-        for is_plain in (False, True)
-    ]
-    return [*made, build_merge()]
+    """Every shape of the table, with all restrictions at once and with none, and the merges."""
+    made = []
+    ragged = []
+    for (itemsize, block), shapes in TABLE.items():
+        for shape in shapes:
+            for is_plain in (False, True):
+                build = _build_attend(itemsize, block, shape, is_plain)
+                made.append(build)
+                ragged.append(build_ragged(build, shape.ragged))
+    return [*made, build_merge(), *ragged, *build_others()]
 
 
 def _build_attend(itemsize: int, block: int, shape: Shape, is_plain: bool) -> Build:

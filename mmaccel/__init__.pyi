@@ -41,6 +41,7 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.types import Speech
 from mmaccel.pipelines.text_to_speech.types import Utterance
+from mmaccel.reduction.kv_cache.bilevelkv import BiLevelKV
 from mmaccel.reduction.kv_cache.chelsea import Chelsea
 from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
 from mmaccel.reduction.kv_cache.citrus import CItruS
@@ -146,6 +147,7 @@ __all__ = [
     "AttachError",
     "AttentionMethod",
     "Autoregressive",
+    "BiLevelKV",
     "BlockScorer",
     "BusyError",
     "CDPruner",

@@ -239,6 +239,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "all of heads that look far, else ends",
             ),
             "chelsea": ("chelsea:Chelsea", "means of entries whose keys are alike"),
+            "bilevelkv": ("bilevelkv:BiLevelKV", "chunks of the question, means of the others"),
             "quantized-cache": (
                 "quantized_cache:QuantizedCache",
                 "all entries, older ones in 8 or 4 bits",

@@ -37,6 +37,8 @@ from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import BlockCounts, Exactness, Generation, OnStep
 
+_RAGGED = 256  # tokens more than in the shortest prompt, which are worth another split of the work
+
 
 @dataclass(frozen=True)
 class FinishedRow:
@@ -301,6 +303,7 @@ class TokenModel(Model):
         prefixes, prefix_reason: see `use_prefixes`.
         codes: `[V, D]`, the vector of each token in the latent space of an image tokenizer; None
             where tokens have none.
+        ragged: see `use_ragged`.
     """
 
     kind = "window"
@@ -315,6 +318,7 @@ class TokenModel(Model):
     prefixes: PrefixGroups | None = None
     prefix_reason: str = ""
     codes: Tensor | None = None
+    ragged: bool = False
 
     @property
     def takes_trees(self) -> bool:
@@ -403,6 +407,12 @@ class TokenModel(Model):
                 `find_sharing_obstacle` finds none; None: the row writes a copy to its own cache.
         """
         raise NotImplementedError
+
+    def use_ragged(self, ragged: bool) -> None:
+        """Say whether the rows of the next run differ much in length (`Prompt.is_ragged`). A kernel
+        on a GPU then shares its work out by lengths; what it computes is the same.
+        """
+        self.ragged = ragged
 
     def find_drafting_obstacle(self, drafts: Any) -> str:
         """Why it cannot draft for itself over part of its cache, as a source says
@@ -605,6 +615,18 @@ class Prompt:
         return PrefixGroups(
             tuple(tuple(rows) for rows in found.values()), tuple(len(each) - 1 for each in found)
         )
+
+    @cached_property
+    def is_ragged(self) -> bool:
+        """Whether its rows differ much in how far they are while they are decoded: they do not all
+        begin together, or the longest is twice as long as the shortest, by 256 tokens or more.
+        """
+        batching = self.batching
+        if batching is not None and (batching.arrivals or batching.max_num_seqs < self.batch):
+            return True
+        low = int(self.lengths.min())
+        high = int(self.lengths.max())
+        return high >= max(2 * low, low + _RAGGED)
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:

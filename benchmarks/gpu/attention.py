@@ -2,8 +2,11 @@
 
 SDPA takes the causal tail as a mask of the queries' dtype, which it adds as it is (a mask of bools
 would be converted in every call), FlexAttention (`torch.nn.attention.flex_attention`) as a
-function of positions with blocks that nobody sees left out. FlexAttention is compiled for every
-shape; where it does not compile, or the seconds for compiling are used up, the row says so.
+function of positions with blocks that nobody sees left out. Rows of several lengths are timed with
+splits that are alike for all rows, and with those that `ragged` makes by lengths.
+
+FlexAttention is compiled for every shape; where it does not compile, or the seconds for compiling
+are used up, the row says so.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from mmaccel.kernels.device_errors import is_device_error
 LARGE = 128 * 10**6  # bytes of keys and values from which on the bandwidth counts
 WIDTHS = (1, 32, 16, 64)
 ROOMS = (4096, 16_384, 1024)
+RAGGED_ROOMS = (32_768, 8192)
 _COMPILING = 25.0  # seconds a model may spend on compiling FlexAttention
 
 
@@ -111,6 +115,49 @@ def time_attention(
     return {"copy_gb_per_s": peak, "attention": rows, "figures": find_figures(rows)}
 
 
+LENGTHS: dict[str, Callable[[int, int, int], int]] = {  # of row r of n in a room
+    "one long": lambda row, n, room: room if row == 0 else room // 16,
+    "steps": lambda row, n, room: room * (row + 1) // n,
+    "equal": lambda row, n, room: room,
+}
+
+
+def time_ragged(
+    device: torch.device,
+    *,
+    ours: Attention | None = None,
+    timer: Time = time_call,
+    heads: Heads = HEADS["Emu3-8B"],
+    rows: int = 8,
+    widths: Sequence[int] = (1, 16),
+    rooms: Sequence[int] = RAGGED_ROOMS,
+) -> dict[str, Any]:
+    """Rows of several lengths with one number of splits and with splits by lengths.
+
+    Args:
+        device: where to run.
+        ours: what is timed; None: the Triton kernel.
+        timer: milliseconds of a call.
+        heads, rows: of the attention.
+        widths, rooms: queries, and positions of the cache.
+    """
+    kernel = _triton_twin() if ours is None else ours
+    found = []
+    for room in rooms:
+        for width in widths:
+            q, k, v, _ = cache(rows, heads.query, heads.key, width, heads.width, room, device)
+            for name, find_length in LENGTHS.items():
+                lengths = [max(find_length(row, rows, room), width) for row in range(rows)]
+                start = torch.tensor(lengths, device=device) - width
+                call = partial(kernel, q, k, v, start, scale=heads.width**-0.5)
+                row = {"lengths": name, "rows": rows, "width": width, "room": room}
+                row["splits_ms"] = timer(partial(call, ragged=False))
+                row["ragged_ms"] = timer(partial(call, ragged=True))
+                found.append(row)
+    gains = [row["splits_ms"] / row["ragged_ms"] for row in found if row["lengths"] == "one long"]
+    return {"ragged": found, "figures": {"window_attention_ragged_gain": min(gains)}}
+
+
 def find_figures(rows: list[dict[str, Any]]) -> dict[str, float]:
     """The worst of the rows; those without a FlexAttention time do not count for its figure."""
     figures = {"window_attention_over_sdpa": min(r["sdpa_ms"] / r["ours_ms"] for r in rows)}
@@ -138,9 +185,19 @@ def attention_parts(device: torch.device, tiny: bool = False) -> list[Part]:
         made = time_attention(name, heads, device, **options)
         return made if device.type == "cuda" else made | {"figures": {}}
 
+    def run_ragged(device: torch.device) -> dict[str, Any]:
+        given = {key: options[key] for key in ("ours", "timer") if key in options}
+        if tiny:
+            given |= {"heads": HEADS["scenes"], "rows": 2, "widths": (4,), "rooms": (64,)}
+        made = time_ragged(device, **given)
+        return made if device.type == "cuda" else made | {"figures": {}}
+
     return [
-        Part(f"time-window_attention-{number}", partial(run, name, heads))
-        for number, (name, heads) in enumerate(HEADS.items(), 1)
+        *(
+            Part(f"time-window_attention-{number}", partial(run, name, heads))
+            for number, (name, heads) in enumerate(HEADS.items(), 1)
+        ),
+        Part("time-window_attention-ragged", run_ragged),
     ]
 
 

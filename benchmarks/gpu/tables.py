@@ -56,6 +56,12 @@ FIGURES = {  # key in a report -> figure
     "window_attention_over_sdpa": Figure(
         "`window_attention`: time of SDPA with a mask over its time", "{:.2f}×", "at least 1×"
     ),
+    "window_attention_ragged_gain": Figure(
+        "`window_attention`, one of 8 rows 16 times as long: time of equal splits over that of "
+        "splits by lengths",
+        "{:.2f}×",
+        "at least 1×",
+    ),
     "window_attention_over_flex": Figure(
         "`window_attention`: time of FlexAttention over its time", "{:.2f}×", "at least 1×"
     ),

@@ -46,6 +46,7 @@ class PassedWindow(Protocol):
     keeps_states: bool
     kept_layers: tuple[int, ...]
     read_prompt: PromptReader | None
+    ragged: bool
     last_states: Tensor | None
     needs_head: ClassVar[bool]
     runner: Any
@@ -228,6 +229,7 @@ class WindowPasses:
             caches.windows,
             caches.layers,
             by_kernel=by_kernel,
+            ragged=window.ragged,
             choices=window.choices,
             sparse=sparse,
             watcher=watcher,

@@ -79,6 +79,7 @@ class WindowPass:
         windows: sliding window of every layer, in positions; None where it sees everything.
         stores: of every layer, prepared for the pass.
         by_kernel: whether `window_attention` is dispatched; otherwise torch's attention runs.
+        ragged: see `window_attention`.
         choices: collects (layer, version of the kernel) of every call, unless None.
         sparse: chooses the blocks that a layer attends to; None: all.
         watcher: looks at the layers of a prompt, which then attend to all blocks; None elsewhere.
@@ -97,6 +98,7 @@ class WindowPass:
     windows: Sequence[int | None]
     stores: Sequence[WindowLayer]
     by_kernel: bool = False
+    ragged: bool = False
     choices: Choices | None = None
     sparse: BlockChooser | None = None
     watcher: Watcher | None = None
@@ -160,8 +162,11 @@ class WindowPass:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, start: Tensor, **options: Any
     ) -> Tensor:
         """As `attend`, to what a layer's store holds, or to chosen blocks of it."""
-        if self.by_kernel:
-            made: Tensor = dispatch.run(_window_attention, query, key, value, start, **options)
+        if self.by_kernel:  # heads differ in how many blocks they have
+            ragged = self.ragged or options.get("blocks") is not None
+            made: Tensor = dispatch.run(
+                _window_attention, query, key, value, start, ragged=ragged, **options
+            )
             return made
         if options.get("blocks") is not None:
             return gathered_attention(query, key, value, start, **options)
@@ -224,7 +229,7 @@ class WindowPass:
         softcap = options["softcap"]
         if by_kernel:
             own, lse = dispatch.run(
-                _window_attention, query, key, value, start, lse=True, **options
+                _window_attention, query, key, value, start, lse=True, ragged=self.ragged, **options
             )
         else:
             groups = query.shape[1] // key.shape[1]

@@ -197,10 +197,7 @@ class SparseBlocks:
             for layer, states in known.items():
                 known[layer] = states[rows.to(states.device)]
         for last in self._last.values():
-            if last.probe is not None:
-                last.probe = last.probe[rows.to(last.probe.device)]
-            if last.chosen is not None:
-                last.chosen = last.chosen[rows.to(last.chosen.device)]
+            last.select(rows)
 
     def _chooses(self, layer: int) -> bool:
         method = self.method
@@ -236,6 +233,7 @@ class SparseBlocks:
                     width=query.shape[2],
                     scale=scale,
                     last=self._last[layer],
+                    lasts=self._last,
                 )
             )
             chosen = (chosen & holds).expand(-1, key.shape[1], -1)

@@ -144,8 +144,8 @@ class Engine:
         prefill_chunk_size: int | None = None,
     ) -> None:
         """Set the runner of a token model's next call, see `runner`, how it processes prompts,
-        which rows read one together, and whether it may take the fused decoder. Canvas passes run
-        eagerly, by the model's own forward, and share nothing.
+        which rows read one together, whether they are ragged, and whether it may take the fused
+        decoder. Canvas passes run eagerly, by the model's own forward, and share nothing.
 
         Args:
             window: the model.
@@ -192,6 +192,7 @@ class Engine:
             return
         window.prefill_chunk_size = chunk_size
         self._share(window, prompt)
+        window.use_ragged(prompt.is_ragged)
         runner = self.runner(window, prompt, policy, params)
         if window.takes_runner:
             window.runner = runner

@@ -44,8 +44,8 @@ class StaticModelBuffers:
     reserved: ClassVar[tuple[str, ...]] = ("caches", "attention_reason")
     row_inputs: ClassVar[tuple[str, ...]] = ()
     constants: ClassVar[tuple[str, ...]] = ()
-    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention")
     follows_tokens: ClassVar[bool] = False
+    options: ClassVar[tuple[str, ...]] = ("vocab_size", "attention", "ragged")
     takes_runner: bool = True
     model: Any
     device: Any

@@ -503,6 +503,7 @@ TINY = (
     "profile-janus-pro-1b",
     "time-compact",
     "time-window_attention-4",
+    "time-window_attention-ragged",
 )
 
 

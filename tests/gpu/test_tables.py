@@ -14,7 +14,13 @@ from torch import Tensor
 
 from benchmarks.gpu import estimate, timing
 from benchmarks.gpu.attention import HEADS as MODELS
-from benchmarks.gpu.attention import Heads, attention_parts, find_figures, time_attention
+from benchmarks.gpu.attention import (
+    Heads,
+    attention_parts,
+    find_figures,
+    time_attention,
+    time_ragged,
+)
 from benchmarks.gpu.models import SIZES
 from benchmarks.gpu.nodes import record_pass, record_step
 from benchmarks.gpu.tables import FIGURES
@@ -136,6 +142,28 @@ def test_an_attention_that_does_not_compile_is_a_reason(monkeypatch: pytest.Monk
         time_attention("tiny", HEADS, CPU, rooms=(8,), **options)
 
 
+def test_rows_of_several_lengths() -> None:
+    """Times of every form of lengths, with and without splits by lengths."""
+    calls: list[tuple[list[int], bool]] = []
+
+    def ours(q: Tensor, k: Tensor, v: Tensor, start: Tensor, scale: float, ragged: bool) -> None:
+        calls.append(((start + q.shape[2]).tolist(), ragged))
+
+    def timer(*given: Any) -> float:
+        given[0]()
+        return 1.0 if calls[-1][1] else 3.0
+
+    options: dict[str, Any] = {"rows": 4, "widths": (2,), "rooms": (64,), "heads": HEADS}
+    made = time_ragged(CPU, ours=ours, timer=timer, **options)
+    assert [lengths for lengths, ragged in calls if ragged] == [
+        [64, 4, 4, 4],
+        [16, 32, 48, 64],
+        [64] * 4,
+    ]
+    assert [ragged for _, ragged in calls] == [False, True] * 3
+    assert made["figures"] == {"window_attention_ragged_gain": 3.0}
+
+
 def test_figures_of_attention_are_the_worst() -> None:
     def row(n_bytes: int, share: float, sdpa: float, flex: float | None) -> dict[str, Any]:
         times = {"ours_ms": 2.0, "sdpa_ms": sdpa, "flex_ms": flex}
@@ -152,7 +180,7 @@ def test_figures_of_attention_are_the_worst() -> None:
         "window_attention_over_flex": 2.0,
     }
     parts = attention_parts(CPU, tiny=True)
-    assert len(parts) == len({part.name for part in parts}) == 4
+    assert len(parts) == len({part.name for part in parts}) == 5
     assert MODELS["Emu3-8B"] == (32, 8, 128)
 
 

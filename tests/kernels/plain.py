@@ -25,7 +25,7 @@ NEVER = -math.inf
 def window_attention(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, *, scale: float, softcap: float | None = None,
     window: int | None = None, tree: Tensor | None = None, blocks: Blocks | None = None,
-    grid: Grid | None = None, lse: bool = False,
+    grid: Grid | None = None, lse: bool = False, ragged: bool = False,
 ) -> Any:  # fmt: skip
     """One query at a time, over the keys that the rules let it see."""
     heads, group = k.shape[1], q.shape[1] // k.shape[1]

@@ -50,6 +50,14 @@ def compare(lane: Lane, args: tuple[Tensor, ...], **options: Any) -> Tensor:
     return out
 
 
+def _ragged(sizes: Sizes, starts: list[int], value_head: int | None, lane: Lane) -> None:
+    """Without the log-sum-exp the same bits."""
+    args = make(lane, sizes, starts, value_head)
+    out = compare(lane, args, ragged=True)
+    options = {"scale": sizes[5] ** -0.5, "ragged": True}
+    assert torch.equal(lane.call(window_attention, *args, **options), out)
+
+
 def _plain(
     sizes: Sizes, starts: list[int], value_head: int | None, softcap: float | None, lane: Lane
 ) -> None:
@@ -86,11 +94,76 @@ def _counts(lane: Lane) -> None:
     assert {key: count_splits(*key) for key in wanted} == wanted
 
 
-def _nothing_seen(lane: Lane) -> None:
+def _alone(ragged: bool, lane: Lane) -> None:
+    """One split: a row has the bits alone that it has in a batch, whatever the others hold."""
+    args = make(lane, (3, 2, 2, 3, 255, 64), [0, 250, 97])
+    options = {"scale": 0.125, "lse": True, "ragged": ragged}
+    together = lane.call(window_attention, *args, **options)
+    for row in range(3):
+        alone = lane.call(window_attention, *(each[row : row + 1] for each in args), **options)
+        for made, wanted in zip(alone, together, strict=True):
+            assert torch.equal(made[0], wanted[row])
+
+
+def _programs(lane: Lane) -> None:
+    """Any number of programs shares the keys of ragged rows: the results of one program."""
+    from mmaccel.kernels import window_attention_even_triton, window_attention_triton
+
+    args = make(lane, (5, 2, 3, 7, 300, 64), [0, 290, -9, 31, 150])  # 20 units
+    made = []
+    for programs in (1, 3, 11):
+        count = lambda *_, programs=programs: programs  # noqa: E731
+        with (
+            mock.patch.object(window_attention_triton, "count_programs", count),
+            mock.patch.object(window_attention_even_triton, "UNITS", 16),
+        ):
+            made.append(compare(lane, args, ragged=True))
+    for other in made[1:]:
+        tolerance = 1e-6 if lane.dtype == torch.float32 else TOLERANCE[lane.dtype]
+        lane.expect("programs", other, made[0], atol=tolerance, rtol=tolerance)
+
+
+def _count_programs(lane: Lane) -> None:
+    """Programs by capacity and units; none where keys are not split."""
+    from mmaccel.kernels.window_attention_triton import count_programs
+
+    wanted = {(255, 8): 0, (256, 1): 2, (256, 8): 16, (2**15, 1): 256, (2**15, 2): 264}
+    assert {key: count_programs(*key) for key in wanted} == wanted
+
+
+def _lines(listed: bool, window: int | None, lane: Lane) -> None:
+    """The units stand in line with the tiles that their queries see, counted one by one."""
+    from mmaccel.kernels.window_attention_even_triton import Launch, plan_tiles
+
+    keys = 32
+    q, k, v, start = make(lane, (4, 2, 3, 13, 500, 64), [0, 480, -20, 60])
+    count = torch.tensor([[0, 1], [4, 9], [2, 2], [7, 99]], device=lane.device).int()
+    n_blocks, size = (9, 48) if listed else (0, 1)
+    tensors = (q, k, v, start.contiguous(), None, None, count if listed else None, None)
+    launch = Launch(
+        tensors, (), 2, 3, 13, 3, 500, 64, 64, (n_blocks, size, 1, 0, window or 2**30),
+        {"M": 16, "N": keys},
+    )  # fmt: skip
+    ends = [0, *plan_tiles(launch).tolist()]
+    rows = [(row, head, tile) for row in range(4) for head in range(2) for tile in range(3)]
+    for (row, head, tile), begin, end in zip(rows, ends[:-1], ends[1:], strict=True):
+        entries = [packed // 3 for packed in range(16 * tile, min(16 * tile + 16, 39))]
+        seen = {
+            n // keys
+            for entry in entries
+            for n in range(min(int(start[row]) + entry + 1, 500))
+            if window is None or int(start[row]) + entry - n < window
+        }
+        if listed:
+            seen = set(range(-(-min(int(count[row, head]), n_blocks) * size // keys)))
+        assert end - begin == len(seen), (row, head, tile)
+
+
+def _nothing_seen(ragged: bool, lane: Lane) -> None:
     """A row that is not there yet, one that has begun in the middle of its window."""
     for capacity in (70, 260):  # one split and two
         args = make(lane, (3, 1, 2, 4, capacity, 64), [-4, -2, 66])
-        out = compare(lane, args)
+        out = compare(lane, args, ragged=ragged)
         assert not out[0].any() and not out[1, :, :2].any() and out[1, :, 2:].all()
 
 
@@ -106,9 +179,9 @@ def _tree(rows: int, lane: Lane) -> None:
     compare(lane, args, tree=tree if rows > 1 else tree[0])
 
 
-def _lists(size: int, lane: Lane) -> Blocks:
+def _lists(size: int, lane: Lane, capacity: int = 200) -> Blocks:
     """Blocks per head: none, one, skipped entries, and all of them backwards."""
-    n_blocks = -(-200 // size)
+    n_blocks = -(-capacity // size)
     index = torch.full((2, 2, n_blocks), -1, dtype=torch.int32)
     index[0, 1, 0] = 1
     index[1, 0, :4] = torch.tensor([0, -1, n_blocks - 1, 1])
@@ -123,18 +196,24 @@ def _blocks(size: int, lane: Lane) -> None:
     assert not out[0, :2].any() and out[0, 2:].any()
 
 
+def _ragged_blocks(size: int, lane: Lane) -> None:
+    args = make(lane, (2, 2, 2, 3, 400, 64), [320, 397])
+    out = compare(lane, args, blocks=_lists(size, lane, 400), ragged=True)
+    assert not out[0, :2].any() and out[0, 2:].any()
+
+
 def _grid(lane: Lane) -> None:
     text = torch.tensor([0, 31], device=lane.device)
     compare(lane, make(lane, (2, 1, 2, 18, 220, 64), [60, 202]), grid=Grid(text, 12, 2))
 
 
-def _all_at_once(lane: Lane) -> None:
-    args = make(lane, (2, 2, 2, 9, 200, 80), [120, 191], 48)
+def _all_at_once(capacity: int, ragged: bool, lane: Lane) -> None:
+    args = make(lane, (2, 2, 2, 9, capacity, 80), [120, capacity - 9], 48)
     tree = torch.ones(9, 9, dtype=torch.bool, device=lane.device).tril()
     tree[5, 2] = False
     grid = Grid(torch.tensor([7, 100], device=lane.device), 10, 3)
-    blocks = _lists(48, lane)
-    compare(lane, args, tree=tree, grid=grid, blocks=blocks, window=90, softcap=3.0, scale=0.3)
+    options = {"tree": tree, "grid": grid, "blocks": _lists(48, lane, capacity)}
+    compare(lane, args, window=90, softcap=3.0, scale=0.3, ragged=ragged, **options)
 
 
 _SHAPES: dict[str, tuple[Sizes, list[int], int | None]] = {
@@ -149,9 +228,20 @@ _SHAPES: dict[str, tuple[Sizes, list[int], int | None]] = {
     "capacity 511, splits": ((2, 1, 2, 4, 511, 64), [507, 250], None),
     "capacity 513, splits": ((1, 1, 1, 16, 513, 16), [497], None),
 }
+_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
+    "a long row among short ones": ((4, 2, 1, 1, 700, 64), [3, 699, 40, 0], None),
+    "heads of 80, values of 40": ((2, 2, 2, 7, 300, 80), [0, 293], 40),
+    "more rows than a tile": ((2, 1, 3, 43, 310, 64), [267, 10], None),
+    "a window of 70": ((1, 2, 1, 70, 270, 32), [200], None),
+}
 _LARGE: dict[str, tuple[Sizes, list[int], int | None]] = {
     "capacity 32768": ((2, 4, 7, 32, 2**15, 128), [2**15 - 32, 9000], None),
     "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
+}
+_LARGE_RAGGED: dict[str, tuple[Sizes, list[int], int | None]] = {
+    "one of eight": ((8, 4, 7, 32, 2**15, 128), [2**15 - 32, *range(100, 800, 100)], None),
+    "many heads": ((16, 16, 1, 64, 2048, 64), [100 * row for row in range(16)], None),
+    "many units": ((5, 90, 1, 1, 300, 16), [299, 5, 100, 0, 150], None),
 }
 _HALVES = (torch.float16, torch.bfloat16)
 CASES = [
@@ -167,10 +257,36 @@ CASES += [
     Case("softcap", partial(_plain, (2, 1, 2, 5, 100, 64), [0, 95], None, 0.7)),
     Case("1, 2 and 8 splits", _splits, versions=("triton",)),
     Case("numbers of splits", _counts, ONCE, versions=("triton",)),
-    Case("nothing seen", _nothing_seen),
+    *(
+        Case(f"ragged: {name}", partial(_ragged, *args), versions=("triton",), large=large)
+        for cases, large in ((_RAGGED, False), (_LARGE_RAGGED, True))
+        for name, args in cases.items()
+    ),
+    Case("ragged: 1 to 11 programs", _programs, versions=("triton",)),
+    Case("ragged: numbers of programs", _count_programs, ONCE, versions=("triton",)),
+    *(
+        Case(
+            f"ragged: tiles in line, {listed}, {n}",
+            partial(_lines, listed, n),
+            ONCE,
+            versions=("triton",),
+        )
+        for listed, n in ((False, None), (False, 50), (True, None))
+    ),  # fmt: skip
+    *(
+        Case(f"ragged: blocks of {n}", partial(_ragged_blocks, n), versions=("triton",))
+        for n in (1, 48)
+    ),
+    Case("ragged: nothing seen", partial(_nothing_seen, True), versions=("triton",)),
+    Case("ragged: all at once", partial(_all_at_once, 400, True), versions=("triton",)),
+    *(
+        Case(f"a row alone, ragged {ragged}", partial(_alone, ragged), versions=("triton",))
+        for ragged in (False, True)
+    ),
+    Case("nothing seen", partial(_nothing_seen, False)),
     *(Case(f"sliding window {n}", partial(_sliding, n)) for n in (1, 64, 65)),
     *(Case(f"trees for {n} rows", partial(_tree, n)) for n in (1, 2)),
     *(Case(f"blocks of {n}", partial(_blocks, n)) for n in (1, 16, 48, 64)),
     Case("grid", _grid),
-    Case("all at once", _all_at_once),
+    Case("all at once", partial(_all_at_once, 200, False)),
 ]

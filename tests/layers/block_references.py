@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ class Held:
         layer: its number.
         earlier: the layers of this pass before it.
         memory: what the layer's earlier passes have left.
+        later: `memory` of the layers behind it.
     """
 
     method: Any
@@ -34,6 +36,7 @@ class Held:
     layer: int = 0
     earlier: dict[int, Held] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
+    later: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def n_blocks(self) -> int:
@@ -55,11 +58,12 @@ class Held:
         size = self.method.block
         return self.keys[head, block * size : min((block + 1) * size, self.end)]
 
-    def best(self, scores: dict[int, float]) -> set[int]:
+    def best(self, scores: dict[int, float], n_wanted: int | None = None) -> set[int]:
         """The blocks with the best scores; the first and the pass's own in any case."""
         kept = {0} | self.own
+        n_wanted = self.n_wanted if n_wanted is None else n_wanted
         others = sorted(set(scores) - kept, key=lambda block: -scores[block])
-        return kept | set(others[: max(self.n_wanted - len(kept), 0)])
+        return kept | set(others[: max(n_wanted - len(kept), 0)])
 
 
 Plan = Callable[[Held], list[set[int]]]
@@ -106,7 +110,7 @@ def scored(score: Callable[[Tensor, Tensor], float]) -> Plan:
 
 def probed(held: Held) -> list[set[int]]:
     """ActQKV: the mean of a window's queries, weighted by how far each is from it."""
-    found = []
+    every = []
     for head, queries in enumerate(held.queries):
         probes = []
         for states in queries:  # [W, D]
@@ -118,8 +122,30 @@ def probed(held: Held) -> list[set[int]]:
             block: max(mean(probe, held.real(head, block)) for probe in probes)
             for block in range(held.n_blocks)
         }
-        found.append(held.best(scores))
-    return found
+        every.append(scores)
+    n_wanted = held.n_wanted
+    if held.method.by_layer:
+        n_wanted = share_out(held, every)
+    return [held.best(scores, n_wanted) for scores in every]
+
+
+def share_out(held: Held, every: list[dict[int, float]]) -> int:
+    """ActQKV's budget of a layer: its mean entropy over that of all layers, between 1/2 and 2."""
+    entropies = []
+    for scores in every:
+        ranked = torch.tensor(list(scores.values())) * held.keys.shape[-1] ** -0.5
+        weights = ranked.softmax(0)
+        entropies.append(-float((weights * weights.log()).sum()) / math.log(held.n_blocks))
+    known = held.memory.setdefault("entropies", [])
+    known.append(sum(entropies) / len(entropies))
+    if len(known) == 1:
+        return held.n_wanted
+    layers = [known] + [other.memory["entropies"] for other in held.earlier.values()]
+    layers += [memory["entropies"] for memory in held.later if memory]
+    means = [sum(layer) / len(layer) for layer in layers]
+    share = min(max(means[0] / (sum(means) / len(means)), 0.5), 2.0)
+    budget = torch.tensor(share) * held.method.budget
+    return int((held.n_blocks * budget.clamp(max=1)).ceil())
 
 
 def nucleus(held: Held) -> list[set[int]]:

@@ -294,6 +294,39 @@ def plan_chelsea(prompt: Prompt, method: Any) -> Plans:
     return found
 
 
+def plan_bilevelkv(prompt: Prompt, method: Any) -> Plans:
+    """The ends of groups, then the entries of the chunks that the question attends to."""
+    length, found = prompt.length, []
+    end = length - method.question
+    votes = prompt.together(end)[0]
+    chunks = [range(i, min(i + method.chunk, end)) for i in range(0, end, method.chunk)]
+    order = sorted((c for c in chunks if c), key=lambda chunk: -float(votes[chunk].mean()))
+    is_last = [i % method.pool == method.pool - 1 or i == end - 1 for i in range(length)]
+    found = list(range(max(end, 0), length))
+    found += [i for chunk in order for i in chunk if is_last[i]]
+    found += [i for chunk in order for i in chunk if not is_last[i]]
+    return [sorted(found[: method.budget])] * len(prompt.keys)
+
+
+def find_similar(method: Any, keys: Tensor, i: int, kept: list[int], n_prompt: int) -> int | None:
+    """Chelsea: the most similar entry of the chunk that stays."""
+    start = i - i % method.chunk
+    others = [
+        j for j in kept
+        if start <= j < start + method.chunk and is_merged(j, n_prompt, method)
+    ]  # fmt: skip
+    return max(others, key=lambda j: cosine(keys, i, j), default=None)
+
+
+def find_end(method: Any, keys: Tensor, i: int, kept: list[int], n_prompt: int) -> int | None:
+    """BiLevelKV: the last entry of the group."""
+    last = min(i - i % method.pool + method.pool, n_prompt - method.question) - 1
+    return last if last in kept else None
+
+
+JOINED = {"Chelsea": find_similar, "BiLevelKV": find_end}  # what an entry that goes is merged into
+
+
 def plan_duo_attention(prompt: Prompt, method: Any) -> Plans:
     found = []
     for head in range(len(prompt.keys)):
@@ -383,6 +416,10 @@ REFERENCES = {  # short name, perhaps with a remark -> method, plan
     "chelsea, large chunks": (
         mmaccel.Chelsea(budget=9, chunk=32, sinks=0, recent=2), plan_chelsea,
     ),
+    "bilevelkv": (mmaccel.BiLevelKV(budget=15, chunk=8, pool=4, question=3), plan_bilevelkv),
+    "bilevelkv, fewer than groups": (
+        mmaccel.BiLevelKV(budget=9, chunk=6, pool=3, question=4), plan_bilevelkv,
+    ),
     "duo-attention": (
         mmaccel.DuoAttention(budget=8, sinks=2, share=0.55, window=4), plan_duo_attention,
     ),
@@ -434,14 +471,10 @@ class Merging(Hiding):
         for head, kept in enumerate(self.plans[layer]):
             joined = {i: [i] for i in kept}
             for i in set(range(self.n_prompt)) - set(kept):
-                start = i - i % self.method.chunk
-                others = [
-                    j for j in kept
-                    if start <= j < start + self.method.chunk
-                    and is_merged(j, self.n_prompt, self.method)
-                ]  # fmt: skip
-                if others:
-                    joined[max(others, key=lambda j: cosine(key[0, head], i, j))].append(i)
+                find = JOINED[self.method.name]
+                owner = find(self.method, key[0, head], i, kept, self.n_prompt)
+                if owner is not None:
+                    joined[owner].append(i)
             for states in (key, value):
                 means = {i: states[0, head, group].mean(0) for i, group in joined.items()}
                 before = states[0, head].clone()
@@ -580,6 +613,38 @@ def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool, referenc
     n_entries = sum(len(ids) - 1 for ids in rows)
     assert f"{math.floor(n_kept + 1e-9)} of {n_entries} cached entries" in stats.reference
     assert stats.exactness == "relaxed"
+
+
+POOLING: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the group before": lambda patch: _plant(
+        patch, "_add", lambda own, self, states: own(self, states).roll(1, 2)
+    ),
+    "the least relevant chunks stay": lambda patch: _plant(
+        patch,
+        "score",
+        lambda own, self, layer: torch.where(
+            own(self, layer) > 1, own(self, layer), -own(self, layer)
+        ),
+    ),
+    "the question decides nothing": lambda patch: _plant(
+        patch, "score", lambda own, self, layer: own(self, layer).gt(1).float()
+    ),
+    "what goes is dropped": lambda patch: _plant(
+        patch, "merge", lambda own, self, layer, keep: CacheMethod.merge(self, layer, keep)
+    ),
+}
+
+
+def _plant(patch: pytest.MonkeyPatch, name: str, bug: Callable[..., Any]) -> None:
+    own = getattr(mmaccel.BiLevelKV, name)
+    patch.setattr(mmaccel.BiLevelKV, name, lambda *given: bug(own, *given))
+
+
+@pytest.mark.parametrize("bug", POOLING)
+def test_planted_bugs_of_pooling_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    POOLING[bug](monkeypatch)
+    with pytest.raises(AssertionError):
+        test_eviction_is_a_mask_over_the_full_cache("qwen2", True, "bilevelkv")
 
 
 BY_POSITION = ("random-eviction", "expected-attention")

@@ -14,7 +14,7 @@ from mmaccel.pipelines.layers.sparse import SparseBlocks
 from mmaccel.reduction.ranking import choose_mass
 from mmaccel.reduction.sparse_attention import top_p
 from mmaccel.reduction.sparse_attention.contract import LayerBlocks
-from tests.layers.test_sparse import draw
+from tests.layers.test_sparse import FIELDS, draw, run_passes
 
 N_BLOCKS, SIZE, WIDTH = 7, 4, 8
 
@@ -179,3 +179,49 @@ def test_rows_that_leave_take_their_memory_along() -> None:
     ]
     assert made[0] is not None and made[1] is not None
     assert torch.equal(made[0].index, made[1].index) and torch.equal(made[0].count, made[1].count)
+
+
+SHARES: dict[str, Any] = {
+    "equal shares": lambda own, self, blocks, scores: torch.ones_like(own(self, blocks, scores)),
+    "of the layer alone": lambda own, self, blocks, scores: own(
+        self, replace(blocks, lasts={0: blocks.last}), scores
+    ),
+    "the spread ones read less": lambda own, self, blocks, scores: 1 / own(self, blocks, scores),
+}
+
+
+@pytest.mark.parametrize("bug", SHARES)
+def test_planted_bugs_of_layers_budgets_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = mmaccel.ActQKV._find_share
+    monkeypatch.setattr(mmaccel.ActQKV, "_find_share", lambda *given: SHARES[bug](own, *given))
+    with pytest.raises(AssertionError):
+        run_passes("act-qkv", mmaccel.ActQKV(**FIELDS, by_layer=True))
+
+
+def test_a_layer_that_looks_everywhere_reads_more_of_the_budget() -> None:
+    """And never more than twice, nor less than half of it; rows that leave take their entropies."""
+    method = mmaccel.ActQKV(budget=0.2, block=2, first_layer=0, by_layer=True)
+    together, alone = SparseBlocks(method), SparseBlocks(method)
+    kept = torch.tensor([2, 0])
+    keys = draw(3, 1, 80, 4)
+    spread = torch.tensor([[0.0, 40.0], [1.0, 1.0], [40.0, 0.0]])  # of rows, in two layers
+    counts = []
+    for number in range(2):
+        start = torch.full((3,), 70 + number)
+        for layer in range(2):
+            query = spread[:, layer, None, None, None] * draw(3, 1, 1, 4, seed=number)
+            blocks = together.choose(layer, query, keys, start, scale=1.0)
+            alone.choose(layer, query[kept], keys[kept], start[kept], scale=1.0)
+            assert blocks is not None
+            counts.append(blocks.count[:, 0].tolist())
+    n_wanted = 8  # of 36 blocks
+    assert counts[:2] == [[n_wanted] * 3] * 2  # the first pass
+    assert counts[2][0] > n_wanted > counts[3][0] and counts[2][2] < n_wanted < counts[3][2]
+    assert max(max(each) for each in counts) <= 2 * n_wanted
+    assert min(min(each) for each in counts) >= n_wanted // 2
+    together.keep(kept)
+    query = draw(2, 1, 1, 4, seed=9)
+    start = torch.tensor([72, 72])
+    made = [each.choose(0, query, keys[kept], start, scale=1.0) for each in (alone, together)]
+    assert made[0] is not None and made[1] is not None
+    assert torch.equal(made[0].count, made[1].count)

@@ -29,6 +29,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {  # fields beside FIELDS; "budget" Non
         {"budget": 0.6, "p": 0.8},
     ],
     "tidal-decode": [{"reselect": 2}],
+    "act-qkv": [{}, {"by_layer": True}],
     "token-select": [{"similarity": 1.0}, {"similarity": 0.1}],
     "local-window": [
         {"budget": None, "window": 9, "sinks": 5},
@@ -61,7 +62,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 def run_passes(name: str, method: AttentionMethod) -> None:
     """Passes of changing width that roll back; every layer's blocks against brute force."""
     sparse = SparseBlocks(method)
-    n_layers = 4 if method.shares_layers else 1
+    n_layers = 4 if method.shares_layers or isinstance(method, mmaccel.ActQKV) else 1
     keys = torch.zeros(n_layers, ROWS, HEADS, 90, WIDTH)
     ends = torch.tensor([37, 20, 30])
     for layer in range(n_layers):
@@ -92,6 +93,7 @@ def run_passes(name: str, method: AttentionMethod) -> None:
                     layer,
                     earlier[row],
                     memories[layer][row],
+                    [later[row] for later in memories[layer + 1 :]],
                 )
                 earlier[row][layer] = held
                 for head, wanted in enumerate(choose_by_hand(name, held)):
@@ -252,6 +254,7 @@ def test_the_plain_loop_is_a_mask_over_the_full_cache(name: str, fused: bool, me
                 layer,
                 earlier,  # noqa: B023
                 memories.setdefault(layer, {}),  # noqa: B023
+                [own for index, own in memories.items() if index > layer],  # noqa: B023
             )
             earlier[layer] = held  # noqa: B023
             at = torch.arange(key.shape[2]) // method.block

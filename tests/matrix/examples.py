@@ -162,6 +162,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("kv_cache", "chelsea"): Example(
         _method("kv_cache", "chelsea", budget=9, chunk=8, sinks=1, recent=2), ({"budget": 64},)
     ),
+    ("kv_cache", "bilevelkv"): Example(
+        _method("kv_cache", "bilevelkv", budget=9, chunk=8, pool=4, question=2), ({"budget": 64},)
+    ),
     ("kv_cache", "duo-attention"): Example(
         _method("kv_cache", "duo-attention", budget=6, sinks=2, share=0.9, window=3),
         ({"budget": 64}, {"share": 0.0}),

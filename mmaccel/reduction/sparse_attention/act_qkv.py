@@ -4,23 +4,29 @@ Q. Xiao et al., "Activation-aware Probe-Query: Effective Key-Value Retrieval for
 Inference", 2025 (arXiv:2502.13542), section 3. The activation bias of a token is the squared
 distance of its query from the window's mean, divided by the variance. The probe is the mean of the
 window's queries, weighted by it; blocks are ranked by the product of the probe and their mean key.
+A layer whose scores are spread over many blocks, of high entropy, reads more of them than one whose
+scores single out a few (the dynamic cut-off).
 
 Departures: the paper ranks the blocks of single windows of a prompt; here the windows are those of
 decoding, and the prompt attends to everything. Each query head has a probe, and a block counts with
 the best of those that read its key head. Where all queries are alike, as in a window of one, the
-probe is their mean. The paper's budget that differs from layer to layer is left out: it needs the
-scores of all layers before the first one attends.
+probe is their mean. A layer's share of the budget is its mean entropy in the run's passes so far
+over that of all layers, between a half and two, and not a share of what the layers below have left;
+in the first pass shares are equal. Windows that are rolled back count.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from mmaccel.checks import check_choice
 from mmaccel.reduction.sparse_attention.contract import BlockScorer, LayerBlocks
 
 _LEAST = 1e-6  # of variances and biases
+_MOST = 2.0  # budgets that a layer reads
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,14 @@ class ActQKV(BlockScorer):
 
     Args:
         budget, block, first_layer: as for every method.
+        by_layer: layers share the budget by the entropy of their scores.
     """
+
+    by_layer: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(f"{self.name}.by_layer", self.by_layer, (False, True))
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Mean keys of the blocks, `[R, H, N, D]`."""
@@ -53,4 +66,25 @@ class ActQKV(BlockScorer):
         """The blocks that match the probes best, `[R, H, N]` bool."""
         assert blocks.summaries is not None
         probes = self.probe(blocks.queries.unflatten(2, (-1, blocks.width)))
-        return blocks.highest(self.score(probes, blocks.summaries), self.budget)
+        scores = self.score(probes, blocks.summaries)
+        if not self.by_layer:
+            return blocks.highest(scores, self.budget)
+        budgets = (self._find_share(blocks, scores) * self.budget).clamp(max=1.0)
+        return blocks.highest(scores, min(_MOST * self.budget, 1.0), budgets)
+
+    def _find_share(self, blocks: LayerBlocks, scores: Tensor) -> Tensor:
+        """`[R]`, how many times the budget the layer reads, by its scores `[R, H, N]`."""
+        hidden = ~blocks.holds[:, None]
+        weights = (scores.float() * blocks.scale).masked_fill(hidden, float("-inf")).softmax(-1)
+        entropy = torch.special.entr(weights).sum(-1).mean(1)  # [R]
+        density = entropy / blocks.counts.clamp(min=2).log()
+        now = torch.stack([density, torch.ones_like(density)], 1)  # [R, 2], and passes
+        known = blocks.last.totals
+        blocks.last.totals = now if known is None else known + now
+        if known is None:  # layers above have none yet
+            return torch.ones_like(density)
+        found = [last.totals for last in blocks.lasts.values() if last.totals is not None]
+        totals = torch.stack(found)  # [L, R, 2]
+        mean = (totals[..., 0] / totals[..., 1]).mean(0).clamp(min=_LEAST)
+        own = blocks.last.totals
+        return (own[:, 0] / own[:, 1] / mean).clamp(1 / _MOST, _MOST)

@@ -17,6 +17,7 @@ on top is measured, not proven, unless the blocks that are read are all that the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -38,10 +39,18 @@ class LastChoice:
     Attributes:
         probe: `[R, C]`, what the choice was made for; None before the first one.
         chosen: `[R, H, N]` bool, the blocks that were chosen; None before.
+        totals: `[R, C]`, sums over the passes so far, which layers compare; None before.
     """
 
     probe: Tensor | None = None
     chosen: Tensor | None = None
+    totals: Tensor | None = None
+
+    def select(self, rows: Tensor) -> None:
+        """Forget all rows but these, `[n]` int64, in their order."""
+        for name, value in vars(self).items():
+            if value is not None:
+                setattr(self, name, value[rows.to(value.device)])
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,8 @@ class LayerBlocks:
         width: W.
         scale: of the scores.
         last: what the layer's method has kept.
+        lasts: that of all layers that have chosen, by number; a layer before this one has chosen
+            in this pass.
     """
 
     layer: int
@@ -78,6 +89,7 @@ class LayerBlocks:
     width: int
     scale: float
     last: LastChoice = field(default_factory=LastChoice)
+    lasts: Mapping[int, LastChoice] = field(default_factory=dict)
 
     @cached_property
     def filled(self) -> Tensor:
@@ -105,16 +117,18 @@ class LayerBlocks:
         surplus = self.is_own.shape[1] * self.size - values.shape[-1]
         return pad(values, (0, surplus), value=fill).unflatten(-1, (-1, self.size))
 
-    def highest(self, scores: Tensor, budget: float) -> Tensor:
+    def highest(self, scores: Tensor, budget: float, budgets: Tensor | None = None) -> Tensor:
         """`[R, H, N]` bool: the blocks with the highest scores, and those that are kept.
 
         Args:
             scores: `[R, H, N]`; those of blocks that hold nothing do not count.
             budget: the fraction of a row's blocks, those that are kept included.
+            budgets: `[R]`, the fraction of each row where they differ, at most `budget`.
         """
         scores = scores.masked_fill(~self.holds[:, None], float("-inf"))
         scores = scores.masked_fill(self.is_kept, float("inf"))
-        wanted = (self.counts * budget).ceil().long()[:, None, None]
+        wanted = self.counts * (budget if budgets is None else budgets)
+        wanted = wanted.ceil().long()[:, None, None]
         most = int((scores.shape[2] * budget) + 1)
         return choose_highest(scores, wanted, min(most, scores.shape[2])) | self.is_kept
 

@@ -8,8 +8,8 @@ question behind the video sees everything.
 Departures: chunks are counted in entries from the beginning of the prompt, text and time stamps
 included, since a selector does not know where frames begin. Between chunks a tile sees the blocks
 whose mean key matches its mean query best; the model of the paper was trained with marks of time
-for it. What the paper reloads in later passes, whole or pooled keys of a chunk, is not done: they
-attend to everything.
+for it. Later passes attend to everything that is cached; what the paper reloads, whole or pooled
+keys of a chunk, is a method of caches (`BiLevelKV`).
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         assert start is not None and conditions is not None and lengths is not None
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
-        this = self._reserved().open_pass(indices, tree=tree, **options)
+        this = self._reserved().open_pass(indices, tree=tree, ragged=self.ragged, **options)
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
         is_first = positions < lengths[:, None]

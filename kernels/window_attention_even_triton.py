@@ -1,0 +1,257 @@
+"""Window attention with an even share of the keys of all rows and heads for every program.
+
+R. Sanovar, S. Bharadwaj, R. St. Amant, V. Rühle, S. Rajmohan, "Lean Attention: Hardware-aware
+scalable attention mechanism for the decode-phase of transformers", 2024 (arXiv:2405.10480). The
+tiles of keys of all units (a key head of a row with a tile of its queries) stand in one line, the
+program p takes the p-th part of it, and a unit that several programs have worked at is merged by
+log-sum-exps. Where rows differ in length, or heads in the number of their blocks, no program waits
+for another one that has more keys.
+
+The number of programs comes from shapes alone; where the parts begin is computed on the device from
+the lengths, so that a captured graph stays valid. Program and unit number together grow along the
+line, so that their sum names a part: there are programs + units places for results.
+
+Departures: the paper's programs merge what they have themselves; here a kernel does, as for other
+splits. A part has `least` tiles or more, so that a short batch has few parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mmaccel.kernels.build import Build
+from mmaccel.kernels.window_attention_merge_triton import ROWS, WARPS, combine
+from mmaccel.kernels.window_attention_tiles_triton import attend_to_tiles, find_keys
+
+UNITS = 256  # that are looked at together
+
+
+@triton.jit
+def _plan_kernel(  # type: ignore[no-untyped-def]
+    start, count, ends, heads, group, width, tiles, units, capacity, n_blocks, block_size, window,
+    M: tl.constexpr, N: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    before = tl.full([], 0, tl.int32)
+    for first in range(0, units, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        is_unit = unit < units
+        known = tl.minimum(unit, units - 1)
+        pair = known // tiles
+        first_position = tl.load(start + pair // heads).to(tl.int32)
+        begin, listed, _ = find_keys(
+            first_position, count, pair, known % tiles, group, width, capacity, n_blocks,
+            block_size, window, M, N,
+        )  # fmt: skip
+        n_tiles = tl.where(is_unit, tl.maximum(tl.cdiv(listed, N) - begin, 0), 0)
+        tl.store(ends + unit, before + tl.cumsum(n_tiles, 0), mask=is_unit)
+        before += tl.sum(n_tiles, 0)
+
+
+@triton.jit
+def _count_before(ends, units, tile, UNITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """How many units end at a tile of the line or before it."""
+    found = tl.full([], 0, tl.int32)
+    for first in range(0, units, UNITS):
+        unit = first + tl.arange(0, UNITS)
+        end = tl.load(ends + unit, mask=unit < units, other=2**31 - 1)
+        found += tl.sum((end <= tile).to(tl.int32), 0)
+    return found
+
+
+@triton.jit
+def _find_share(ends, units, programs, least):  # type: ignore[no-untyped-def]
+    """How many tiles a program takes."""
+    return tl.maximum(tl.cdiv(tl.load(ends + units - 1), programs), least)
+
+
+@triton.jit
+def _attend_kernel(  # type: ignore[no-untyped-def]
+    q, k, v, start, tree, index, count, text, ends, out, lse,
+    q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
+    heads, group, width, tiles, units, least, capacity, head, value_head,
+    n_blocks, block_size, columns, radius, window, scale, cap,
+    CAPPED: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    UNITS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0)
+    share = _find_share(ends, units, tl.num_programs(0), least)
+    first = program * share
+    behind = tl.minimum(first + share, tl.load(ends + units - 1))
+    if first < behind:
+        first_unit = _count_before(ends, units, first, UNITS)
+        last_unit = _count_before(ends, units, behind - 1, UNITS)
+        # disable_licm: what a unit needs is computed anew for the next one, in fewer registers
+        for unit in tl.range(first_unit, last_unit + 1, disable_licm=True):
+            begin = tl.load(ends + unit - 1, mask=unit > 0, other=0)
+            end = tl.load(ends + unit)
+            sums, top, total = attend_to_tiles(
+                q, k, v, start, tree, index, count, text,
+                q_row, q_head, q_step, k_row, k_head, k_step, v_row, v_head, v_step, tree_row,
+                heads, group, width, capacity, head, value_head,
+                n_blocks, block_size, columns, radius, window, scale, cap,
+                unit // tiles, unit % tiles,
+                tl.maximum(first, begin) - begin, tl.minimum(behind, end) - begin, 1,
+                CAPPED, M, N, D, DV,
+            )  # fmt: skip
+            total = tl.where(top == float("-inf"), 1.0, total)  # sees nothing: 0, and -inf
+            average = sums / total[:, None]
+            line = (program + unit).to(tl.int64) * M + tl.arange(0, M)
+            dv = tl.arange(0, DV)
+            tl.store(lse + line, (top + tl.log2(total)) * 0.6931471805599453)
+            tl.store(
+                out + line[:, None] * value_head + dv[None, :],
+                average,
+                mask=(dv < value_head)[None, :],
+            )
+
+
+@triton.jit
+def _merge_kernel(  # type: ignore[no-untyped-def]
+    shares, logs, ends, out, lse, heads, group, width, tiles, units, programs, least, value_head,
+    M: tl.constexpr, ROWS: tl.constexpr, DV: tl.constexpr,
+):  # fmt: skip
+    unit = tl.program_id(0)
+    share = _find_share(ends, units, programs, least)
+    begin = tl.load(ends + unit - 1, mask=unit > 0, other=0)
+    end = tl.load(ends + unit)
+    first = begin // share
+    parts = tl.where(end > begin, (end - 1) // share - first + 1, 0)
+    packed = tl.program_id(1) * ROWS + tl.arange(0, ROWS)  # rows of the unit's tile
+    at = (first + unit).to(tl.int64) * M + packed
+    dv = tl.arange(0, DV)
+    is_value = (dv < value_head)[None, :]
+    average, log = combine(shares, logs, at, M, parts, packed < M, is_value, value_head, ROWS, DV)
+    packed += unit % tiles * M
+    is_row = packed < width * group
+    pair = unit // tiles
+    first_line = (pair // heads).to(tl.int64) * width * heads * group + pair % heads * group
+    line = first_line + packed + packed // group * ((heads - 1) * group)
+    tl.store(lse + line, log, mask=is_row)
+    tl.store(
+        out + line[:, None] * value_head + dv[None, :], average, mask=is_row[:, None] & is_value
+    )
+
+
+class Launch(NamedTuple):
+    """Arguments that kernels of window attention have in common.
+
+    Attributes:
+        tensors: queries, keys, values, start, tree, index and count of blocks, text.
+        strides: of queries, keys and values, and of the tree's rows.
+        heads, group, width, tiles: key heads, query heads of each, W, tiles of queries.
+        capacity, head, value_head: S, D, Dv.
+        restrictions: numbers of `_attend_kernel`, from `n_blocks` to `cap`.
+        constants: its constants, and how it is compiled.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    strides: tuple[int, ...]
+    heads: int
+    group: int
+    width: int
+    tiles: int
+    capacity: int
+    head: int
+    value_head: int
+    restrictions: tuple[int | float, ...]
+    constants: dict[str, Any]
+
+
+def plan_tiles(launch: Launch) -> Tensor:
+    """Where the tiles of keys of each unit end in the line of all, `[units]` int32."""
+    start = launch.tensors[3]
+    count = launch.tensors[6]
+    assert start is not None
+    units = len(start) * launch.heads * launch.tiles
+    n_blocks, block_size, _, _, window = launch.restrictions[:5]
+    ends = torch.empty(units, dtype=torch.int32, device=start.device)
+    _plan_kernel[(1,)](
+        start, count, ends, launch.heads, launch.group, launch.width, launch.tiles, units,
+        launch.capacity, n_blocks, block_size, window,
+        M=launch.constants["M"], N=launch.constants["N"], UNITS=UNITS,
+    )  # fmt: skip
+    return ends
+
+
+def attend_evenly(launch: Launch, out: Tensor, lse: Tensor, *, programs: int, least: int) -> None:
+    """Write the attention of all rows.
+
+    Args:
+        launch: the call.
+        out: `[R, W, Hq, Dv]`, written; contiguous like `lse`.
+        lse: `[R, W, Hq]` float32, written.
+        programs: that share the keys.
+        least: tiles that a program takes at least.
+
+    Cost: three launches; float32 averages `[programs + units, M, Dv]`, where a unit is a key head
+    of a row with a tile of its queries.
+    """
+    rows = launch.constants["M"]
+    ends = plan_tiles(launch)
+    units = len(ends)
+    sizes = (launch.heads, launch.group, launch.width, launch.tiles, units)
+    parts = programs + units
+    shares = torch.empty(parts, rows, launch.value_head, dtype=torch.float32, device=out.device)
+    logs = torch.empty(parts, rows, dtype=torch.float32, device=out.device)
+    _attend_kernel[(programs,)](
+        *launch.tensors, ends, shares, logs, *launch.strides, *sizes, least,
+        launch.capacity, launch.head, launch.value_head, *launch.restrictions,
+        **launch.constants, UNITS=UNITS,
+    )  # fmt: skip
+    _merge_kernel[(units, rows // ROWS)](
+        shares, logs, ends, out, lse, *sizes, programs, least, launch.value_head,
+        M=rows, ROWS=ROWS, DV=launch.constants["DV"], num_warps=WARPS,
+    )  # fmt: skip
+
+
+def build_attend(strided: Build, registers: int) -> Build:
+    """The kernel for a way in which that of `window_attention` is compiled.
+
+    Args:
+        strided: that way.
+        registers: the most that it takes.
+    """
+    constants = {**strided.constants, "UNITS": UNITS}
+    signature = {
+        name: "constexpr" if name in constants else strided.signature.get(name, "i32")
+        for name in _attend_kernel.arg_names
+    }
+    return replace(
+        strided,
+        kernel=_attend_kernel,
+        signature=signature | {"ends": "*i32"},
+        constants=constants,
+        registers=registers,
+        divisible=(*strided.divisible, "ends"),
+    )
+
+
+def build_others() -> list[Build]:
+    """The plan, with lists of blocks and without, and the merge."""
+    tile = {"M": 64, "N": 32}
+    pointers = {"start": "*i64", "ends": "*i32"}
+    lists: dict[str, Any] = {**tile, "UNITS": UNITS}
+    plain = lists | {"count": None, "block_size": 1}
+    merged = {"M": 64, "ROWS": ROWS, "DV": 256}
+    parts = {"shares": "*fp32", "logs": "*fp32", "ends": "*i32", "out": "*bf16", "lse": "*fp32"}
+    return [
+        _build(_plan_kernel, pointers | {"count": "*i32"}, lists, ()),
+        _build(_plan_kernel, pointers, plain, ()),
+        _build(_merge_kernel, parts, merged, ("value_head",)),
+    ]
+
+
+def _build(
+    kernel: Any, pointers: dict[str, str], constants: dict[str, Any], wide: tuple[str, ...]
+) -> Build:
+    signature = {
+        name: "constexpr" if name in constants else pointers.get(name, "i32")
+        for name in kernel.arg_names
+    }
+    return Build(kernel, signature, constants, WARPS, 2, 128, (*pointers, *wide))
