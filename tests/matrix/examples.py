@@ -15,6 +15,8 @@ from mmaccel.catalog import METHODS, POLICIES, load, make_policy, read_method
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.source_image import SourceImage
+from mmaccel.samplers.drafting.source_text import SourceText
 from mmaccel.samplers.drafting.sources import SOURCES
 
 
@@ -101,6 +103,8 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         ({"choose": "first"}, {"order": "halton"}, {"order": "random"}),
     ),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
+    ("drafts", "source-text"): Example(lambda target: SourceText((1, 2, 3, 0, 1, 4, 2), ngram=1)),
+    ("drafts", "source-image"): Example(lambda target: SourceImage((1, 2, 0, 3, 1, 4) * 3)),
     ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),
     ("tree", "dyspec"): Example(_method("tree", "dyspec", nodes=5, depth=2)),
     ("tree", "sequoia"): Example(_method("tree", "sequoia", nodes=5, depth=2)),
