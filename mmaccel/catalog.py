@@ -168,6 +168,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "stand": ("stand:STAND", "what was likely after the last tokens before"),
             "aded": ("aded:ADED", "what mostly followed the last two tokens"),
             "sibling-rows": ("sibling_rows:SiblingRows", "what samples of one prompt agree on"),
+            "bandit": ("bandit_spec:BanditSpec", "the source and the width that gain most"),
             "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
             "vegas": ("vegas:Vegas", "the model itself, over what the last pass attended to"),
             "triforce": ("triforce:TriForce", "the model itself, over chunks that match a query"),

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
-
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
-from mmaccel.samplers.drafting.source_text import ids_on, read_ids
+from mmaccel.samplers.drafting.source_text import GivenIds, ids_on, read_ids
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,16 @@ class ImageDrafter(Drafter):
     """A given image in one run.
 
     Args:
-        image: `[S]` int64.
+        ids: of the image.
     """
 
-    image: torch.Tensor
+    ids: GivenIds
 
     @property
     def weights(self) -> object:
-        return self.image
+        return self.ids
 
     def propose(self, run: OpenRun) -> Drafts:
-        slots = run.buffer.slots[:, :-1].clamp(max=len(self.image) - 1)
-        return Drafts(self.image[slots].clamp(max=run.vocab_size - 1))
+        image = self.ids.tensor
+        slots = run.buffer.slots[:, :-1].clamp(max=len(image) - 1)
+        return Drafts(image[slots].clamp(max=run.vocab_size - 1))

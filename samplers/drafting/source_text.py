@@ -66,37 +66,38 @@ class SourceDrafter(Drafter):
     """A given text in one run.
 
     Args:
-        text: `[S]` int64.
+        ids: of the text.
         position: `[B]` int64, where the row is in the text.
         ngram: see `SourceText`.
     """
 
-    text: Tensor
+    ids: GivenIds
     position: Held
     ngram: int
 
     @property
     def weights(self) -> object:
-        return self.text
+        return self.ids
 
     def propose(self, run: OpenRun) -> Drafts:
         buffer = run.buffer
-        n_text = len(self.text)
+        text = self.ids.tensor
+        n_text = len(text)
         expected = self._position(run)
-        back = torch.arange(_REACH, 0, -1, device=self.text.device)
+        back = torch.arange(_REACH, 0, -1, device=text.device)
         # only what the row has said is looked for
         columns = buffer.columns[:, :1] - back  # [B, L]
         last = buffer.tokens.gather(1, columns.clamp(min=0)).where(columns >= buffer.origin, -1)
-        column = torch.arange(n_text, device=self.text.device)
+        column = torch.arange(n_text, device=text.device)
         distance = (column - expected[:, None]).abs()
         ranks = 2 * (n_text + expected[:, None] - distance) + (column >= expected[:, None])
-        texts = Texts(self.text.expand(len(last), -1), column, ranks)
+        texts = Texts(text.expand(len(last), -1), column, ranks)
         found, is_found = find_contexts(texts, last[:, None], 1, self.ngram)
         position = found[:, 0, 0].where(is_found[:, 0, 0], expected)
         self.position.hold(position)
 
-        at = position[:, None] + torch.arange(run.width - 1, device=self.text.device)
-        tokens = self.text[at.clamp(max=n_text - 1)].clamp(max=run.vocab_size - 1)
+        at = position[:, None] + torch.arange(run.width - 1, device=text.device)
+        tokens = text[at.clamp(max=n_text - 1)].clamp(max=run.vocab_size - 1)
         return Drafts(tokens)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
@@ -130,7 +131,18 @@ def read_ids(what: str, given: object) -> tuple[int, ...]:
     return values
 
 
+@dataclass(eq=False)
+class GivenIds:
+    """Ids on a device, which captured steps read.
+
+    Args:
+        tensor: `[S]` int64.
+    """
+
+    tensor: Tensor
+
+
 @lru_cache(maxsize=8)
-def ids_on(tokens: tuple[int, ...], device: torch.device) -> Tensor:
-    """Ids `[S]` int64 on a device, the same tensor for the same ids, as captured steps read it."""
-    return torch.tensor(tokens, dtype=torch.int64, device=device)
+def ids_on(tokens: tuple[int, ...], device: torch.device) -> GivenIds:
+    """Ids on a device, the same ones for another run, so that it may replay graphs of the first."""
+    return GivenIds(torch.tensor(tokens, dtype=torch.int64, device=device))
