@@ -110,10 +110,20 @@ from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.drafting.aded import ADED
+from mmaccel.samplers.drafting.bandit_spec import BanditSpec
 from mmaccel.samplers.drafting.coarse import Coarse
-from mmaccel.samplers.drafting.eagle import Eagle
+from mmaccel.samplers.drafting.disco import DISCO
+from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
+from mmaccel.samplers.drafting.lookahead import Lookahead
 from mmaccel.samplers.drafting.self_draft import SelfDraft
+from mmaccel.samplers.drafting.sibling_rows import SiblingRows
+from mmaccel.samplers.drafting.source_image import SourceImage
+from mmaccel.samplers.drafting.source_text import SourceText
+from mmaccel.samplers.drafting.specdec_pp import SpecDecPP
+from mmaccel.samplers.drafting.stand import STAND
+from mmaccel.samplers.drafting.svip import SVIP
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.drafting.triforce import TriForce
 from mmaccel.samplers.drafting.vegas import Vegas
@@ -133,6 +143,7 @@ from mmaccel.tokenizers_vq.grid import Grid
 __version__: str
 __all__ = [
     "__version__",
+    "ADED",
     "ActQKV",
     "AdaptiveBlock",
     "Answer",
@@ -140,6 +151,7 @@ __all__ = [
     "AttachError",
     "AttentionMethod",
     "Autoregressive",
+    "BanditSpec",
     "BlockScorer",
     "BusyError",
     "CDPruner",
@@ -160,13 +172,14 @@ __all__ = [
     "ContinuousBatching",
     "DART",
     "DHSA",
+    "DISCO",
     "DivPrune",
     "Downsample",
     "DownsamplePixels",
+    "DraftModel",
     "DuoAttention",
     "DySpec",
     "EVS",
-    "Eagle",
     "EntropyBounded",
     "ExpectedAttention",
     "FastV",
@@ -196,6 +209,7 @@ __all__ = [
     "LocalLeap",
     "LocalWindow",
     "LongHeads",
+    "Lookahead",
     "LosslessUnmask",
     "MInference",
     "MMAccelError",
@@ -222,11 +236,17 @@ __all__ = [
     "Request",
     "RequestOutput",
     "RevisedParallel",
+    "STAND",
+    "SVIP",
     "SamplingParams",
     "SelfDraft",
     "Sequoia",
     "ShapeError",
+    "SiblingRows",
     "SnapKV",
+    "SourceImage",
+    "SourceText",
+    "SpecDecPP",
     "Speculative",
     "SpeculativeJacobi",
     "Speech",

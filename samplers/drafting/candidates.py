@@ -126,6 +126,22 @@ def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: 
     return Children(found.where(is_known, otherwise), log_probs.where(is_known, guess))
 
 
+def order_by_noise(found: Children, noise: Tensor, depths: Tensor, k: int) -> Children:
+    """The k candidates that the noise of their slots prefers, and how likely each is then right.
+
+    Args:
+        found: candidates, with their probabilities before the noise is known.
+        noise: frozen noise of the draft slots, see `Drafter.correct`.
+        depths: `[B, n]` int64, numbers of their draft slots.
+        k: how many.
+    """
+    values = found.log_probs + _take(noise, depths, found.tokens)
+    best = values.sort(dim=-1, descending=True, stable=True)
+    share = found.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all
+    log_probs = best.values.log_softmax(-1) + share
+    return Children(found.tokens.gather(2, best.indices)[..., :k], log_probs[..., :k])
+
+
 @dataclass(frozen=True)
 class CandidateSource(DraftSource):
     """Base of sources whose drafters are `CandidateDrafter`s."""
@@ -188,11 +204,7 @@ class CandidateDrafter(Drafter):
         texts = torch.cat([known, paths.tokens], 2)  # [B, n, L + W-1]
         index = paths.depths[..., None] + torch.arange(self.reach, device=texts.device)
         found = self.candidates(run, Contexts(texts.gather(2, index), paths.depths))
-        values = found.log_probs + _take(noise, paths.depths, found.tokens)
-        best = values.sort(dim=-1, descending=True, stable=True)
-        share = found.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all
-        log_probs = best.values.log_softmax(-1) + share
-        return Children(found.tokens.gather(2, best.indices)[..., :k], log_probs[..., :k])
+        return order_by_noise(found, noise, paths.depths, k)
 
     def branch(
         self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int

@@ -1,7 +1,8 @@
 """A given image as draft: an edited image is mostly the image.
 
 Aggressive decoding (T. Ge et al., 2022, arXiv 2205.10350) for tokens that stand in a grid: what
-was in a slot is what comes there, whatever stands before it. Nothing is realigned. For the frame
+was in a slot is what comes there, whatever stands before it. Nothing is realigned, and what a pass
+predicts behind a changed token is no better draft: it has seen the token as it was. For the frame
 before in a clip there is `previous-frame`.
 """
 
@@ -15,7 +16,7 @@ from mmaccel.samplers.drafting.source_text import GivenIds, ids_on, read_ids
 
 @dataclass(frozen=True)
 class SourceImage(DraftSource):
-    """The token of the same slot in a given image, for slots that no pass has predicted.
+    """The token of the same slot in a given image.
 
     Args:
         tokens: of the image, in the order in which they are generated.
@@ -27,6 +28,7 @@ class SourceImage(DraftSource):
     tokens: tuple[int, ...] = field(repr=False)
 
     is_capturable = True
+    keeps_predictions = False
     reads_last_scores = False
 
     def __post_init__(self) -> None:

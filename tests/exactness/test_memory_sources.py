@@ -1,4 +1,4 @@
-"""Sources with memory: what they propose against loops over plain lists, and where they save passes.
+"""Sources with memory: proposals against loops over plain lists, and where they save passes.
 
 Tokens, batches whose rows come and go, captured passes and the distribution are proved for every
 draft source in `tests/matrix`.
@@ -191,10 +191,6 @@ def _learn_from_rejected(texts: Callable[[OpenRun], Texts]) -> Callable[[OpenRun
     return wrong
 
 
-def _read_all_prompts(rows: Tensor, **_: Any) -> Tensor:
-    return torch.ones_like(rows)
-
-
 def test_a_table_that_learns_from_rejected_slots_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in (("aded", aded), ("stand", stand)):
         with monkeypatch.context() as patch:
@@ -308,13 +304,12 @@ def test_samples_of_one_prompt_save_passes() -> None:
 
 @pytest.mark.parametrize("drafts", SOURCES)
 def test_trees_of_candidates_save_passes(drafts: str) -> None:
-    options: dict[str, Any] = {"temperature": 0.7, "length": 40}
     passes = []
     for shape in (None, DySpec(16, depth=4), Comb(4, 4)):
         policy = Jacobi(8, SOURCES[drafts], shape)
-        made = generate(policy, [[1, 2], [7, 3]], TreeLanguage(12, seed=3, depth=1), **options)
+        made = generate(policy, [[1, 2]] * 2, TreeLanguage(12, seed=3, depth=2), temperature=1.0)
         passes.append(made.stats.row_passes)
-    assert passes[1] < passes[0] and passes[2] <= passes[0]
+    assert max(passes[1:]) < passes[0]
 
 
 # Rows that come and go.
