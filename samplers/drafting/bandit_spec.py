@@ -25,7 +25,6 @@ from torch import Tensor
 
 from mmaccel.checks import check_number, show
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.aded import ADED
 from mmaccel.samplers.drafting.contract import (
     Drafter,
     Drafts,
@@ -33,7 +32,8 @@ from mmaccel.samplers.drafting.contract import (
     OpenRun,
     PassScores,
 )
-from mmaccel.samplers.drafting.stand import STAND
+from mmaccel.samplers.drafting.memory.aded import ADED
+from mmaccel.samplers.drafting.memory.stand import STAND
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.window.window_size import find_calibration
 

@@ -24,7 +24,7 @@ from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw, one_hot
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
-from mmaccel.samplers.drafting.draft_length import Drafted, DraftLength, LengthJudge
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 from mmaccel.samplers.prompt_chunks import prefill_together
 
 if TYPE_CHECKING:

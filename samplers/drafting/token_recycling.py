@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.kernels.sample import argmax
-from mmaccel.samplers.drafting.candidates import order_by_noise
 from mmaccel.samplers.drafting.contract import (
     Children,
     Drafter,
@@ -34,6 +33,7 @@ from mmaccel.samplers.drafting.contract import (
     PassScores,
     Paths,
 )
+from mmaccel.samplers.drafting.memory.candidates import order_by_noise
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held

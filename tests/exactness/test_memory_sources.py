@@ -33,10 +33,10 @@ from mmaccel import (
 )
 from mmaccel.contracts import Pass, Policy
 from mmaccel.results import Generation
-from mmaccel.samplers.drafting import aded, sibling_rows, stand
-from mmaccel.samplers.drafting.candidates import Texts, find_contexts, merge_votes
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
-from mmaccel.samplers.drafting.lookahead import LookaheadDrafter
+from mmaccel.samplers.drafting.memory import aded, sibling_rows, stand
+from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts, merge_votes
+from mmaccel.samplers.drafting.memory.lookahead import LookaheadDrafter
 from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import assert_same
 from tests.exactness.test_continuous_batching import ALL, decode

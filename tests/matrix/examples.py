@@ -14,13 +14,13 @@ from typing import Any
 from mmaccel.catalog import METHODS, POLICIES, load, make_policy, read_method
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.disco import DISCO
 from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.drafting.source_image import SourceImage
-from mmaccel.samplers.drafting.source_text import SourceText
+from mmaccel.samplers.drafting.lengths.disco import DISCO
+from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
+from mmaccel.samplers.drafting.lengths.svip import SVIP
+from mmaccel.samplers.drafting.memory.source_image import SourceImage
+from mmaccel.samplers.drafting.memory.source_text import SourceText
 from mmaccel.samplers.drafting.sources import SOURCES
-from mmaccel.samplers.drafting.specdec_pp import SpecDecPP
-from mmaccel.samplers.drafting.svip import SVIP
 
 
 @dataclass(frozen=True)

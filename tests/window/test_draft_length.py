@@ -29,7 +29,7 @@ from mmaccel.contracts import Pass, Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.bandit_spec import BanditDrafter
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
-from mmaccel.samplers.drafting.draft_length import Drafted, DraftLength
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.candidates import Texts, find_contexts
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held

@@ -16,7 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmaccel.checks import check_int
-from mmaccel.samplers.drafting.candidates import (
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
     CandidateSource,
     Contexts,
@@ -24,7 +25,6 @@ from mmaccel.samplers.drafting.candidates import (
     merge_votes,
     own_text,
 )
-from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
 
 _REACH = 2  # tokens before the one that is counted
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from mmaccel.checks import check_int
-from mmaccel.samplers.drafting.candidates import (
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
     CandidateSource,
     Contexts,
@@ -24,7 +25,6 @@ from mmaccel.samplers.drafting.candidates import (
     find_contexts,
     merge_votes,
 )
-from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
 
 _VOTES = 16  # occurrences that are counted, the latest in their texts
 

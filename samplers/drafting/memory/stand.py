@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int
-from mmaccel.samplers.drafting.candidates import (
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun, PassScores
+from mmaccel.samplers.drafting.memory.candidates import (
     RANKS,
     CandidateDrafter,
     CandidateSource,
@@ -31,7 +32,6 @@ from mmaccel.samplers.drafting.candidates import (
     merge_votes,
     own_text,
 )
-from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun, PassScores
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held

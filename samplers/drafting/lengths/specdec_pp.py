@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.checks import check_number
-from mmaccel.samplers.drafting.draft_length import Drafted, DraftLength
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
-from mmaccel.samplers.drafting.source_text import GivenIds, ids_on, read_ids
+from mmaccel.samplers.drafting.memory.source_text import GivenIds, ids_on, read_ids
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_int
-from mmaccel.samplers.drafting.candidates import (
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
     CandidateSource,
     Contexts,
@@ -32,7 +33,6 @@ from mmaccel.samplers.drafting.candidates import (
     find_contexts,
     merge_votes,
 )
-from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_number
 from mmaccel.samplers.drafting.contract import OpenRun
-from mmaccel.samplers.drafting.draft_length import Drafted, DraftLength, LengthJudge
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
