@@ -39,4 +39,5 @@ class SpecDecPP(DraftLength):
         check_number("SpecDecPP.power", self.power, 0, 16, "1 takes probabilities as they are")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
+        """`[B]` bool: whether all drafts of the window are likely accepted."""
         return 1 - (drafted.confidences**self.power).prod(1) <= self.threshold

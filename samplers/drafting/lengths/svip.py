@@ -34,4 +34,5 @@ class SVIP(DraftLength):
         check_number("SVIP.threshold", self.threshold, 0, float("inf"), "0.6 is a start")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
+        """`[B]` bool: whether the root of the last entropy is low enough."""
         return drafted.entropy.sqrt() <= self.threshold
