@@ -330,27 +330,27 @@ CASES = (
     Refused(
         "no occurrence of a tri-gram",
         lambda: mmaccel.ADED(occurrences=0),
-        says=("ADED.occurrences", ">= 1", "0", "16 suits"),
+        says=("ADED.occurrences", "1..256", "0", "16 suits"),
     ),
     Refused(
         "distributions behind no token",
         lambda: mmaccel.STAND(ngram=0),
-        says=("STAND.ngram", ">= 1", "0", "3 suits"),
+        says=("STAND.ngram", "1..64", "0", "3 suits"),
     ),
     Refused(
         "siblings that have said nothing",
         lambda: mmaccel.SiblingRows(ngram=0),
-        says=("SiblingRows.ngram", ">= 1", "0", "3 suits"),
+        says=("SiblingRows.ngram", "1..64", "0", "3 suits"),
     ),
     Refused(
         "n-grams of guesses of one token",
         lambda: mmaccel.Lookahead(ngram=1),
-        says=("Lookahead.ngram", ">= 2", "1", "4 suits"),
+        says=("Lookahead.ngram", "2..16", "1", "4 suits"),
     ),
     Refused(
         "a pool of nothing",
         lambda: mmaccel.Lookahead(pool=0),
-        says=("Lookahead.pool", ">= 16", "0", "1024 suits"),
+        says=("Lookahead.pool", "16..65536", "0", "1024 suits"),
     ),
     Refused(
         "siblings under a policy that is exact in distribution",
@@ -380,7 +380,7 @@ CASES = (
     Refused(
         "a realignment at no token",
         lambda: mmaccel.SourceText((3, 1), ngram=0),
-        says=("SourceText.ngram", ">= 1", "0"),
+        says=("SourceText.ngram", "1..8", "0"),
     ),
     Refused(
         "a draft model that is none",
