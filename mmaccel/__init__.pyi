@@ -113,6 +113,7 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.bandit_spec import BanditSpec
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.eagle import Eagle
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
 from mmaccel.samplers.drafting.lengths.disco import DISCO
 from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
@@ -180,6 +181,7 @@ __all__ = [
     "DuoAttention",
     "DySpec",
     "EVS",
+    "Eagle",
     "EntropyBounded",
     "ExpectedAttention",
     "FastV",
