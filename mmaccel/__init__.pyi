@@ -116,9 +116,20 @@ from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.masked_parallel import MaskedParallel
 from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
+from mmaccel.samplers.drafting.bandit_spec import BanditSpec
 from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.eagle import Eagle
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
+from mmaccel.samplers.drafting.lengths.disco import DISCO
+from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
+from mmaccel.samplers.drafting.lengths.svip import SVIP
+from mmaccel.samplers.drafting.memory.aded import ADED
+from mmaccel.samplers.drafting.memory.lookahead import Lookahead
+from mmaccel.samplers.drafting.memory.sibling_rows import SiblingRows
+from mmaccel.samplers.drafting.memory.source_image import SourceImage
+from mmaccel.samplers.drafting.memory.source_text import SourceText
+from mmaccel.samplers.drafting.memory.stand import STAND
 from mmaccel.samplers.drafting.self_draft import SelfDraft
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.drafting.triforce import TriForce
@@ -140,6 +151,7 @@ from mmaccel.tokenizers_vq.grid import Grid
 __version__: str
 __all__ = [
     "__version__",
+    "ADED",
     "ActQKV",
     "AdaptiveBlock",
     "Answer",
@@ -147,6 +159,7 @@ __all__ = [
     "AttachError",
     "AttentionMethod",
     "Autoregressive",
+    "BanditSpec",
     "BiLevelKV",
     "BlockScorer",
     "BusyError",
@@ -168,9 +181,11 @@ __all__ = [
     "ContinuousBatching",
     "DART",
     "DHSA",
+    "DISCO",
     "DivPrune",
     "Downsample",
     "DownsamplePixels",
+    "DraftModel",
     "DuoAttention",
     "DySpec",
     "EVS",
@@ -208,6 +223,7 @@ __all__ = [
     "LocalLeap",
     "LocalWindow",
     "LongHeads",
+    "Lookahead",
     "LosslessUnmask",
     "MInference",
     "MMAccelError",
@@ -235,11 +251,17 @@ __all__ = [
     "Request",
     "RequestOutput",
     "RevisedParallel",
+    "STAND",
+    "SVIP",
     "SamplingParams",
     "SelfDraft",
     "Sequoia",
     "ShapeError",
+    "SiblingRows",
     "SnapKV",
+    "SourceImage",
+    "SourceText",
+    "SpecDecPP",
     "Speculative",
     "SpeculativeJacobi",
     "Speech",

@@ -4,10 +4,11 @@ A `DraftSource` is configuration: a frozen dataclass that a policy carries in it
 the beginning of a run it opens a `Drafter`, which has the state of that run. The loop calls it in
 this order in every step:
 
-    propose     drafts, of the slots that no pass has predicted or of all
-    correct     all drafts of the window, once they stand in the token buffer
-    observe     what the forward pass said of the window, before tokens are accepted
-    accepted    how many tokens each row has gained
+    choose_width    how many slots the pass covers
+    propose         drafts, of the slots that no pass has predicted or of all
+    correct         all drafts of the window, once they stand in the token buffer
+    observe         what the forward pass said of the window, before tokens are accepted
+    accepted        how many tokens each row has gained
 
 A source without a state implements `DraftSource.propose` alone. What a step hands to the next one
 is a `Held` tensor that the drafter declares (`run.state.declare`), so that steps may be captured as
@@ -319,6 +320,18 @@ class Drafter:
     def weights(self) -> object | None:
         """What captured steps read besides the run's tensors; its graphs end with it."""
         return None
+
+    def choose_width(self, run: OpenRun, most: int) -> int:
+        """How many slots the next pass covers; asked before the window lies over them.
+
+        Only for a source that goes with bitwise policies alone (`only_bitwise`): under others
+        tokens depend on widths.
+
+        Args:
+            run: between two passes.
+            most: at most so many.
+        """
+        return most
 
     def propose(self, run: OpenRun) -> Drafts:
         """Drafts of the window's slots; see `Drafts`."""

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from mmaccel.catalog import open_draft_model
+from mmaccel.checks import show
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.samplers.acceptance import draw
+from mmaccel.samplers.acceptance import draw, one_hot
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 from mmaccel.samplers.prompt_chunks import prefill_together
 
 if TYPE_CHECKING:
@@ -33,13 +36,34 @@ class DraftModel(DraftSource):
     """Drafts of a small model with the target's vocabulary.
 
     Args:
-        model: the small model. Its keys and values are the drafter's.
+        model: the small model, a causal LM of transformers or a `TokenModel`. Its keys and values
+            are the drafter's.
+        length: when it stops before the window is full, such as `mmaccel.SVIP()`; None: never.
+
+    Raises:
+        OptionError: no model, or no rule of length.
     """
 
     model: TokenModel = field(repr=False)
+    length: DraftLength | None = None
 
     reads_last_scores = False
     has_model = True
+
+    def __post_init__(self) -> None:
+        if self.length is not None and not isinstance(self.length, DraftLength):
+            raise OptionError(
+                f"DraftModel.length: expected a rule such as mmaccel.SVIP(), received "
+                f"{show(self.length)}; give one, or leave length out"
+            )
+        if isinstance(self.model, TokenModel):
+            return
+        if not isinstance(self.model, torch.nn.Module):
+            raise OptionError(
+                f"DraftModel.model: expected a causal LM of transformers, received "
+                f"{show(self.model)}; load it with AutoModelForCausalLM.from_pretrained"
+            )
+        object.__setattr__(self, "model", open_draft_model(self.model))
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
@@ -52,7 +76,9 @@ class DraftModel(DraftSource):
                 f"draft_model: expected a vocabulary of {run.vocab_size}, received "
                 f"{self.model.vocab_size}; take a draft model of the same family"
             )
-        drafter = ModelDrafter(self, self.model, run.state.declare("next slot of the draft model"))
+        next_slot = run.state.declare("next slot of the draft model")
+        judge = None if self.length is None else self.length.open(run)
+        drafter = ModelDrafter(self, self.model, next_slot, judge)
         drafter.prefill(run)
         return drafter
 
@@ -65,10 +91,12 @@ class ModelDrafter(Drafter):
         model: the small model, whose cache holds the rows of the run.
         next_slot: `[B]` int64, the first slot whose token is not in its cache; -1 is the last token
             of the prompt.
+        judge: ends drafting before the window is full; None for nothing.
     """
 
     model: TokenModel
     next_slot: Held
+    judge: LengthJudge | None = None
 
     def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token, or leave it to a scheduler that
@@ -90,30 +118,52 @@ class ModelDrafter(Drafter):
         unread = self._unread(run)
         work = buffer.tokens.clone()  # the token buffer with the drafts so far
         is_predicted = buffer.is_predicted()
-        probabilities = []
+        empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device)
+        probabilities = [empty]  # of each draft, [B, 1, V]
+        confidences = empty[:, :, 0]  # [B, k], of those made so far
+        goes_on = torch.ones(len(work), dtype=torch.bool, device=work.device)
+        n_passes = 0
         for k in range(run.width - 1):
             column = buffer.columns[:, k : k + 1]
             slots = buffer.slots[:, k : k + 1]
-            logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
-            scores = run.params.apply(
-                logits, run.prompt.branches, work, column, slots, run.prompt.layout
-            )
-            probabilities.append(scores.softmax(-1))  # [B, 1, V]
-            drawn = draw(probabilities[-1], run.noise.fresh(slots, passes).drafts)
+            # behind a row's last draft, copies of the token before
+            drawn = work.gather(1, (column - 1).clamp(min=0)).clamp(0, run.vocab_size - 1)
+            certain = one_hot(drawn, run.vocab_size)
+            if self.judge is None or bool(goes_on.any()):
+                logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
+                scores = run.params.apply(
+                    logits, run.prompt.branches, work, column, slots, run.prompt.layout
+                )
+                own = scores.softmax(-1)  # [B, 1, V]
+                new = draw(own, run.noise.fresh(slots, passes).drafts)
+                drawn = torch.where(goes_on[:, None], new, drawn)
+                certain = torch.where(goes_on[:, None, None], own, certain)
+                n_passes += 1
+            probabilities.append(certain)
             known = is_predicted[:, k : k + 1]
             work.scatter_(1, column, torch.where(known, work.gather(1, column), drawn))
-            run.stats.draft_passes += 1
-        if run.width > 1:
-            self.next_slot.hold(buffer.slots[:, 0] + run.width - 2)
+            if self.judge is not None and n_passes == k + 1:
+                confidence = certain[:, 0].gather(1, work.gather(1, column))
+                confidences = torch.cat([confidences, confidence], 1)
+                goes_on = goes_on & self.judge.goes_on(run, Drafted(certain[:, 0], confidences))
+        run.stats.draft_passes += n_passes
+        if n_passes:
+            self.next_slot.hold(buffer.slots[:, 0] + n_passes - 1)
         drafts = work.gather(1, buffer.columns[:, :-1])
-        empty = drafts.new_zeros(drafts.shape[0], 0, run.vocab_size, dtype=torch.float32)
-        return Drafts(drafts, distribution=torch.cat([empty, *probabilities], 1))
+        return Drafts(drafts, distribution=torch.cat(probabilities, 1))
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """See `Drafter.accepted`."""
+        if self.judge is not None:
+            self.judge.accepted(run, n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`; the scheduler prefills the model too."""
         next_slot = self.next_slot.value
         if next_slot is not None:
             next_slot[batch_slots] = -1
+        if self.judge is not None:
+            self.judge.begin_rows(run, batch_slots)
 
     def _unread(self, run: OpenRun) -> Tensor:
         """`[B]` int64, tokens before the last one that the model has not read.

@@ -7,9 +7,10 @@ without any model.
 
 Departures: a window is a chain, and a chain reads the likeliest successor alone; the table keeps
 the paper's eight, and their probabilities, only where a tree asks for them. Branches fork from the
-first tokens on, rank by rank; the children of an entry are the successors of its token. A row has a
-table of its own, which begins empty: its drafts, and so its passes, are the same in any batch. A
-token that was not seen yet is its own successor.
+first tokens on, rank by rank; the children of an entry are the successors of its token, in the
+order in which the noise of their slot prefers them. A row has a table of its own, which begins
+empty: its drafts, and so its passes, are the same in any batch. A token that was not seen yet is
+its own successor.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from mmaccel.samplers.drafting.contract import (
     PassScores,
     Paths,
 )
+from mmaccel.samplers.drafting.memory.candidates import order_by_noise
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
@@ -44,7 +46,7 @@ _RANKS = 8  # successors of a token that a tree is made of
 class TokenRecycling(DraftSource):
     """A draft source for text: the likeliest successor of each token, as the row's passes had it.
 
-    Memory: a number for each row and token of the vocabulary.
+    Memory: 4 bytes for each row and token of the vocabulary, 48 bytes where a tree asks for them.
     """
 
     is_capturable = True
@@ -70,9 +72,9 @@ class RecyclingDrafter(Drafter):
     """Token recycling in one run.
 
     Args:
-        successors: `[B, V + 1, n]` int64, the likeliest tokens after each one. The last entry is
+        successors: `[B, V + 1, n]` int32, the likeliest tokens after each one. The last entry is
             for tokens outside of the vocabulary, and for what is not kept.
-        log_probs: `[B, V + 1, n]`, of these; only where n is more than 1.
+        log_probs: `[B, V + 1, n]` float16, of these; only where n is more than 1.
         n_ranks: n.
     """
 
@@ -105,7 +107,7 @@ class RecyclingDrafter(Drafter):
         before = run.buffer.tokens.gather(1, run.buffer.columns[:, :-1] - 1)  # [B, W-1]
         before = before.clamp(max=run.vocab_size)[:, k]  # [B, N]
         rows = torch.arange(len(drafts), device=drafts.device)[:, None]
-        token = table[rows, before, 1 + number % n_others]
+        token = table[rows, before, 1 + number % n_others].long()
         tokens = [token]
         for _ in range(length - 1):
             token = self._follow(table, token)
@@ -114,18 +116,19 @@ class RecyclingDrafter(Drafter):
         return Nodes.of_branches(forks, torch.stack(tokens, 2), drafts.shape[1] + 1)
 
     def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
-        """See `Drafter.children`: the successors of an entry's own token."""
+        """See `Drafter.children`: the successors of an entry's own token, as noise orders them."""
         last = run.buffer.tokens.gather(1, run.buffer.columns[:, :1] - 1)  # [B, 1]
         known = torch.cat([last[:, None].expand(-1, paths.tokens.shape[1], -1), paths.tokens], 2)
         token = known.gather(2, paths.depths[..., None])[..., 0]  # [B, n]
         token = token.clamp(max=run.vocab_size)
         rows = torch.arange(len(token), device=token.device)[:, None]
-        log_probs = self._log_table(run)[rows, token, :k]
-        return Children(self._table(run)[rows, token, :k], log_probs)
+        log_probs = self._log_table(run)[rows, token].float()
+        found = Children(self._table(run)[rows, token].long(), log_probs)
+        return order_by_noise(found, noise, paths.depths, k)
 
     def _follow(self, table: Tensor, tokens: Tensor) -> Tensor:
         """The likeliest successors of tokens `[B, n]`."""
-        return table[..., 0].gather(1, tokens)
+        return table[..., 0].gather(1, tokens).long()
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """See `Drafter.observe`: what the pass found likeliest after each token that it read."""
@@ -148,8 +151,8 @@ class RecyclingDrafter(Drafter):
         index = read.masked_fill(is_repeated, n_ids)[..., None].expand_as(likeliest)
         if self.n_ranks > 1:
             log_probs = found.values - scores.window.logsumexp(-1, keepdim=True)
-            self.log_probs.hold(self._log_table(run).scatter(1, index, log_probs))
-        table.scatter_(1, index, likeliest)
+            self.log_probs.hold(self._log_table(run).scatter(1, index, log_probs.half()))
+        table.scatter_(1, index, likeliest.int())
         self.successors.hold(table)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
@@ -163,8 +166,9 @@ class RecyclingDrafter(Drafter):
         return self._empty(run).repeat(run.prompt.batch, 1, 1) if found is None else found
 
     def _empty(self, run: OpenRun) -> Tensor:
-        """`[V + 1, n]` int64, each token its own successor."""
-        index = torch.arange(run.vocab_size + 1, device=run.buffer.tokens.device)
+        """`[V + 1, n]` int32, each token its own successor."""
+        device = run.buffer.tokens.device
+        index = torch.arange(run.vocab_size + 1, dtype=torch.int32, device=device)
         return (index % run.vocab_size)[:, None].repeat(1, self.n_ranks)
 
     def _log_table(self, run: OpenRun) -> Tensor:
@@ -174,6 +178,7 @@ class RecyclingDrafter(Drafter):
 
     def _unknown(self, run: OpenRun) -> Tensor:
         """`[V + 1, n]`: a token that is its own successor is one of V, the others are none."""
-        found = torch.full((run.vocab_size + 1, self.n_ranks), float("-inf"))
+        shape = (run.vocab_size + 1, self.n_ranks)
+        found = torch.full(shape, float("-inf"), dtype=torch.float16)
         found[:, 0] = -math.log(run.vocab_size)
         return found.to(run.buffer.tokens.device)

@@ -75,6 +75,7 @@ class RunParts(StaticPart):
 
     static = ("impossible", "frozen")
     is_retry = False
+    _is_narrowed = False  # whether the drafter chose a narrower pass than the pace
     width: int
 
     def __init__(
@@ -381,7 +382,9 @@ class WindowRun(RunParts):
         if is_bad:
             self._retry()
             return
-        self.pace.end(n_passes, n_tokens, is_usual=is_usual and not self.is_retry)
+        self.pace.end(
+            n_passes, n_tokens, is_usual=is_usual and not (self.is_retry or self._is_narrowed)
+        )
         if scheduler is not None and (n_open < scheduler.n_open or scheduler.has_room):
             if scheduler.refill(self):
                 remaining = self.length
@@ -403,7 +406,9 @@ class WindowRun(RunParts):
 
     def _begin_step(self, remaining: int) -> None:
         """Choose the next window; `remaining` slots are wanted by the row that wants most."""
-        self.width = self.pace.begin(remaining)
+        chosen = self.pace.begin(remaining)
+        self.width = self.drafter.choose_width(self, chosen) if chosen else 0
+        self._is_narrowed = self.width < chosen
         if not self.runner.is_static:
             self.buffer.move_window(self.width)
 

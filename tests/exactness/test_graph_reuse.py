@@ -23,6 +23,7 @@ from mmaccel import (
     Jacobi,
     Noise,
     SamplingParams,
+    SourceText,
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Policy
@@ -50,7 +51,12 @@ POLICIES: list[Policy] = [
     Jacobi(window=6, drafts="above"),
     Jacobi(window=6, drafts="token-recycling"),
     Jacobi(window=6, drafts="hierarchy"),
+    Jacobi(window=6, drafts="sibling-rows"),
+    Jacobi(window=6, drafts="lookahead"),
+    Jacobi(window=6, drafts="stand"),
+    Jacobi(window=6, drafts=SourceText((4, 4, 6, 30), ngram=1)),
     SpeculativeJacobi(window=5),
+    SpeculativeJacobi(window=5, drafts="stand"),
     SpeculativeJacobi(window=5, drafts="token-recycling"),
     SpeculativeJacobi(window=5, coupling="gumbel"),
     SpeculativeJacobi(window=5, coupling="independent", drafts="left"),

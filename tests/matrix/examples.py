@@ -15,6 +15,11 @@ from mmaccel.catalog import METHODS, POLICIES, load, make_policy, read_method
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.draft_model import DraftModel
+from mmaccel.samplers.drafting.lengths.disco import DISCO
+from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
+from mmaccel.samplers.drafting.lengths.svip import SVIP
+from mmaccel.samplers.drafting.memory.source_image import SourceImage
+from mmaccel.samplers.drafting.memory.source_text import SourceText
 from mmaccel.samplers.drafting.sources import SOURCES
 
 
@@ -116,6 +121,18 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         ({"filter": "", "threshold": 1.0},),
     ),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
+    **{
+        ("drafts", f"draft-model {name}"): Example(
+            lambda target, rule=rule: DraftModel(target.drafter, length=rule)
+        )
+        for name, rule in {
+            "svip": SVIP(0.8),
+            "specdec++": SpecDecPP(0.6),
+            "disco": DISCO(0.5),
+        }.items()
+    },
+    ("drafts", "source-text"): Example(lambda target: SourceText((1, 2, 3, 0, 1, 4, 2), ngram=1)),
+    ("drafts", "source-image"): Example(lambda target: SourceImage((1, 2, 0, 3, 1, 4) * 3)),
     ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),
     ("tree", "dyspec"): Example(_method("tree", "dyspec", nodes=5, depth=2)),
     ("tree", "sequoia"): Example(_method("tree", "sequoia", nodes=5, depth=2)),

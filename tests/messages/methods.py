@@ -328,6 +328,116 @@ CASES = (
         says=("HierarchyDrafting.ngram", "an integer", "True"),
     ),
     Refused(
+        "no occurrence of a tri-gram",
+        lambda: mmaccel.ADED(occurrences=0),
+        says=("ADED.occurrences", "1..256", "0", "16 suits"),
+    ),
+    Refused(
+        "distributions behind no token",
+        lambda: mmaccel.STAND(ngram=0),
+        says=("STAND.ngram", "1..64", "0", "3 suits"),
+    ),
+    Refused(
+        "siblings that have said nothing",
+        lambda: mmaccel.SiblingRows(ngram=0),
+        says=("SiblingRows.ngram", "1..64", "0", "3 suits"),
+    ),
+    Refused(
+        "n-grams of guesses of one token",
+        lambda: mmaccel.Lookahead(ngram=1),
+        says=("Lookahead.ngram", "2..16", "1", "4 suits"),
+    ),
+    Refused(
+        "a pool of nothing",
+        lambda: mmaccel.Lookahead(pool=0),
+        says=("Lookahead.pool", "16..65536", "0", "1024 suits"),
+    ),
+    Refused(
+        "siblings under a policy that is exact in distribution",
+        lambda: mmaccel.SpeculativeJacobi(window=8, drafts="sibling-rows"),
+        says=("drafts='sibling-rows'", "bitwise", "distribution", "token-recycling"),
+    ),
+    Refused(
+        "a bandit under a policy that is exact in distribution",
+        lambda: mmaccel.Speculative(window=8, drafts="bandit"),
+        says=("drafts='bandit'", "bitwise", "distribution", "token-recycling"),
+    ),
+    Refused(
+        "a source text that is a text",
+        lambda: mmaccel.SourceText("for i in x"),  # type: ignore[arg-type]
+        says=("SourceText.tokens", "ids", "for i in x", "tokenizer(text)"),
+    ),
+    Refused(
+        "a source text with padding",
+        lambda: mmaccel.SourceText((3, -1)),
+        says=("SourceText.tokens", "0 or more", "-1"),
+    ),
+    Refused(
+        "a source image of nothing",
+        lambda: mmaccel.SourceImage(()),
+        says=("SourceImage.tokens", "ids", "()"),
+    ),
+    Refused(
+        "a realignment at no token",
+        lambda: mmaccel.SourceText((3, 1), ngram=0),
+        says=("SourceText.ngram", "1..8", "0"),
+    ),
+    Refused(
+        "a draft model that is none",
+        lambda: mmaccel.DraftModel("small"),  # type: ignore[arg-type]
+        says=("DraftModel.model", "causal LM", "small", "AutoModelForCausalLM"),
+    ),
+    Refused(
+        "a length that is a number",
+        lambda: mmaccel.DraftModel(build_lm("llama"), length=4),  # type: ignore[arg-type]
+        says=("DraftModel.length", "SVIP()", "4", "leave length out"),
+    ),
+    Refused(
+        "an entropy below nothing",
+        lambda: mmaccel.SVIP(-1.0),
+        says=("SVIP.threshold", "-1", "0.6"),
+    ),
+    Refused(
+        "a chance above one",
+        lambda: mmaccel.SpecDecPP(1.5),
+        says=("SpecDecPP.threshold", "1.5", "0.7"),
+    ),
+    Refused(
+        "a classifier that asks for more than certainty",
+        lambda: mmaccel.DISCO(threshold=2.0),
+        says=("DISCO.threshold", "2", "0.4"),
+    ),
+    Refused(
+        "a bandit without arms",
+        lambda: mmaccel.BanditSpec(sources=()),
+        says=("BanditSpec.sources", "different classes", "()"),
+    ),
+    Refused(
+        "two arms of one class",
+        lambda: mmaccel.BanditSpec(sources=(mmaccel.ADED(), mmaccel.ADED(4))),
+        says=("BanditSpec.sources", "different classes", "ADED"),
+    ),
+    Refused(
+        "an arm that is a name",
+        lambda: mmaccel.BanditSpec(sources=("aded",)),  # type: ignore[arg-type]
+        says=("BanditSpec.sources", "draft sources", "aded"),
+    ),
+    Refused(
+        "an arm with layers of its own",
+        lambda: mmaccel.BanditSpec(sources=(mmaccel.Vegas(),)),
+        says=("BanditSpec.sources", "tokens and the scores", "Vegas"),
+    ),
+    Refused(
+        "an arm of one token",
+        lambda: mmaccel.BanditSpec(widths=(1, 4)),
+        says=("BanditSpec.widths", "2 to 1024", "(1, 4)"),
+    ),
+    Refused(
+        "a pass that costs less than nothing",
+        lambda: mmaccel.BanditSpec(token_cost=-0.1),
+        says=("BanditSpec.token_cost", "-0.1", "0.03"),
+    ),
+    Refused(
         "drafts of other rows under a policy that is exact in distribution",
         lambda: mmaccel.SpeculativeJacobi(window=8, drafts="hierarchy"),
         says=("drafts='hierarchy'", "bitwise", "distribution", "token-recycling"),

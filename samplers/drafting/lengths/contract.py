@@ -1,0 +1,77 @@
+"""The contract of rules of length: when a draft model stops drafting.
+
+A `DraftLength` is configuration: a frozen dataclass that a `DraftModel` carries in its field
+`length`. After each draft it is asked whether the row goes on; a draft model stops once no row
+does. Behind its last draft a row has copies of its last known token, whose distribution is
+one-hot, so that a row's drafts are its own whatever other rows do.
+
+The draft of the step after which a rule stops is verified too: it has been paid for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from mmaccel.samplers.drafting.contract import OpenRun
+
+
+class Drafted(NamedTuple):
+    """What a draft model has drafted for a window so far, k drafts of each row.
+
+    Attributes:
+        last: `[B, V]`, from which the last of them was drawn.
+        confidences: `[B, k]`, the draft model's probability of each.
+    """
+
+    last: Tensor
+    confidences: Tensor
+
+    @property
+    def entropy(self) -> Tensor:
+        """`[B]`, of the last distribution, in nats."""
+        return -(self.last * self.last.clamp(min=1e-30).log()).sum(-1)
+
+
+@dataclass(frozen=True)
+class DraftLength:
+    """Base of rules; a child implements `goes_on`, or `open` if it learns from passes."""
+
+    def goes_on(self, drafted: Drafted) -> Tensor:
+        """`[B]` bool, the rows for which another draft is worth its pass.
+
+        Args:
+            drafted: one draft of each row, or more.
+        """
+        raise NotImplementedError
+
+    def open(self, run: OpenRun) -> LengthJudge:
+        """What decides in one run.
+
+        Args:
+            run: before its first pass.
+        """
+        return LengthJudge(self)
+
+
+@dataclass(eq=False)
+class LengthJudge:
+    """A rule in one run. A child has what passes teach it.
+
+    Args:
+        rule: that decides.
+    """
+
+    rule: DraftLength
+
+    def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:
+        """See `DraftLength.goes_on`."""
+        return self.rule.goes_on(drafted)
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """Read how many tokens each row gained in the pass, `[B]` int64."""
+
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """Forget the rows that stood in these batch slots, `[n]` int64."""

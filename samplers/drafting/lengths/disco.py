@@ -1,0 +1,125 @@
+"""DISCO: a classifier says after each draft whether the next one will be accepted.
+
+J. Mamou et al., "Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language
+Models", 2024 (arXiv 2405.04304): features of the draft model's distribution and the number of the
+draft go into a small classifier; drafting stops where its answer is below a threshold.
+
+Departures: the paper's classifier is trained beforehand on texts that both models have continued.
+Here it is a logistic regression on three features (the probability of the draft, the entropy, the
+number of the draft), begun at weights that trust the draft model, and taught by each pass which
+drafts were accepted. A row teaches its own classifier alone: a policy that is exact in distribution
+makes the same tokens for it in any batch. The answer is about the draft that was just made; the
+next one is worth its pass only if that is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_number
+from mmaccel.samplers.drafting.contract import OpenRun
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.step_state import Held
+
+_FIRST = (-1.0, 3.0, -0.5, 0.0)  # of 1, probability, entropy and number: 0.5 at a third
+
+
+@dataclass(frozen=True)
+class DISCO(DraftLength):
+    """Drafts until an online classifier expects a rejection.
+
+    Args:
+        threshold: of the probability of acceptance.
+        rate: step of the classifier's gradient descent; 0 teaches it nothing.
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    threshold: float = 0.4
+    rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_number("DISCO.threshold", self.threshold, 0, 1, "0.4 is a start")
+        check_number("DISCO.rate", self.rate, 0, 10, "0.2 is a start")
+
+    def open(self, run: OpenRun) -> LengthJudge:
+        return Classifier(
+            self,
+            weights=run.state.declare("classifier of draft lengths"),
+            threshold=self.threshold,
+            rate=self.rate,
+        )
+
+
+@dataclass(eq=False)
+class Classifier(LengthJudge):
+    """A logistic regression of each row in one run.
+
+    Args:
+        weights: `[B, 4]`.
+        threshold, rate: see `DISCO`.
+    """
+
+    weights: Held
+    threshold: float
+    rate: float
+    _features: Tensor | None = None  # [B, k, 4] of the window's drafts
+    _made: Tensor | None = None  # [B, k] bool, which of them the row has drafted
+
+    def goes_on(self, run: OpenRun, drafted: Drafted) -> Tensor:
+        """See `DraftLength.goes_on`."""
+        chance = drafted.confidences[:, -1]
+        k = drafted.confidences.shape[1]
+        number = torch.full_like(chance, k / 8)
+        seen = torch.stack([torch.ones_like(chance), chance, drafted.entropy, number], 1)
+        seen = seen.nan_to_num(0.0)  # of a draft model gone wrong, which teaches nothing
+        is_begun = k == 1 or self._features is None
+        made = torch.ones_like(chance, dtype=torch.bool)
+        if is_begun:
+            self._features = seen[:, None]
+            self._made = made[:, None]
+        else:
+            assert self._features is not None and self._made is not None
+            made = self._made[:, -1] & self._answer(run, self._features[:, -1])
+            self._features = torch.cat([self._features, seen[:, None]], 1)
+            self._made = torch.cat([self._made, made[:, None]], 1)
+        return self._answer(run, seen)
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """Teach the drafts up to the first rejection; those behind it were not judged."""
+        if self._features is None or self._made is None or not self.rate:
+            return
+        number = torch.arange(self._made.shape[1], device=n_new.device)
+        is_judged = self._made & (number < n_new[:, None]) & (n_new > 0)[:, None]
+        is_right = number < n_new[:, None] - 1
+        weights = self._weights(run, len(n_new))
+        predicted = (self._features * weights[:, None]).sum(-1).sigmoid()
+        error = (is_right.float() - predicted) * is_judged
+        step = (error[..., None] * self._features).sum(1)
+        self.weights.hold(weights + self.rate * step)
+        self._features = None
+        self._made = None
+
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `LengthJudge.begin_rows`."""
+        if self.weights.value is not None:
+            first = torch.tensor(_FIRST, device=batch_slots.device)
+            self.weights.get()[batch_slots] = first
+
+    def _answer(self, run: OpenRun, features: Tensor) -> Tensor:
+        """`[B]` bool, whether a draft with these features `[B, 4]` is expected to be accepted."""
+        weights = self._weights(run, len(features))
+        return (features * weights).sum(-1).sigmoid() >= self.threshold
+
+    def _weights(self, run: OpenRun, rows: int) -> Tensor:
+        found = self.weights.value
+        if found is not None:
+            return found
+        return torch.tensor(_FIRST, device=run.prompt.tokens.device).repeat(rows, 1)

@@ -1,0 +1,68 @@
+"""ADED: drafts by the tri-grams of the text so far, the candidates weighed by their counts.
+
+X. Liu, B. Lei, R. Zhang, D. Xu, "Adaptive Draft-Verification for Efficient Large Language Model
+Decoding", 2024 (arXiv 2407.12021): the output distribution is approximated by what followed the
+last two tokens, a representation that follows the text as it grows, and a search over it builds
+drafts that are likely and different.
+
+Departures: the paper's matrix of tri-grams is prepared from a corpus and corrected by what the
+model says; here nothing is prepared, and the counts are those of the row's own text, of which the
+latest 16 occurrences count. Where no pair recurs, the last token alone is looked for. The paper
+searches by Monte Carlo with a bonus for what was seldom tried; here a tree shape chooses nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmaccel.checks import check_int
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import (
+    CandidateDrafter,
+    CandidateSource,
+    Contexts,
+    find_contexts,
+    merge_votes,
+    own_text,
+)
+
+_REACH = 2  # tokens before the one that is counted
+
+
+@dataclass(frozen=True)
+class ADED(CandidateSource):
+    """What mostly followed the last two tokens in the row's own text, its prompt included.
+
+    Args:
+        occurrences: of the last two tokens that are counted, the latest ones.
+
+    Raises:
+        OptionError: a count out of range.
+    """
+
+    occurrences: int = 16
+
+    name = "aded"
+
+    def __post_init__(self) -> None:
+        check_int("ADED.occurrences", self.occurrences, 1, 256, hint="16 suits most texts")
+
+    def open(self, run: OpenRun) -> Drafter:
+        return TrigramDrafter(self, reach=_REACH, occurrences=self.occurrences)
+
+
+@dataclass(eq=False)
+class TrigramDrafter(CandidateDrafter):
+    """Counts of tri-grams in one run; they are counted anew whenever they are asked for.
+
+    Args:
+        occurrences: see `ADED`.
+    """
+
+    occurrences: int
+
+    def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
+        texts = own_text(run)
+        found, is_found = find_contexts(texts, contexts.last, self.occurrences)
+        tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
+        return merge_votes(tokens, is_found.float(), contexts.last[..., -1], run.vocab_size)

@@ -1,0 +1,244 @@
+"""Drafts one by one, each out of a few candidates for what follows the tokens before it.
+
+Sources that remember what was said have two questions in common: where in some texts the last
+tokens stood before (`find_contexts`), and what these occurrences say together (`merge_votes`). A
+`CandidateDrafter` makes chains, branches and children of the answers. Under a bitwise policy the
+noise of a slot chooses among its candidates, as it chooses among all tokens in the pass (Gumbel
+top-k, with the run's noise). Under one that is exact in distribution a candidate is drawn, and the
+distribution of the candidates is recorded.
+
+All of it reads accepted tokens alone, from the token buffer of the run. A draft that was rejected
+is in no text.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels.sample import argmax
+from mmaccel.samplers.acceptance import draw
+from mmaccel.samplers.drafting.contract import (
+    Children,
+    Drafter,
+    Drafts,
+    DraftSource,
+    Nodes,
+    OpenRun,
+    Paths,
+)
+
+RANKS = 8  # candidates of a slot
+_DOUBT = 0.5  # occurrences that say something else: one that agrees with itself is no certainty
+
+
+class Texts(NamedTuple):
+    """Where each row looks for its last tokens.
+
+    Attributes:
+        tokens: `[B, T]` int64, one text after the other; negative for none.
+        columns: `[T]` int64, of each token in its text. A context lies within one text.
+        ranks: `[B, T]` int64, which of two occurrences is read first, the larger; all different.
+            -1: what stands there must not be read.
+    """
+
+    tokens: Tensor
+    columns: Tensor
+    ranks: Tensor
+
+
+class Contexts(NamedTuple):
+    """What n candidates' slots of each row follow.
+
+    Attributes:
+        last: `[B, n, L]` int64, the tokens before the slot, the nearest last; -1 for none.
+        depths: `[B, n]` int64, number of the draft slot.
+    """
+
+    last: Tensor
+    depths: Tensor
+
+
+def own_text(run: OpenRun) -> Texts:
+    """What each row knows of itself: its prompt and the tokens that were accepted."""
+    tokens = run.buffer.tokens
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    is_known = columns < run.buffer.columns[:, :1]
+    return Texts(tokens, columns, torch.where(is_known, columns, -1))
+
+
+def find_contexts(texts: Texts, last: Tensor, m: int, least: int = 1) -> tuple[Tensor, Tensor]:
+    """Where the longest suffixes of contexts stood before, at most m occurrences of each.
+
+    Args:
+        texts: that are looked through.
+        last: `[B, n, L]` int64, see `Contexts`.
+        m: occurrences.
+        least: tokens that have to agree.
+
+    Returns:
+        Indices `[B, n, m]` of what followed, the occurrences with the largest ranks first; and
+        which of them there are, `[B, n, m]` bool.
+    """
+    reach = last.shape[2]
+    agrees = (texts.ranks >= 0)[:, None]  # [B, 1, T]
+    n_agree = torch.zeros_like(texts.ranks)[:, None]
+    for back in range(reach):
+        wanted = last[..., reach - 1 - back, None]  # [B, n, 1]
+        before = texts.tokens.roll(1 + back, 1)[:, None]
+        agrees = agrees & (before == wanted) & (wanted >= 0) & (texts.columns > back)
+        n_agree = n_agree + agrees.long()
+    longest = n_agree.amax(-1, keepdim=True)
+    is_best = (n_agree == longest) & (longest >= least)
+    ranks = texts.ranks[:, None].where(is_best, -1)
+    found = ranks.topk(min(m, ranks.shape[2]), -1)
+    return found.indices, found.values >= 0
+
+
+def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: int) -> Children:
+    """The candidates with the most votes; at a tie the first.
+
+    Args:
+        tokens: `[B, n, m]` int64, some of them the same.
+        weights: `[B, n, m]` float32 of at least 0, multiples of a power of two, whose sums do not
+            depend on their order.
+        otherwise: `[B, n]` int64, the only candidate where there is no vote.
+        vocab_size: V.
+    """
+    tokens = tokens.clamp(0, vocab_size - 1)
+    is_same = tokens[..., :, None] == tokens[..., None, :]  # [B, n, m, m]
+    votes = (is_same * weights[..., None, :]).sum(-1)
+    votes = votes.masked_fill(is_same.tril(-1).any(-1), 0.0)  # counted at the first of the same
+    best = votes.sort(dim=-1, descending=True, stable=True)
+    found = tokens.gather(2, best.indices)[..., :RANKS]
+    log_probs = (best.values / (best.values.sum(-1, keepdim=True) + _DOUBT)).log()[..., :RANKS]
+
+    # without a vote, one token that may be any of V
+    is_known = best.values[..., :1] > 0
+    otherwise = otherwise.clamp(0, vocab_size - 1)[..., None]
+    guess = torch.full_like(log_probs, -math.inf)
+    guess[..., 0] = -math.log(vocab_size)
+    return Children(found.where(is_known, otherwise), log_probs.where(is_known, guess))
+
+
+def order_by_noise(found: Children, noise: Tensor, depths: Tensor, k: int) -> Children:
+    """The k candidates that the noise of their slots prefers, and how likely each is then right.
+
+    Args:
+        found: candidates, with their probabilities before the noise is known.
+        noise: frozen noise of the draft slots, see `Drafter.correct`.
+        depths: `[B, n]` int64, numbers of their draft slots.
+        k: how many.
+    """
+    values = found.log_probs + _take(noise, depths, found.tokens)
+    best = values.sort(dim=-1, descending=True, stable=True)
+    share = found.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all
+    log_probs = best.values.log_softmax(-1) + share
+    return Children(found.tokens.gather(2, best.indices)[..., :k], log_probs[..., :k])
+
+
+@dataclass(frozen=True)
+class CandidateSource(DraftSource):
+    """Base of sources whose drafters are `CandidateDrafter`s."""
+
+    is_capturable: ClassVar[bool] = True
+    keeps_predictions: ClassVar[bool] = False
+    reads_last_scores: ClassVar[bool] = False
+    has_branches: ClassVar[bool] = True
+    has_children: ClassVar[bool] = True
+
+
+@dataclass(eq=False)
+class CandidateDrafter(Drafter):
+    """Drafts out of candidates in one run.
+
+    Args:
+        reach: L, tokens of a context.
+    """
+
+    reach: int
+
+    @abstractmethod
+    def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
+        """What may follow some contexts, `[B, n, k]`, one at least with a finite log-probability.
+
+        Args:
+            run: whose token buffer holds what was accepted, up to the window.
+            contexts: n of each row.
+        """
+
+    def propose(self, run: OpenRun) -> Drafts:
+        """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
+        is_certain = run.policy.exactness == "bitwise" or run.params.temperature == 0
+        noise = run.frozen_noise() if is_certain else None
+        slots = run.buffer.slots[:, :-1]
+        last = self._known(run)  # [B, L]
+        distributions = [torch.zeros(len(last), 0, run.vocab_size, device=last.device)]
+        chain = [last[:, :0]]
+        for k in range(slots.shape[1]):
+            depth = torch.full_like(last[:, :1], k)
+            found = self.candidates(run, Contexts(last[:, None], depth))
+            if noise is not None:
+                values = found.log_probs + _take(noise, depth, found.tokens)
+                best = run.backend.run(argmax, values)  # [B, 1]
+            else:
+                chances = found.log_probs.softmax(-1)
+                uniforms = run.noise.fresh(slots[:, k : k + 1], run.counters.passes).drafts
+                best = draw(chances, uniforms)
+                empty = torch.zeros(len(last), 1, run.vocab_size, device=last.device)
+                distributions.append(empty.scatter_add(2, found.tokens, chances))
+            token = found.tokens[:, 0].gather(1, best)
+            chain.append(token)
+            last = torch.cat([last, token], 1)[:, 1:]
+        distribution = None if is_certain else torch.cat(distributions, 1)
+        return Drafts(torch.cat(chain, 1), distribution=distribution)
+
+    def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children:
+        """See `Drafter.children`: the candidates, in the order in which noise prefers them."""
+        known = self._known(run)[:, None].expand(-1, paths.tokens.shape[1], -1)
+        texts = torch.cat([known, paths.tokens], 2)  # [B, n, L + W-1]
+        index = paths.depths[..., None] + torch.arange(self.reach, device=texts.device)
+        found = self.candidates(run, Contexts(texts.gather(2, index), paths.depths))
+        return order_by_noise(found, noise, paths.depths, k)
+
+    def branch(
+        self, run: OpenRun, drafts: Tensor, noise: Tensor, *, n_branches: int, length: int
+    ) -> Nodes | None:
+        """See `Drafter.branch`: all other candidates at the first draft, then at the next ones."""
+        number = torch.arange(n_branches, device=drafts.device)
+        n_others = min(RANKS, run.vocab_size) - 1
+        if n_others == 0:
+            return None
+        forks = (number // n_others).clamp(max=drafts.shape[1] - length).expand(len(drafts), -1)
+        path = drafts[:, None].repeat(1, n_branches, 1)  # [B, N, W-1]
+        found = self.children(run, Paths(path, forks), noise, k=RANKS)
+        is_draft = found.tokens == drafts.gather(1, forks)[..., None]
+        order = is_draft.long().argsort(dim=-1, stable=True)
+        rank = (number % n_others).clamp(max=order.shape[2] - 1).expand(len(drafts), -1)
+        token = found.tokens.gather(2, order.gather(2, rank[..., None]))  # [B, N, 1]
+        tokens = [token]
+        for step in range(1, length):
+            path = path.scatter(2, forks[..., None] + step - 1, token)
+            token = self.children(run, Paths(path, forks + step), noise, k=1).tokens
+            tokens.append(token)
+        return Nodes.of_branches(forks, torch.cat(tokens, 2), drafts.shape[1] + 1)
+
+    def _known(self, run: OpenRun) -> Tensor:
+        """`[B, L]` int64, the last tokens before the window; -1 where there are none."""
+        columns = run.buffer.columns[:, :1] - torch.arange(
+            self.reach, 0, -1, device=run.buffer.tokens.device
+        )
+        found = run.buffer.tokens.gather(1, columns.clamp(min=0))
+        return found.where(columns >= 0, -1)
+
+
+def _take(noise: Tensor, depths: Tensor, tokens: Tensor) -> Tensor:
+    """The noise of tokens `[B, n, k]` in the draft slots `depths` `[B, n]`; zeros for none."""
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None, None]
+    at = tokens if noise.shape[2] > 1 else torch.zeros_like(tokens)
+    return noise[rows, depths[..., None], at]

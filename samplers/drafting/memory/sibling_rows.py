@@ -1,0 +1,78 @@
+"""Sibling rows: what the samples of one prompt have said after the same last tokens.
+
+Samples of one prompt repeat each other: the same names, the same steps, in another order. Where
+several rows of a batch begin with the same prompt, each is drafted by what all of them have
+generated, and the continuation that most of them agree on comes first.
+
+Own study; no publication is known to us. Cousins: STAND (W. Song et al., 2025, arXiv 2506.04708)
+keeps one table of n-grams for all samples of a prompt; hierarchy drafting reads all rows of a
+batch, whatever their prompts, and lets the latest occurrence alone speak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mmaccel.checks import check_int
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import (
+    CandidateDrafter,
+    CandidateSource,
+    Contexts,
+    Texts,
+    find_contexts,
+    merge_votes,
+)
+
+_VOTES = 16  # occurrences that are counted, the latest in their texts
+
+
+@dataclass(frozen=True)
+class SiblingRows(CandidateSource):
+    """What the rows of the same prompt, the row itself among them, mostly said next.
+
+    Args:
+        ngram: the most tokens that are looked for; the longest suffix that was found counts.
+
+    Raises:
+        OptionError: an n-gram of no token.
+    """
+
+    ngram: int = 3
+
+    only_bitwise = True  # a row's drafts depend on the rows beside it, its tokens must not
+    name = "sibling-rows"
+
+    def __post_init__(self) -> None:
+        check_int("SiblingRows.ngram", self.ngram, 1, 64, hint="3 suits most texts")
+
+    def open(self, run: OpenRun) -> Drafter:
+        return SiblingDrafter(self, reach=self.ngram)
+
+
+@dataclass(eq=False)
+class SiblingDrafter(CandidateDrafter):
+    """Votes of sibling rows in one run; nothing is kept between passes."""
+
+    def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
+        texts = self._texts(run)
+        found, is_found = find_contexts(texts, contexts.last, _VOTES)
+        tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
+        return merge_votes(tokens, is_found.float(), contexts.last[..., -1], run.vocab_size)
+
+    def _texts(self, run: OpenRun) -> Texts:
+        """All rows of the batch one after the other, those of other prompts closed."""
+        buffer = run.buffer
+        tokens = buffer.tokens
+        n_rows, n_columns = tokens.shape
+        prompts = tokens[:, : buffer.origin]
+        is_sibling = (prompts[:, None] == prompts).all(-1)  # [B, R]
+        column = torch.arange(n_columns, device=tokens.device)
+        is_said = (column >= buffer.origin) & (column < buffer.columns[:, :1])  # [R, N]
+        row = torch.arange(n_rows, device=tokens.device)[:, None]
+        rank = column * n_rows + row  # the latest in its text, of equals the last row
+        ranks = rank.where(is_sibling[..., None] & is_said, -1)  # [B, R, N]
+        texts = tokens.flatten().expand(n_rows, -1)
+        return Texts(texts, column.repeat(n_rows), ranks.flatten(1))

@@ -1,0 +1,58 @@
+"""A given image as draft: an edited image is mostly the image.
+
+Aggressive decoding (T. Ge et al., 2022, arXiv 2205.10350) for tokens that stand in a grid: what
+was in a slot is what comes there, whatever stands before it. Nothing is realigned, and what a pass
+predicts behind a changed token is no better draft: it has seen the token as it was. For the frame
+before in a clip there is `previous-frame`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.memory.source_text import GivenIds, ids_on, read_ids
+
+
+@dataclass(frozen=True)
+class SourceImage(DraftSource):
+    """The token of the same slot in a given image.
+
+    Args:
+        tokens: of the image, in the order in which they are generated.
+
+    Raises:
+        OptionError: no ids, or negative ones.
+    """
+
+    tokens: tuple[int, ...] = field(repr=False)
+
+    is_capturable = True
+    keeps_predictions = False
+    reads_last_scores = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", read_ids("SourceImage.tokens", self.tokens))
+
+    def open(self, run: OpenRun) -> Drafter:
+        return ImageDrafter(self, ids_on(self.tokens, run.prompt.tokens.device))
+
+
+@dataclass(eq=False)
+class ImageDrafter(Drafter):
+    """A given image in one run.
+
+    Args:
+        ids: of the image.
+    """
+
+    ids: GivenIds
+
+    @property
+    def weights(self) -> object:
+        return self.ids
+
+    def propose(self, run: OpenRun) -> Drafts:
+        image = self.ids.tensor
+        slots = run.buffer.slots[:, :-1].clamp(max=len(image) - 1)
+        return Drafts(image[slots].clamp(max=run.vocab_size - 1))

@@ -1,0 +1,148 @@
+"""A given text as draft: what is edited, corrected or continued is mostly what was there.
+
+T. Ge, H. Xia, X. Sun, S.-Q. Chen, F. Wei, "Lossless Acceleration for Seq2seq Generation with
+Aggressive Decoding", 2022 (arXiv 2205.10350); X. Sun, T. Ge, F. Wei, H. Wang, "Instantaneous
+Grammatical Error Correction with Shallow Aggressive Decoding", ACL 2021 (arXiv 2106.04970): the
+input is verified as the output. Where they differ, decoding goes on until the last tokens of the
+output stand in the input again.
+
+Departures: after a difference drafts go on at once, as if one token had been replaced by one, and
+are realigned where the last tokens stand in the text: of several occurrences at the one nearest to
+where the text was. The paper's suffix has to be unique, and decodes token by token until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int, show
+from mmaccel.errors import OptionError
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.step_state import Held
+
+_REACH = 8  # the most tokens that are looked for
+
+
+@dataclass(frozen=True)
+class SourceText(DraftSource):
+    """A text that all rows are expected to repeat, with changes.
+
+    Args:
+        tokens: its ids, of the model's own vocabulary.
+        ngram: how many of the last tokens must stand in it to realign.
+
+    Raises:
+        OptionError: no ids, negative ones, or an n-gram out of range.
+    """
+
+    tokens: tuple[int, ...] = field(repr=False)
+    ngram: int = 2
+
+    is_capturable = True
+    keeps_predictions = False
+    reads_last_scores = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", read_ids("SourceText.tokens", self.tokens))
+        check_int("SourceText.ngram", self.ngram, 1, _REACH, hint="2 suits most texts")
+
+    def open(self, run: OpenRun) -> Drafter:
+        device = run.prompt.tokens.device
+        position = run.state.declare("position in the source text")
+        return SourceDrafter(self, ids_on(self.tokens, device), position, ngram=self.ngram)
+
+
+@dataclass(eq=False)
+class SourceDrafter(Drafter):
+    """A given text in one run.
+
+    Args:
+        ids: of the text.
+        position: `[B]` int64, where the row is in the text.
+        ngram: see `SourceText`.
+    """
+
+    ids: GivenIds
+    position: Held
+    ngram: int
+
+    @property
+    def weights(self) -> object:
+        return self.ids
+
+    def propose(self, run: OpenRun) -> Drafts:
+        buffer = run.buffer
+        text = self.ids.tensor
+        n_text = len(text)
+        expected = self._position(run)
+        back = torch.arange(_REACH, 0, -1, device=text.device)
+        # only what the row has said is looked for
+        columns = buffer.columns[:, :1] - back  # [B, L]
+        last = buffer.tokens.gather(1, columns.clamp(min=0)).where(columns >= buffer.origin, -1)
+        column = torch.arange(n_text, device=text.device)
+        distance = (column - expected[:, None]).abs()
+        ranks = 2 * (n_text + expected[:, None] - distance) + (column >= expected[:, None])
+        texts = Texts(text.expand(len(last), -1), column, ranks)
+        found, is_found = find_contexts(texts, last[:, None], 1, self.ngram)
+        position = found[:, 0, 0].where(is_found[:, 0, 0], expected)
+        self.position.hold(position)
+
+        at = position[:, None] + torch.arange(run.width - 1, device=text.device)
+        tokens = text[at.clamp(max=n_text - 1)].clamp(max=run.vocab_size - 1)
+        return Drafts(tokens)
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """See `Drafter.accepted`: a token of the row for a token of the text."""
+        self.position.hold(self._position(run) + n_new)
+
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`."""
+        if self.position.value is not None:
+            self.position.get()[batch_slots] = 0
+
+    def _position(self, run: OpenRun) -> Tensor:
+        found = self.position.value
+        return torch.zeros_like(run.buffer.n_generated) if found is None else found
+
+
+def read_ids(what: str, given: object) -> tuple[int, ...]:
+    """The ids of a text or an image, one after the other, from a tensor or a sequence.
+
+    Raises:
+        OptionError: no ids, or negative ones.
+    """
+    plain = given.flatten().tolist() if isinstance(given, Tensor) else given
+    values = tuple(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else ()
+    is_id = [isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in values]
+    if not values or not all(is_id):
+        raise OptionError(
+            f"{what}: expected token ids of 0 or more, received {show(given)}; give for example "
+            "tokenizer(text).input_ids"
+        )
+    return values
+
+
+@dataclass(eq=False)
+class GivenIds:
+    """Ids on a device, which captured steps read.
+
+    Args:
+        tensor: `[S]` int64.
+    """
+
+    tensor: Tensor
+
+
+@lru_cache(maxsize=8)
+def ids_on(tokens: tuple[int, ...], device: torch.device) -> GivenIds:
+    """Ids on a device, the same ones for another run, so that it may replay graphs of the first."""
+    return GivenIds(torch.tensor(tokens, dtype=torch.int64, device=device))

@@ -1,0 +1,120 @@
+"""STAND: n-grams with the distributions that were seen behind them.
+
+W. Song, S. Dingliwal, S. M. Jayanthi, B. Ganesh, J. Shin, A. Galstyan, S. B. Bodapati,
+"Accelerated Test-Time Scaling with Model-Free Speculative Sampling", 2025 (arXiv 2506.04708):
+where a text is sampled, what followed an n-gram is one draw of several, so that the likeliest
+tokens are kept with their probabilities, and drafts are sampled from them (Gumbel top-k).
+
+Departures: what is kept stands beside the row's own text, by column, and is found by the last
+tokens as the text has them; distributions of the latest four occurrences are added up. A row reads
+its own text alone, so that its passes are the same in any batch. The noise of Gumbel top-k is the
+run's: under a bitwise policy the candidate that the slot's noise prefers is the draft. Of a prompt
+only the tokens are known. The paper's trees are made from data; here any tree shape takes the
+candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun, PassScores
+from mmaccel.samplers.drafting.memory.candidates import (
+    RANKS,
+    CandidateDrafter,
+    CandidateSource,
+    Contexts,
+    find_contexts,
+    merge_votes,
+    own_text,
+)
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.step_state import Held
+
+_OCCURRENCES = 4  # whose distributions are added up, the latest
+_UNIT = 4096  # probabilities are multiples of 1/4096, so that their sums are exact
+
+
+@dataclass(frozen=True)
+class STAND(CandidateSource):
+    """The likeliest tokens that earlier passes had after the same last tokens.
+
+    Args:
+        ngram: the most tokens that are looked for; the longest suffix that was found counts.
+
+    Raises:
+        OptionError: an n-gram of no token.
+
+    Memory: eight tokens of 4 bytes and as many probabilities of 2 for each token of a row.
+    """
+
+    ngram: int = 3
+
+    reads_scores = True
+    name = "stand"
+
+    def __post_init__(self) -> None:
+        check_int("STAND.ngram", self.ngram, 1, 64, hint="3 suits most texts")
+
+    def open(self, run: OpenRun) -> Drafter:
+        return StandDrafter(
+            self,
+            reach=self.ngram,
+            tokens=run.state.declare("likeliest tokens"),
+            chances=run.state.declare("chances of likeliest tokens"),
+        )
+
+
+@dataclass(eq=False)
+class StandDrafter(CandidateDrafter):
+    """STAND in one run.
+
+    Args:
+        tokens: `[B, N, k]` int32, the likeliest tokens in each column of the token buffer.
+        chances: `[B, N, k]` float16, their probabilities. Columns behind the accepted text hold
+            what rejected drafts have led to. Nothing reads them before a later pass, with the right
+            tokens on the left, has written them again.
+    """
+
+    tokens: Held
+    chances: Held
+
+    def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
+        texts = own_text(run)
+        found, is_found = find_contexts(texts, contexts.last, _OCCURRENCES)  # [B, n, m]
+        seen, chances = self._tables(run)
+        rows = torch.arange(len(seen), device=seen.device)[:, None, None]
+        tokens = seen[rows, found].long()  # [B, n, m, k]
+        weights = (chances[rows, found].float() * _UNIT).round() / _UNIT
+
+        # in a prompt, the token that stands there
+        is_prompt = (found < run.buffer.origin)[..., None]
+        is_first = torch.arange(tokens.shape[3], device=tokens.device) == 0
+        tokens = torch.where(is_prompt, texts.tokens[rows, found][..., None], tokens)
+        weights = torch.where(is_prompt, is_first.float(), weights) * is_found[..., None]
+        return merge_votes(
+            tokens.flatten(2), weights.flatten(2), contexts.last[..., -1], run.vocab_size
+        )
+
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
+        """See `Drafter.observe`: what the pass found likeliest in each slot of its window."""
+        seen, chances = self._tables(run)
+        best = scores.window.softmax(-1).nan_to_num(0.0).topk(seen.shape[2], -1)  # [B, W, k]
+        at = run.buffer.columns[..., None].expand_as(best.indices)
+        self.tokens.hold(seen.scatter_(1, at, best.indices.int()))
+        self.chances.hold(chances.scatter_(1, at, best.values.half()))
+
+    def _tables(self, run: OpenRun) -> tuple[Tensor, Tensor]:
+        """What is kept; zeros before the first pass."""
+        if self.tokens.value is not None:
+            return self.tokens.get(), self.chances.get()
+        n_rows, n_columns = run.buffer.tokens.shape
+        shape = (n_rows, n_columns, min(RANKS, run.vocab_size))
+        device = run.buffer.tokens.device
+        seen = torch.zeros(shape, dtype=torch.int32, device=device)
+        return seen, torch.zeros(shape, dtype=torch.float16, device=device)

@@ -1,0 +1,417 @@
+"""Sources with memory: proposals against loops over plain lists, and where they save passes.
+
+Tokens, batches whose rows come and go, captured passes and the distribution are proved for every
+draft source in `tests/matrix`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import (
+    ADED,
+    STAND,
+    Autoregressive,
+    Comb,
+    DySpec,
+    Jacobi,
+    Lookahead,
+    Noise,
+    SamplingParams,
+    SiblingRows,
+    SourceImage,
+    SourceText,
+    SpeculativeJacobi,
+)
+from mmaccel.contracts import Pass, Policy
+from mmaccel.results import Generation
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
+from mmaccel.samplers.drafting.memory import aded, sibling_rows, stand
+from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts, merge_votes
+from mmaccel.samplers.drafting.memory.lookahead import LookaheadDrafter
+from mmaccel.samplers.window.run import WindowRun
+from tests.exactness.bitwise_runs import assert_same
+from tests.exactness.test_continuous_batching import ALL, decode
+from tests.fixtures.graph_recorder import Recorder
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+from tests.fixtures.tree_language import TreeLanguage
+
+LENGTH, WINDOW = 60, 6
+PROMPTS = [[1, 2, 1, 2], [3], [3], [3], [0, 1]]
+SOURCES = {"aded": ADED(), "stand": STAND(), "siblings": SiblingRows(), "lookahead": Lookahead()}
+
+
+def generate(
+    policy: Policy, prompts: Sequence[list[int]] = PROMPTS, model: Any = None, **options: Any
+) -> Generation:
+    """A text whose next token depends on the last two alone."""
+    return policy.sample(
+        ToyLanguage(5, seed=3, depth=2, spread=2.0) if model is None else model,
+        make_prompt([*prompts]),
+        options.pop("length", LENGTH),
+        params=SamplingParams(**{"temperature": 0.0, **options}),
+        noise=Noise.from_seed(5, len(prompts)),
+    )
+
+
+# What a source proposes, and what it knows.
+
+
+@dataclass(frozen=True)
+class Recorded(DraftSource):
+    """Another source, whose proposals are kept beside the texts that were accepted before them."""
+
+    own: DraftSource
+    seen: Any
+
+    keeps_predictions = False
+    reads_last_scores = False
+    reads_scores = True
+
+    def open(self, run: OpenRun) -> Drafter:
+        return RecordedDrafter(self, self.own.open(run))
+
+
+@dataclass(eq=False)
+class RecordedDrafter(Drafter):
+    own: Drafter
+
+    def propose(self, run: OpenRun) -> Drafts:
+        found = self.own.propose(run)
+        assert found.tokens is not None
+        n_generated = run.buffer.n_generated.tolist()
+        texts = [
+            [token for token in row[: run.buffer.origin + n] if token >= 0]
+            for row, n in zip(run.buffer.tokens.tolist(), n_generated)
+        ]
+        self.source.seen.append((texts, n_generated, found.tokens.tolist()))  # type: ignore[attr-defined]
+        return found
+
+    def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
+        if self.own.source.reads_scores:
+            self.own.observe(run, scores, noise)
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        self.own.accepted(run, n_new)
+
+
+def occurrences(
+    text: list[int], last: list[int], reach: int, low: int = 0
+) -> tuple[int, list[int]]:
+    """Length of the longest suffix that stood before, and where it ended, the latest first."""
+    for n in range(min(reach, len(last)), 0, -1):
+        found = [c for c in range(max(n, low), len(text)) if text[c - n : c] == last[-n:]]
+        if found:
+            return n, found[::-1]
+    return 0, []
+
+
+def most(votes: list[int]) -> int:
+    """The token with the most votes; at a tie the first."""
+    return max(dict.fromkeys(votes), key=votes.count)
+
+
+def by_trigrams(texts: list[list[int]], made: list[int], row: int, drafts: list[int]) -> int:
+    text = texts[row]
+    _, found = occurrences(text, text + drafts, 2)
+    return most([text[c] for c in found[:16]]) if found else (text + drafts)[-1]
+
+
+def by_siblings(texts: list[list[int]], made: list[int], row: int, drafts: list[int]) -> int:
+    prompts = [text[: len(text) - n] for text, n in zip(texts, made)]
+    own = texts[row] + drafts
+    found = []
+    for other, text in enumerate(texts):
+        if prompts[other] == prompts[row]:
+            low = len(prompts[other])
+            n, ends = occurrences(text, own, 3, low)
+            found += [(n, end, other, text[end]) for end in ends]
+    longest = max((each[0] for each in found), default=0)
+    votes = sorted((each[1:] for each in found if each[0] == longest), reverse=True)
+    return most([token for _, _, token in votes[:16]]) if votes else own[-1]
+
+
+def by_distributions(texts: list[list[int]], made: list[int], row: int, drafts: list[int]) -> int:
+    language, text = ToyLanguage(5, seed=3, depth=2, spread=2.0), texts[row]
+    n_prompt = len(text) - made[row]
+    _, found = occurrences(text, text + drafts, 3)
+    total = torch.zeros(5)
+    for c in found[:4]:
+        if c < n_prompt:
+            total[text[c]] += 1
+        else:
+            total += torch.tensor(language.logits_of(text[:c])).softmax(-1)
+    return int(total.argmax()) if found else (text + drafts)[-1]
+
+
+BY_HAND: dict[str, Callable[..., int]] = {
+    "aded": by_trigrams, "siblings": by_siblings, "stand": by_distributions,
+}  # fmt: skip
+
+
+def check_proposals(name: str) -> None:
+    """What a source proposes is what the accepted text, and nothing else, would have it propose."""
+    seen: list[Any] = []
+    made = generate(Jacobi(WINDOW, Recorded(SOURCES[name], seen)))
+    assert made.tokens.equal(generate(Autoregressive()).tokens)
+    n_checked = 0
+    for texts, n_generated, proposed in seen:
+        for row, tokens in enumerate(proposed):
+            if n_generated[row] >= LENGTH:
+                continue
+            for k, token in enumerate(tokens):
+                assert token == BY_HAND[name](texts, n_generated, row, tokens[:k]), (row, k)
+                n_checked += 1
+    assert n_checked > 100
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_proposals_follow_from_the_accepted_text(name: str) -> None:
+    check_proposals(name)
+
+
+def _learn_from_rejected(texts: Callable[[OpenRun], Texts]) -> Callable[[OpenRun], Texts]:
+    """What the last pass has left behind the accepted text counts as text."""
+
+    def wrong(run: OpenRun) -> Texts:
+        found = texts(run)
+        is_left = (found.columns >= run.buffer.columns[:, :1]) & (
+            found.columns < run.buffer.columns[:, :1] + WINDOW
+        )
+        return found._replace(ranks=torch.where(is_left, found.columns, found.ranks))
+
+    return wrong
+
+
+def test_a_table_that_learns_from_rejected_slots_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in (("aded", aded), ("stand", stand)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "own_text", _learn_from_rejected(module.own_text))
+            with pytest.raises(AssertionError):
+                check_proposals(name)
+
+
+def test_distributions_of_another_column_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    observe = stand.StandDrafter.observe
+
+    def shifted(self: Any, run: OpenRun, scores: PassScores, noise: Any) -> None:
+        observe(self, run, scores._replace(window=scores.window.roll(1, 1)), noise)
+
+    monkeypatch.setattr(stand.StandDrafter, "observe", shifted)
+    with pytest.raises(AssertionError):
+        check_proposals("stand")
+
+
+def test_votes_of_another_prompt_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = sibling_rows.SiblingDrafter._texts
+
+    def all_rows(self: Any, run: OpenRun) -> Texts:
+        found = texts(self, run)
+        is_open = (found.ranks >= 0).any(0)
+        ranks = found.columns * len(found.ranks) + torch.arange(len(is_open)) // (
+            len(is_open) // len(found.ranks)
+        )
+        return found._replace(ranks=ranks.where(is_open, -1).expand_as(found.ranks))
+
+    monkeypatch.setattr(sibling_rows.SiblingDrafter, "_texts", all_rows)
+    with pytest.raises(AssertionError):
+        check_proposals("siblings")
+
+
+# The two functions that sources share.
+
+
+def test_contexts_against_lists() -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(-1, 3, (200, 14), generator=generator)
+    last = torch.randint(-1, 3, (200, 2, 3), generator=generator)
+    columns = torch.arange(14)
+    ranks = torch.where(columns < 11, columns, -1).expand(200, -1)
+    found, is_found = find_contexts(Texts(tokens, columns, ranks), last, 4)
+    for row in range(200):
+        for n in range(2):
+            context = last[row, n].tolist()
+            while -1 in context:
+                context = context[context.index(-1) + 1 :]
+            _, ends = occurrences(tokens[row, :11].tolist(), context, 3)
+            assert found[row, n][is_found[row, n]].tolist() == ends[:4]
+
+
+def test_votes_are_added_up() -> None:
+    tokens = torch.tensor([[[3, 1, 3, 2], [9, -1, 0, 0]], [[1, 1, 1, 1], [4, 4, 4, 4]]])
+    weights = torch.tensor([[[1, 0.5, 1, 0], [0, 0, 0, 0]], [[1, 1, 1, 1.0], [0.5, 0, 0, 0.25]]])
+    found = merge_votes(tokens, weights, torch.tensor([[0, 7], [0, 0]]), 8)
+    assert found.tokens[0, 0, :2].tolist() == [3, 1] and found.tokens[0, 1, 0] == 7
+    chances = found.log_probs.exp()
+    assert chances[0, 0].tolist() == pytest.approx([2 / 3, 0.5 / 3, 0, 0])
+    assert chances[0, 1].tolist() == pytest.approx([1 / 8, 0, 0, 0])  # nobody has voted
+    assert chances[1, :, 0].tolist() == pytest.approx([4 / 4.5, 0.75 / 1.25])
+
+
+# Where sources save passes.
+
+
+def repeat(policy: Policy, **options: Any) -> Generation:
+    """A text whose next token depends on the last one alone; greedily it runs into a circle."""
+    language = ToyLanguage(40, seed=3, depth=1, spread=options.pop("spread", 1.5))
+    return generate(policy, [[1, 2], [7]], language, length=120, **options)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_text_that_repeats_itself_takes_few_passes(name: str) -> None:
+    plain = repeat(Autoregressive())
+    circle = len(set(plain.tokens.flatten().tolist()))
+    made = repeat(Jacobi(16, SOURCES[name]))
+    assert_same(made, plain)
+    assert 3 * made.stats.passes < repeat(Jacobi(16, "left")).stats.passes
+    if name != "lookahead":  # whose n-grams are found in as many passes
+        assert made.stats.passes <= circle + 2 + -(-120 // 16)
+
+
+@pytest.mark.parametrize("policy", [Jacobi, SpeculativeJacobi])
+@pytest.mark.parametrize("options", [{"temperature": 0.3}, {"temperature": 1.0, "spread": 3.0}])
+def test_noise_chooses_among_the_distributions_that_were_seen(
+    policy: Any, options: dict[str, Any]
+) -> None:
+    """Above temperature 0 the likeliest token is not enough."""
+    made = repeat(policy(16, drafts="stand"), **options)
+    if policy is Jacobi:
+        assert_same(made, repeat(Autoregressive(), **options))
+    likeliest = repeat(policy(16, drafts="token-recycling"), **options)
+    assert made.stats.row_passes < 0.75 * likeliest.stats.row_passes
+
+
+def test_samples_of_one_prompt_save_passes() -> None:
+    """Beside each other, and not beside rows of other prompts."""
+    options: dict[str, Any] = {"temperature": 1.0, "length": 100}
+    counts = []
+    for prompts in ([[1, 2]] * 4, [[0, 1, 2], [1, 1, 2], [2, 1, 2], [3, 1, 2]]):
+        language = ToyLanguage(12, seed=3, depth=2, spread=3.0)
+        made = generate(Jacobi(16, "sibling-rows"), prompts, language, **options)
+        plain = generate(Autoregressive(), prompts, language, **options)
+        assert_same(made, plain)
+        counts.append(made.stats.row_passes)
+    assert counts[0] < 0.85 * counts[1]
+
+
+@pytest.mark.parametrize("drafts", SOURCES)
+def test_trees_of_candidates_save_passes(drafts: str) -> None:
+    passes = []
+    for shape in (None, DySpec(16, depth=4), Comb(4, 4)):
+        policy = Jacobi(8, SOURCES[drafts], shape)
+        made = generate(policy, [[1, 2]] * 2, TreeLanguage(12, seed=3, depth=2), temperature=1.0)
+        passes.append(made.stats.row_passes)
+    assert max(passes[1:]) < passes[0]
+
+
+# Rows that come and go.
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.5])
+def test_siblings_that_come_and_go(scale: float) -> None:
+    made = decode(Jacobi(6, SiblingRows(1)), ALL, scale, mmaccel.ContinuousBatching(3))
+    assert_same(made, decode(Autoregressive(), ALL, scale))
+
+
+def test_a_pool_of_the_row_before_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An admitted row makes the passes of the row alone, unless the pool was left as it was."""
+    batching = mmaccel.ContinuousBatching(2)
+    for is_broken in (False, True):
+        if is_broken:
+            monkeypatch.setattr(LookaheadDrafter, "begin_rows", lambda *_: None)
+        policy = Jacobi(6, "lookahead")
+        alone = [decode(policy, [row], 1.0).stats.passes for row in ALL]
+        made = decode(policy, ALL, 1.0, batching)
+        assert (made.passes.tolist() == alone) is not is_broken
+
+
+# Scores that are none.
+
+
+class Invalid(Recorder):
+    """Every slot but the first has scores of NaN."""
+
+    def forward(self, entries: Pass) -> Tensor:
+        logits = torch.zeros(*entries.tokens.shape, self.vocab_size)
+        logits[:, 1:] = math.nan
+        return logits
+
+
+@pytest.mark.parametrize("policy", [Jacobi, SpeculativeJacobi])
+@pytest.mark.parametrize("name", SOURCES)
+def test_scores_that_are_no_numbers_lead_to_drafts_of_the_vocabulary(
+    name: str, policy: Any
+) -> None:
+    if policy is SpeculativeJacobi and SOURCES[name].only_bitwise:
+        pytest.skip("bitwise policies alone")
+    run = WindowRun(
+        policy(5, drafts=SOURCES[name]), Invalid([0.0] * 6), make_prompt([[1, 2, 1], [4, 4, 4]]), 9,
+        params=SamplingParams(), noise=Noise.from_seed(0, 2),
+    )  # fmt: skip
+    for _ in range(2):
+        drafts = run.propose()
+        assert drafts.tokens is not None
+        assert bool(((drafts.tokens >= 0) & (drafts.tokens < 6)).all())
+        if drafts.distribution is not None:
+            assert drafts.distribution.sum(-1).allclose(torch.ones(2, 4))
+        run.write_drafts(drafts.tokens)
+        run.forward()
+        run.observe(None)
+        run.accept(torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 4, dtype=torch.bool))
+        run.counters.is_bad.zero_()
+        run.buffer.move_window(5)
+
+
+# A given text, and a given image.
+
+
+def edited(text: list[int]) -> list[list[int]]:
+    """The text, and with a token replaced, one more and one less."""
+    other = (text[30] + 7) % 40
+    return [
+        text,
+        text[:30] + [other] + text[31:],
+        text[:30] + [other] + text[30:-1],
+        text[:30] + text[31:] + [0],
+    ]
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_a_source_text_is_followed_through_its_changes(case: int) -> None:
+    plain = generate(Autoregressive(), [[1, 2]], ToyLanguage(40, seed=3, depth=3), length=64,
+                     temperature=1.0)  # fmt: skip
+    text = plain.tokens[0].tolist()
+    source = SourceText(edited(text)[case])
+    made = generate(Jacobi(8, source), [[1, 2]], ToyLanguage(40, seed=3, depth=3), length=64,
+                    temperature=1.0)  # fmt: skip
+    assert_same(made, plain)
+    # a pass for each window, and at most three more for a change
+    assert made.stats.passes <= 8 + 3 * bool(case)
+
+
+def test_rows_follow_a_source_text_at_their_own_pace() -> None:
+    plain = generate(Autoregressive(), temperature=1.0)
+    source = SourceText(plain.tokens[1])
+    made = generate(Jacobi(8, source), temperature=1.0)
+    assert_same(made, plain)
+    assert int(made.passes[1]) == -(-LENGTH // 8) < int(made.passes[0])
+
+
+def test_a_source_image_is_copied_slot_by_slot() -> None:
+    plain = generate(Autoregressive(), [[1, 2]], temperature=1.0)
+    image = plain.tokens[0].clone()
+    made = generate(Jacobi(10, SourceImage(image)), [[1, 2]], temperature=1.0)
+    assert_same(made, plain)
+    assert made.stats.passes == 6
+    image[25] = (image[25] + 1) % 5
+    made = generate(Jacobi(10, SourceImage(image)), [[1, 2]], temperature=1.0)
+    assert_same(made, plain)
+    assert made.stats.passes == 7

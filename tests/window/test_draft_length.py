@@ -1,0 +1,202 @@
+"""Rules of length: draft models stop where they are told to, and rows keep to themselves.
+
+Tokens and distributions under each rule are proved beside the other sources in `tests/matrix`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmaccel import (
+    DISCO,
+    SVIP,
+    Autoregressive,
+    BanditSpec,
+    DraftModel,
+    Jacobi,
+    Noise,
+    SamplingParams,
+    SpecDecPP,
+    Speculative,
+)
+from mmaccel.contracts import Pass, Policy
+from mmaccel.results import Generation
+from mmaccel.samplers.drafting.bandit_spec import BanditDrafter
+from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
+from tests.exactness.bitwise_runs import assert_same
+from tests.fixtures.toy_models import ToyLanguage, make_prompt
+
+PROMPTS = [[1, 2, 3], [0], [4, 4]]
+LENGTH = 60
+
+
+def generate(
+    policy: Policy, prompts: list[list[int]] = PROMPTS, model: Any = None, seeds: Any = None
+) -> Generation:
+    seeds = [5 + row for row in range(len(prompts))] if seeds is None else seeds
+    return policy.sample(
+        ToyLanguage(5, seed=3, depth=2) if model is None else model,
+        make_prompt(prompts),
+        LENGTH,
+        params=SamplingParams(),
+        noise=Noise.from_seed(seeds, len(prompts)),
+    )
+
+
+def drafted(*rows: list[float], confidences: list[list[float]] | None = None) -> Drafted:
+    found = torch.tensor([[0.5] * 2] * len(rows) if confidences is None else confidences)
+    return Drafted(torch.tensor(rows), found)
+
+
+def test_svip_compares_the_root_of_the_entropy() -> None:
+    rows = [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.9, 0.05, 0.05]]
+    entropies = [-sum(p * math.log(p) for p in row if p) for row in rows]
+    for threshold in (0.0, 0.5, 0.7, 1.0):
+        wanted = [entropy**0.5 <= threshold for entropy in entropies]
+        assert SVIP(threshold).goes_on(drafted(*rows)).tolist() == wanted
+
+
+def test_specdec_multiplies_the_chances_of_all_drafts() -> None:
+    seen = drafted([1.0], [1.0], confidences=[[0.9, 0.8, 0.5], [0.9, 0.9, 0.9]])
+    assert SpecDecPP(0.5).goes_on(seen).tolist() == [False, True]
+    assert SpecDecPP(0.7).goes_on(seen).tolist() == [True, True]
+    assert SpecDecPP(0.5, power=0.25).goes_on(seen).tolist() == [True, True]
+
+
+RULES = {"svip": SVIP(0.8), "specdec++": SpecDecPP(0.6), "disco": DISCO(0.5)}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_uncertain_draft_model_drafts_less(name: str) -> None:
+    """One that is uncertain and wrong stops early; one that is sure and right goes on."""
+    target = {"model": ToyLanguage(5, seed=3, depth=2, spread=8.0)}
+    counts = []
+    for model in (ToyLanguage(5, seed=8, spread=0.3), ToyLanguage(5, 3, depth=2, spread=8.0)):
+        made = [
+            generate(Speculative(6, drafts=DraftModel(model, length=rule)), **target)
+            for rule in (None, RULES[name])
+        ]
+        counts += [each.stats.draft_passes / each.stats.passes for each in made]
+    unsure, unsure_cut, sure, sure_cut = counts
+    assert unsure_cut < 0.5 * unsure and sure_cut > 0.85 * sure
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_row_stops_for_itself(name: str) -> None:
+    """In any batch the same tokens and the same passes."""
+    policy = Speculative(6, drafts=DraftModel(ToyLanguage(5, seed=4, depth=2), length=RULES[name]))
+    whole = generate(policy)
+    for row, prompt in enumerate(PROMPTS):
+        alone = generate(policy, [prompt], seeds=[5 + row])
+        assert alone.tokens[0].equal(whole.tokens[row])
+        assert alone.passes[0] == whole.passes[row]
+
+
+@dataclass(frozen=True)
+class FirstRow(DraftLength):
+    """A planted bug: all rows stop where the first one does."""
+
+    def goes_on(self, drafted: Drafted) -> Tensor:
+        return SVIP(0.8).goes_on(drafted)[:1].expand(len(drafted.last))
+
+
+def test_a_row_that_stops_for_another_is_seen() -> None:
+    policy = Speculative(6, drafts=DraftModel(ToyLanguage(5, seed=4, depth=2), length=FirstRow()))
+    whole = generate(policy)
+    alone = [generate(policy, [PROMPTS[row]], seeds=[5 + row]) for row in (1, 2)]
+    assert any(not each.tokens[0].equal(whole.tokens[1 + n]) for n, each in enumerate(alone))
+
+
+def test_disco_learns_that_a_confident_draft_model_is_wrong() -> None:
+    sure = ToyLanguage(5, seed=9, depth=2, spread=8.0)
+    made = [
+        generate(Speculative(6, drafts=DraftModel(sure, length=DISCO(rate=rate))))
+        for rate in (0.0, 0.2)
+    ]
+    stubborn, taught = (each.stats.draft_passes / each.stats.passes for each in made)
+    assert taught < 0.7 * stubborn
+
+
+class NoNumbers(ToyLanguage):
+    """A draft model gone wrong from its tenth pass on."""
+
+    def forward(self, entries: Pass) -> Tensor:
+        logits = super().forward(entries)
+        return logits * (math.nan if self.passes > 9 else 1.0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_draft_model_gone_wrong_changes_no_token(name: str) -> None:
+    source = DraftModel(NoNumbers(5, seed=4, depth=2), length=RULES[name])
+    assert_same(generate(Jacobi(6, source)), generate(Autoregressive()))
+
+
+# The bandit.
+
+
+@dataclass(frozen=True)
+class Wrong(DraftSource):
+    """Never the right token, which a run of the plain loop has made."""
+
+    texts: tuple[tuple[int, ...], ...]
+    by: int = 1
+
+    keeps_predictions = False
+    reads_last_scores = False
+
+    def propose(self, frontier: Frontier) -> Drafts:
+        texts = torch.tensor(self.texts)
+        right = texts.gather(1, frontier.slots.clamp(max=texts.shape[1] - 1))
+        return Drafts((right + self.by) % frontier.vocab_size)
+
+
+def wrong_by(by: int) -> Wrong:
+    plain = generate(Autoregressive())
+    return Wrong(tuple(map(tuple, plain.tokens.tolist())), by)
+
+
+def cost_of(source: BanditSpec) -> tuple[float, Generation]:
+    """Of a run, in passes of width 1."""
+    model = ToyLanguage(5, seed=3, depth=2)
+    made = generate(Jacobi(16, source), model=model)
+    assert_same(made, generate(Autoregressive()))
+    widths = model.widths[-made.stats.passes :]
+    return sum(1 + source.token_cost * (width - 1) for width in widths), made
+
+
+@pytest.mark.parametrize("token_cost", [0.0, 0.01, 0.03, 0.2])
+def test_drafts_that_are_wrong_cost_three_percent_at_most(token_cost: float) -> None:
+    cost, made = cost_of(BanditSpec((wrong_by(1),), token_cost=token_cost))
+    assert made.stats.passes == LENGTH
+    assert cost <= 1.03 * LENGTH + 1e-6
+
+
+def test_drafts_that_are_right_are_used() -> None:
+    cost, made = cost_of(BanditSpec((wrong_by(0),)))
+    assert made.stats.passes <= 10 and cost < 0.3 * LENGTH
+
+
+def test_of_two_sources_the_right_one_drafts() -> None:
+    class Right(Wrong):
+        pass
+
+    texts = wrong_by(0).texts
+    for sources in ((Wrong(texts, 1), Right(texts, 0)), (Right(texts, 0), Wrong(texts, 1))):
+        cost, _ = cost_of(BanditSpec(sources))
+        assert cost < 0.5 * LENGTH
+
+
+def test_an_arm_that_is_played_whatever_it_costs_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        BanditDrafter, "_debt", lambda self, run: torch.zeros(run.prompt.batch) - 1e9
+    )
+    monkeypatch.setattr(BanditDrafter, "accepted", lambda *_: None)
+    cost, _ = cost_of(BanditSpec((wrong_by(1),)))
+    assert cost > 1.03 * LENGTH
