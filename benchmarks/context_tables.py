@@ -24,11 +24,27 @@ def long_context_tables(reports: dict[str, Report]) -> str:
             for row in report["long_context"]
         ]
         parts += [
-            f"A step over {report['positions']} positions, 16 layers of 16 heads of 64, random "
-            f"weights, float32, one row; {name_source(report)}",
+            f"A step over {report['positions']} positions, {_shape(report)}, random weights, "
+            f"float32, one row; {name_source(report)}",
             grid(("window", "method", "ms a step", "times as fast", "cache, MiB"), rows),
         ]
     return section(parts)
+
+
+def _shape(report: Report) -> str:
+    """Layers and heads; reports that do not say have as many key heads as heads."""
+    heads = report.get("heads", 16)
+    key_heads = report.get("key_heads", heads)
+    shape = f"{report.get('layers', 16)} layers of {heads} heads of 64"
+    if key_heads != heads:
+        shape += f" and {key_heads} key heads"
+    step = report.get("step_bytes")
+    if step is not None:
+        shape += (
+            f" ({step['weights'] / 2**20:.0f} MiB of weights and {step['cache'] / 2**20:.0f} of "
+            f"keys and values: at most {step['speed_up']:.1f}×)"
+        )
+    return shape
 
 
 def self_draft_tables(reports: dict[str, Report]) -> str:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import BlockCounts, Exactness, Generation, OnStep
+from mmaccel.results import BlockCounts, Exactness, Generation, OnStep, StepBytes
 
 
 @dataclass(frozen=True)
@@ -230,6 +230,13 @@ class Model(ABC):
         would be otherwise; zeros where none do.
         """
         return 0, 0
+
+    @property
+    def step_bytes(self) -> StepBytes | None:
+        """What a step of the run reads at its end; None where nothing counts it, and before the
+        first pass.
+        """
+        return None
 
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:
