@@ -24,11 +24,27 @@ def long_context_tables(reports: dict[str, Report]) -> str:
             for row in report["long_context"]
         ]
         parts += [
-            f"A step over {report['positions']} positions, 16 layers of 16 heads of 64, random "
-            f"weights, float32, one row; {name_source(report)}",
+            f"A step over {report['positions']} positions, {_shape(report)}, random weights, "
+            f"float32, one row; {name_source(report)}",
             grid(("window", "method", "ms a step", "times as fast", "cache, MiB"), rows),
         ]
     return section(parts)
+
+
+def _shape(report: Report) -> str:
+    """Layers and heads; reports that do not say have as many key heads as heads."""
+    heads = report.get("heads", 16)
+    key_heads = report.get("key_heads", heads)
+    shape = f"{report.get('layers', 16)} layers of {heads} heads of 64"
+    if key_heads != heads:
+        shape += f" and {key_heads} key heads"
+    step = report.get("step_bytes")
+    if step is not None:
+        shape += (
+            f" ({step['weights'] / 2**20:.0f} MiB of weights and {step['cache'] / 2**20:.0f} of "
+            f"keys and values: at most {step['speed_up']:.1f}×)"
+        )
+    return shape
 
 
 def self_draft_tables(reports: dict[str, Report]) -> str:
@@ -81,7 +97,8 @@ def scenes_cache_tables(reports: dict[str, Report]) -> str:
 
 
 def _interval(row: dict[str, Any]) -> str:
-    return "…".join(f"{100 * bound:.0f}" for bound in row["interval"])
+    bounds = row["interval"] if "interval" in row else (row["low"], row["high"])
+    return "…".join(f"{100 * bound:.0f}" for bound in bounds)
 
 
 def name_source(report: Report) -> str:
@@ -135,6 +152,26 @@ def serving_prefill_tables(reports: dict[str, Report]) -> str:
     return section(parts)
 
 
+def quantized_pruning_tables(reports: dict[str, Report]) -> str:
+    """Right answers with fewer entries, fewer bits, and both, at equal bytes."""
+    parts = []
+    for report in (r for r in reports.values() if "quantized_pruning" in r):
+        rows: list[tuple[str, ...]] = [
+            (
+                f"{100 * row['share']:.0f}",
+                str(row["bits"]),
+                row["method"] if row["method"] == "full cache" else f"`{row['method']}`",
+                f"{100 * row['right']['right']:.1f} ({_interval(row['right'])})",
+                f"{row['kib']:.0f}",
+            )
+            for row in report["quantized_pruning"]
+        ]
+        heads = ("bytes, %", "bits", "cache", "right, % (95 %)", "KiB a row")
+        count = report["quantized_pruning"][0]["right"]["questions"]
+        parts += [f"`recall`, {count} questions, float32; {name_source(report)}", grid(heads, rows)]
+    return section(parts)
+
+
 def section(parts: list[str]) -> str:
     """What stands between the marks of a table."""
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
@@ -146,4 +183,5 @@ CONTEXT_TABLES = {
     "serving-prefill": serving_prefill_tables,
     "self-drafts": self_draft_tables,
     "scenes-cache": scenes_cache_tables,
+    "quantized-pruning": quantized_pruning_tables,
 }

@@ -1,6 +1,7 @@
 """What a step costs over a long cache: full attention, a smaller cache, chosen blocks.
 
     python -m benchmarks.long_context --positions 32768 --json FILE
+    python -m benchmarks.long_context --key-heads 2 --json FILE  # where weights dominate
 
 A Llama with random weights whose cache is filled with random keys and values: what a step reads is
 what counts, and nothing of it depends on what they are. A prompt of this length would take minutes.
@@ -14,6 +15,7 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,10 +28,11 @@ from mmaccel.outputs.machine import describe_machine
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.results import StepBytes
 
 
-def make_model(arguments: argparse.Namespace) -> Any:
-    """A Llama with weights drawn from seed 0."""
+def make_model(arguments: argparse.Namespace, key_heads: int | None = None) -> Any:
+    """A Llama with weights drawn from seed 0; by default each head has keys of its own."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -40,7 +43,7 @@ def make_model(arguments: argparse.Namespace) -> Any:
         intermediate_size=3 * width,
         num_hidden_layers=arguments.layers,
         num_attention_heads=arguments.heads,
-        num_key_value_heads=arguments.heads,
+        num_key_value_heads=key_heads or arguments.heads,
         max_position_embeddings=arguments.positions + 256,
     )
     return LlamaForCausalLM(config).eval()
@@ -61,22 +64,24 @@ def open_window(model: Any, methods: LayerMethods, arguments: argparse.Namespace
     layout.prepare(torch.arange(filled)[None], layout.max_length)
     for number, layer in enumerate(layers):
         drawn = torch.Generator().manual_seed(number)
-        keys = torch.randn(1, arguments.heads, filled, 64, generator=drawn)
-        layer.update(keys, torch.randn(1, arguments.heads, filled, 64, generator=drawn))
+        keys = torch.randn(1, arguments.key_heads, filled, 64, generator=drawn)
+        layer.update(keys, torch.randn(1, arguments.key_heads, filled, 64, generator=drawn))
     if methods.kv_cache is not None:
         observer = Observer(methods.kv_cache, torch.tensor([filled]))
         for number in range(len(layers)):
             drawn = torch.Generator().manual_seed(1000 + number)
             query = torch.randn(1, arguments.heads, filled, 64, generator=drawn)
-            observer.keep(number, query, query, mask=None, scale=0.125)
+            keys, _ = layers[number].held()
+            observer.keep(number, query, keys[:, :, :filled], mask=None, scale=0.125)
         window.run_caches().evict(torch.tensor([filled]), observer)
     size = sum(layer.nbytes for layer in layers)
     return window, size
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for every way and width."""
-    model, rows = make_model(arguments), []
+def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], StepBytes]:
+    """A row for every way and width, and what a step reads in full."""
+    model = make_model(arguments, arguments.key_heads)
+    rows = []
     ways = {
         "full": LayerMethods(),
         "SnapKV(budget=2048)": LayerMethods(kv_cache=mmaccel.SnapKV(budget=2048)),
@@ -114,7 +119,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     "route": window.route,
                 }
             )
-    return rows
+    step = opened["full"][0].step_bytes
+    assert step is not None
+    return rows, step
 
 
 def write_report(arguments: argparse.Namespace, **parts: Any) -> None:
@@ -142,6 +149,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=32768)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--key-heads", type=int, help="as many as heads by default")
     parser.add_argument("--budget", type=float, default=0.1)
     parser.add_argument("--block", type=int, default=16)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 16])
@@ -149,15 +157,24 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    arguments.key_heads = arguments.key_heads or arguments.heads
     torch.set_num_threads(arguments.threads)
     with torch.no_grad():
-        rows = measure(arguments)
+        rows, step = measure(arguments)
     for row in rows:
         print(
             f"W={row['width']} {row['way']}: {row['ms']:.1f} ms, {row['times']:.2f} times, "
             f"{row['cache_bytes'] / 2**20:.0f} MiB"
         )
-    write_report(arguments, long_context=rows)
+    print(f"a step reads {step}: at most {step.speed_up:.2f} times without the cache")
+    write_report(
+        arguments,
+        layers=arguments.layers,
+        heads=arguments.heads,
+        key_heads=arguments.key_heads,
+        step_bytes=asdict(step) | {"speed_up": step.speed_up},
+        long_context=rows,
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from benchmarks.method_tables import TABLES
 from benchmarks.tables import (
     cache_tables,
     canvas_tables,
+    kvpress_tables,
     routes_tables,
     sampler_share_tables,
     visual_tokens_tables,
@@ -470,6 +471,7 @@ _OWN = {
     "fastv-eager": fastv_eager_tables,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
+    "kvpress": kvpress_tables,
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }

@@ -3,18 +3,20 @@
 `routes_tables` are those of `benchmarks/routes.py`: what an attached policy costs. `canvas_tables`
 are those of `mmaccel bench --family canvas`: what canvas policies cost and make.
 `visual_tokens_tables` are those of `mmaccel evaluate visual-tokens`, `cache_tables` those of
-`mmaccel evaluate cache`.
+`mmaccel evaluate cache`, `kvpress_tables` those of `benchmarks/kvpress_cache.py` beside them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from mmaccel.evaluation.shares import paired_difference, share_of
 from mmaccel.evaluation.tables import (
     SHOWN,
     cache_cells,
     grid,
     kind_cells,
+    points,
     visual_tokens_cells,
 )
 
@@ -60,6 +62,18 @@ _CACHE_HEADS = (
     "KiB a row",
     "pass, ms",
     "prefill, ms",
+)
+_KVPRESS_HEADS = (
+    "press",
+    "here",
+    "budget",
+    "right, %",
+    "here",
+    "here less press",
+    "entries kept, %",
+    "here",
+    "KiB a row",
+    "here",
 )
 _ROUTE_NAMES = {
     "library": "transformers alone",
@@ -189,23 +203,56 @@ def visual_tokens_tables(reports: dict[str, dict[str, Any]]) -> str:
 
 
 def cache_tables(reports: dict[str, dict[str, Any]]) -> str:
-    """Two tables for each report of cache policies and sparse attention, and for each of kvpress:
-    what each costs, and accuracy by task.
+    """Two tables for each report of cache policies and sparse attention: what each costs, and
+    accuracy by task.
     """
     parts = []
-    for name in ("cache_sides", "kvpress_sides"):
-        for report in (r for r in reports.values() if name in r):
-            rows, tasks = report[name], report["task_names"]
-            parts += [
-                _describe_caches(report),
-                grid(_CACHE_HEADS, [cache_cells(row) for row in rows]),
-                "Right answers by task, %:",
-                grid(
-                    ("method", "budget", *tasks),
-                    [(*cache_cells(row)[:2], *kind_cells(row, tasks)) for row in rows],
-                ),
-            ]
+    for report in (r for r in reports.values() if "cache_sides" in r):
+        rows, tasks = report["cache_sides"], report["task_names"]
+        parts += [
+            _describe_caches(report),
+            grid(_CACHE_HEADS, [cache_cells(row) for row in rows]),
+            "Right answers by task, %:",
+            grid(
+                ("method", "budget", *tasks),
+                [(*cache_cells(row)[:2], *kind_cells(row, tasks)) for row in rows],
+            ),
+        ]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def kvpress_tables(reports: dict[str, dict[str, Any]]) -> str:
+    """A table for each report of kvpress, beside the answers of methods here to its questions."""
+    ours = [r for r in reports.values() if "cache_sides" in r]
+    parts = []
+    for report in (r for r in reports.values() if "kvpress_sides" in r):
+        own = next(r for r in ours if r["model"] == report["model"])
+        rows = [_kvpress_cells(row, own) for row in report["kvpress_sides"]]
+        parts += [_describe_caches(report), grid(_KVPRESS_HEADS, rows)]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def _kvpress_cells(row: dict[str, Any], own: dict[str, Any]) -> tuple[str, ...]:
+    """A row of kvpress beside the side of our report `own` that answers to it."""
+    budget = row["budget"]
+    key = row["method"] if budget is None else f"{row['method']} at {budget:g}"
+    side = next(one for one in own["cache_sides"] if one["side"] == key)
+    right = "".join(own["records"][key]["right"])[: len(row["right"])]
+    press = row["press"] if budget is None else f"`{row['press']}`"
+    share = share_of(right)
+    assert share is not None
+    return (
+        press,
+        row["method"],
+        "-" if budget is None else f"{budget:g}",
+        f"{100 * row['accuracy']['all']['right']:.0f}",
+        f"{100 * share['right']:.0f}",
+        points(paired_difference(right, row["right"])),
+        f"{100 * row['kept']:.0f}",
+        f"{100 * side['kept']:.0f}",
+        f"{row['bytes'] / 1024:.0f}",
+        f"{side['bytes'] / 1024:.0f}",
+    )
 
 
 def _describe_caches(report: dict[str, Any]) -> str:

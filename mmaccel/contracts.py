@@ -35,7 +35,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.results import BlockCounts, Exactness, Generation, OnStep
+from mmaccel.results import BlockCounts, Exactness, Generation, OnStep, StepBytes
 
 _RAGGED = 256  # tokens more than in the shortest prompt, which are worth another split of the work
 
@@ -236,6 +236,13 @@ class Model(ABC):
         would be otherwise; zeros where none do.
         """
         return 0, 0
+
+    @property
+    def step_bytes(self) -> StepBytes | None:
+        """What a step of the run reads at its end; None where nothing counts it, and before the
+        first pass.
+        """
+        return None
 
     @abstractmethod
     def reserve(self, rows: int, positions: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
+from mmaccel.results import StepBytes
 
 
 class CodebookWindow(TokenModel):
@@ -72,6 +73,11 @@ class CodebookWindow(TokenModel):
     def packed_bytes(self) -> tuple[int, int]:
         """See `mmaccel.contracts.Model`."""
         return self.steps.packed_bytes
+
+    @property
+    def step_bytes(self) -> StepBytes | None:
+        """See `mmaccel.contracts.Model`."""
+        return self.steps.step_bytes
 
     def find_layer_obstacle(self, methods: Any) -> str:
         return self.steps.find_layer_obstacle(methods)

@@ -30,8 +30,8 @@ def visual_tokens_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["method"],
         f"{row['keep']:g}",
         f"{right:.1f} ({low:.1f}…{high:.1f})",
-        _points(row["to_all"]),
-        _points(row["to_random"]),
+        points(row["to_all"]),
+        points(row["to_random"]),
         "-"
         if informative is None
         else f"{100 * informative['right']:.0f} (of {informative['questions']})",
@@ -50,8 +50,8 @@ def cache_cells(row: dict[str, Any]) -> tuple[str, ...]:
         row["method"],
         "-" if row["budget"] is None else f"{row['budget']:g}",
         f"{right:.1f} ({low:.1f}…{high:.1f})",
-        _points(row["to_full"]),
-        _points(row["to_random"]),
+        points(row["to_full"]),
+        points(row["to_random"]),
         f"{100 * row['kept']:.0f}",
         "-" if row.get("blocks") is None else f"{100 * row['blocks']:.0f}",
         f"{row['bytes'] / 1024:.0f}",
@@ -66,7 +66,8 @@ def kind_cells(row: dict[str, Any], names: list[str]) -> tuple[str, ...]:
     return tuple("-" if share is None else f"{100 * share['right']:.0f}" for share in shares)
 
 
-def _points(found: dict[str, Any] | None) -> str:
+def points(found: dict[str, Any] | None) -> str:
+    """A difference of `paired_difference` with its interval, in points of %."""
     if found is None:
         return "-"
     low, middle, high = (100 * found[name] for name in ("low", "difference", "high"))

@@ -37,6 +37,7 @@ from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
+from mmaccel.results import StepBytes
 from mmaccel.samplers.drafting.states import PromptReader
 
 
@@ -291,6 +292,20 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def packed_bytes(self) -> tuple[int, int]:
         """See `mmaccel.contracts.Model`."""
         return (0, 0) if self.caches is None else self.caches.packed_bytes
+
+    @property
+    def step_bytes(self) -> StepBytes | None:
+        """See `mmaccel.contracts.Model`."""
+        n_whole = 0 if self.caches is None else self.caches.whole_bytes
+        if not n_whole:
+            return None
+        table = {id(weight) for weight in self.model.get_input_embeddings().parameters()}
+        weights = self.model.get_decoder().parameters()
+        n_read = sum(weight.nbytes for weight in weights if id(weight) not in table)
+        if self.needs_head:
+            head = sum(weight.nbytes for weight in self.model.get_output_embeddings().parameters())
+            n_read += head * self.vocab_size // self.facts.n_ids
+        return StepBytes(n_read, n_whole)
 
     def run_caches(self) -> LayerCaches:
         """The caches, which `reserve` has made; raises ShapeError before."""

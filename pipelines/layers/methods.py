@@ -69,6 +69,12 @@ class LayerMethods:
         return self.evictor is not None and self.evictor.rerotates
 
     @property
+    def shortens_steps(self) -> bool:
+        """Whether a step reads fewer keys and values, beside those that are held in fewer bits."""
+        is_chosen = self.attention is not None and not self.attention.chooses_prompts
+        return self.evictor is not None or is_chosen
+
+    @property
     def capture_obstacle(self) -> str:
         """Why steps under methods are not captured; empty where there are none."""
         return f"{self.slots}, which allocates while a run goes on" if self else ""
@@ -102,12 +108,21 @@ class LayerMethods:
             stats.reference = reference
 
     def note(self, stats: Stats, model: Model) -> None:
-        """Let the statistics say where a selector chose nothing, or had no effect on a prompt."""
+        """Let the statistics say where a selector chose nothing, or had no effect on a prompt, and
+        where a step reads more of weights than of the cache.
+        """
         n_held, n_whole = model.packed_bytes
         if self.quantizer is not None and n_held:
             stats.notes.append(
                 f"kv_cache: {self.quantizer.name} held keys and values of {n_whole} bytes in "
                 f"{n_held}"
+            )
+        step = model.step_bytes
+        if self.shortens_steps and step is not None and step.cache < step.weights:
+            stats.notes.append(
+                f"{self.slots}: weights dominate: a step reads {step.weights / 2**20:.3g} MiB of "
+                f"weights and {step.cache / 2**20:.3g} MiB of keys and values, so that without "
+                f"these it is at most {step.speed_up:.2f} times as fast"
             )
         counts = model.block_counts
         if self.attention is None or counts is None:

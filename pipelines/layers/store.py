@@ -398,9 +398,12 @@ class WindowLayer:
 
     @property
     def bytes_an_index(self) -> int:
-        """Bytes of the key and the value at a cache index, as they were written."""
-        assert self.keys is not None and self.values is not None
-        return sum(store[:1].nbytes for store in (self.keys, self.values))
+        """Bytes of all heads' keys and values at a cache index, as they were written; 0 before the
+        first pass.
+        """
+        if self.parts:
+            return sum(part.store.bytes_an_index for part in self.parts)
+        return sum(store[:1].nbytes for store in (self.keys, self.values) if store is not None)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Move entries of the last pass to the front of what it wrote.

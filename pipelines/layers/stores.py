@@ -133,11 +133,16 @@ class LayerStores:
         """
         if self.packing is None or not self.packing.has_packed:
             return 0, 0
-        n_indices = self.layout.max_rows * (self.layout.max_length + 1)
-        return (
-            sum(layer.nbytes for layer in self.layers),
-            sum(layer.bytes_an_index * n_indices for layer in self.layers),
-        )
+        return sum(layer.nbytes for layer in self.layers), self.whole_bytes
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of keys and values of all layers if all positions were held as they are, but for
+        those of a prompt's repetition; 0 before the first pass.
+        """
+        n_positions = self.layout.max_length + 1 - self._methods.repeated
+        n_indices = self.layout.max_rows * n_positions
+        return sum(layer.bytes_an_index * n_indices for layer in self.layers)
 
     def to_positions(self, positions: Tensor) -> Tensor:
         """The positions that the model computes with, of entries that would stand at `positions`

@@ -41,6 +41,7 @@ from mmaccel.pipelines.vision_language.tokens import (
     has_class_token,
     has_tower_tokens,
 )
+from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
 from mmaccel.pipelines.vision_language.towers import describe_tower, find_tower
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholder, find_seeds
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
@@ -221,7 +222,7 @@ class TowerRun:
         return left, last.size[row, slot].where(source >= 0, 1.0)
 
 
-class EncoderReduction:
+class EncoderReduction(TowerReduction):
     """The encoding of one `generate` call with a reducer inside the tower.
 
     Args:
@@ -249,12 +250,10 @@ class EncoderReduction:
             if inputs.get(pixels) is not None
         ]
         self._run: TowerRun | None = None
-        self._is_paused = False
         self.runs: dict[str, TowerRun] = {}
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside the block, the tower's calls merge tokens."""
+    def hook(self) -> Sequence[Any]:
+        """See `TowerReduction.hook`."""
         attentions = find_attentions(self._tower)
         own = {id(attention) for attention in attentions}
         layers = [
@@ -274,26 +273,19 @@ class EncoderReduction:
                     part = getattr(attention, f"{name}_norm", None)
                     part = getattr(attention, f"{name}_proj") if part is None else part
                     hooks.append(part.register_forward_hook(self._note(name, attention)))
-        takes_bias = self._tower.config._attn_implementation in _WITH_BIAS
-        try:
-            with attention_named([] if takes_bias else find_configs(self._tower), "sdpa"):
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        return hooks
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside the block, the tower's calls merge nothing."""
-        self._is_paused = True
-        try:
+    def applied(self) -> Iterator[None]:
+        """See `TowerReduction.applied`; the tower's attention takes a bias there."""
+        takes_bias = self._tower.config._attn_implementation in _WITH_BIAS
+        configs = [] if takes_bias else find_configs(self._tower)
+        with super().applied(), attention_named(configs, "sdpa"):
             yield
-        finally:
-            self._is_paused = False
 
     @property
     def ran(self) -> bool:
-        """Whether the tower was called."""
+        """See `TowerReduction.ran`."""
         return bool(self.runs)
 
     @property
@@ -311,19 +303,7 @@ class EncoderReduction:
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """Which features are left in the prompt, and how many tokens each stands for.
-
-        Args:
-            visuals: images, or videos, of one modality.
-            places: of each.
-
-        Returns:
-            As `TowerRun.find_left`, of each image; None where all features stay.
-
-        Raises:
-            UnsupportedModelError: features that are no tokens of the tower, if the method asks to
-                drop some.
-        """
+        """See `TowerReduction.find_left`."""
         run = self.runs.get(visuals[0].modality)
         wanted = getattr(self.method, "features", "auto")
         if run is None or not run.merges or wanted == "all" or not has_tower_tokens(self._model):

@@ -18,8 +18,7 @@ the columns of all but one place. Where features were pooled or resized after th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +30,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction, TowerRun
 from mmaccel.pipelines.vision_language.tokens import Places, choose_left
+from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
 from mmaccel.pipelines.vision_language.towers import (
     JOINTS,
     describe_tower,
@@ -96,7 +96,7 @@ class PrunedRows(EncoderReduction):
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """See `EncoderReduction.find_left`."""
+        """See `TowerReduction.find_left`."""
         modality = visuals[0].modality
         run = self.runs.get(modality)
         if run is None or not run.merges:
@@ -181,16 +181,18 @@ class PrunedRows(EncoderReduction):
         return replace(plan, size=plan.valid.float(), merges=False)
 
 
-class PrunedPack:
+class PrunedPack(TowerReduction):
     """The encoding of one call by a packed tower, which receives fewer patches.
 
     Args:
         model, method, inputs, seeds: see `EncoderReduction`.
 
     Attributes:
-        ran: whether the tower was called.
         counts: patches of all images and videos, and those that the tower received.
     """
+
+    ran = False
+    counts = (0, 0)
 
     def __init__(
         self, model: Any, method: TokenReducer, inputs: Mapping[str, Any], seeds: Sequence[int]
@@ -201,41 +203,23 @@ class PrunedPack:
         self._modalities = [name for name, key in _MODALITIES if inputs.get(key) is not None]
         self._targets: dict[str, list[Tensor]] = {}  # [U] int64 of each image, by modality
         self._index: Tensor | None = None
-        self._is_paused = False
-        self.ran = False
-        self.counts = (0, 0)
 
     @property
     def changed(self) -> bool:
         """Whether some patches went."""
         return self.counts[1] < self.counts[0]
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside the block, the tower receives fewer patches."""
-        hooks = [
+    def hook(self) -> Sequence[Any]:
+        """See `TowerReduction.hook`."""
+        return [
             self._tower.register_forward_pre_hook(self._drop, with_kwargs=True),
             self._tower.register_forward_hook(self._restore),
         ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside the block, the tower receives all patches."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
 
     def find_left(
-        self, visuals: Sequence[Visual], _places: Sequence[Places]
+        self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """See `EncoderReduction.find_left`."""
+        """See `TowerReduction.find_left`."""
         if not self.changed:
             return None
         found = []

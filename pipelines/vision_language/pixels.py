@@ -14,8 +14,7 @@ Departures: see `mmaccel.reduction.visual_tokens.downsample_pixels`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from mmaccel.pipelines.vision_language.tokens import (
     has_class_token,
     has_tower_tokens,
 )
+from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
 from mmaccel.pipelines.vision_language.towers import (
     JOINTS,
     describe_tower,
@@ -88,7 +88,7 @@ class Cells:
         self.size = self.cell.bincount(minlength=small[0] * small[1]).float()
 
 
-class PixelReduction:
+class PixelReduction(TowerReduction):
     """The encoding of one `generate` call on smaller images.
 
     Args:
@@ -97,11 +97,11 @@ class PixelReduction:
         inputs: what `generate` was called with.
 
     Attributes:
-        ran: whether a tower was called.
-        changed: whether it saw smaller images.
-        counts: see `EncoderReduction`; its tokens are not counted.
+        counts: zeros, as its tokens are not counted.
     """
 
+    ran = False
+    changed = False
     counts = (0, 0)
 
     def __init__(self, model: Any, method: DownsamplePixels, inputs: Mapping[str, Any]) -> None:
@@ -112,57 +112,27 @@ class PixelReduction:
         assert known is not None  # see check_pixels
         self._known = known
         self._unit = find_unit(model)
-        self._is_paused = False
-        self.ran = False
-        self.changed = False
         self._full: tuple[int, int] = (0, 0)  # of a row's features
         self._small: tuple[int, int] = (0, 0)
         self._grids = torch.zeros(0, 3)
 
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside the block, the tower sees smaller images."""
+    def hook(self) -> Sequence[Any]:
+        """See `TowerReduction.hook`."""
         behind = self._tower
         if self._kind in _JOINED:
             behind = getattr(self._model.base_model, JOINTS[self._kind].part)
         is_packed = self._known.patches == "packed"
         before = self._shrink_packed if is_packed else self._shrink
         after = self._restore_packed if is_packed else self._restore
-        hooks = [
+        return [
             self._tower.register_forward_pre_hook(before, with_kwargs=True),
             behind.register_forward_hook(after),
         ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside the block, the tower sees whole images."""
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
 
     def find_left(
         self, visuals: Sequence[Visual], places: Sequence[Places]
     ) -> list[tuple[Tensor, Tensor]] | None:
-        """Which features are left in the prompt, and how many places each stands for.
-
-        Args:
-            visuals: images, or videos, of one modality.
-            places: of each.
-
-        Returns:
-            `[n]` bool, True for features that are no place of a grid, and `[n]` float32, of each
-            image; None where no image is smaller.
-
-        Raises:
-            UnsupportedModelError: features that were resized after the encoder.
-        """
+        """See `TowerReduction.find_left`."""
         found = []
         for visual, place in zip(visuals, places, strict=True):
             index = torch.arange(len(visual.features), device=visual.features.device)

@@ -30,7 +30,7 @@ from mmaccel.pipelines.vision_language.columns import find_kept, keep_columns, r
 from mmaccel.pipelines.vision_language.encoder import EncoderReduction
 from mmaccel.pipelines.vision_language.kept import KeptTokens, KeptVisuals
 from mmaccel.pipelines.vision_language.layers import DecoderLayers, PromptCuts
-from mmaccel.pipelines.vision_language.patches import PrunedPack, open_pruning
+from mmaccel.pipelines.vision_language.patches import open_pruning
 from mmaccel.pipelines.vision_language.pixels import PixelReduction
 from mmaccel.pipelines.vision_language.recall import FirstRun
 from mmaccel.pipelines.vision_language.reduction import OF_TOWER, VisualReduction
@@ -43,6 +43,7 @@ from mmaccel.pipelines.vision_language.tokens import (
     read_text,
     recorded_encoder,
 )
+from mmaccel.pipelines.vision_language.tower_reduction import TowerReduction
 from mmaccel.pipelines.vision_language.visuals import find_seeds, find_visuals
 from mmaccel.reduction.visual_tokens.downsample_pixels import DownsamplePixels
 from mmaccel.reduction.visual_tokens.plan import keep_tokens
@@ -61,7 +62,7 @@ class GivenInputs:
     """
 
     inputs: Mapping[str, Any]
-    encoder: EncoderReduction | PrunedPack | PixelReduction | None
+    encoder: TowerReduction | None
     record: EncoderRecord | None
     has_features: bool
 
@@ -110,7 +111,7 @@ class VisualCall:
         """
         at_exit = self.reduction.find("encoder_exit")
         method = self.reduction.in_encoder
-        encoder: EncoderReduction | PrunedPack | PixelReduction | None = None
+        encoder: TowerReduction | None = None
         if isinstance(method, DownsamplePixels):
             encoder = PixelReduction(model, method, inputs)
         elif method is not None:
