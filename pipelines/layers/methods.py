@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mmaccel.contracts import Model
-from mmaccel.reduction.kv_cache.contract import CacheMethod, CacheQuantizer, KVCacheMethod
+from mmaccel.reduction.kv_cache.contract import (
+    CacheMethod,
+    CacheQuantizer,
+    KVCacheMethod,
+    LayerSizes,
+)
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import Stats
 
@@ -67,6 +72,15 @@ class LayerMethods:
     def rerotates(self) -> bool:
         """Whether kept keys are moved to the positions at which they stand in the cache."""
         return self.evictor is not None and self.evictor.rerotates
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether the hidden states of a prompt's entries are looked at."""
+        return self.evictor is not None and self.evictor.reads_hidden
+
+    def find_misfit(self, sizes: LayerSizes) -> str:
+        """See `CacheMethod.find_misfit`."""
+        return "" if self.evictor is None else self.evictor.find_misfit(sizes)
 
     @property
     def capture_obstacle(self) -> str:
