@@ -125,6 +125,8 @@ class WindowPass:
     @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
+        if self.rounds is not None and self.rounds.reads_hidden:
+            return True
         return self.watcher is not None and self.watcher.reads_hidden
 
     def attend(
@@ -148,7 +150,7 @@ class WindowPass:
         layout = store.layout
         window = self.windows[layer]
         if store.parts:
-            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap)
+            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap, hidden=hidden)
         if self.reads is not None:
             return self._attend_to_reads(
                 layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden
@@ -168,7 +170,7 @@ class WindowPass:
                 )
         elif self.sparse is not None and self.watcher is None:
             options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
-        changing = self._find_changing(layer, start, query, key, value)
+        changing = self._find_changing(layer, start, query, key, value, hidden)
         if changing is not None:
             return _attend_under(changing[0], query, *changing[1:], scale=scale, softcap=softcap)
         if self.choices is not None:
@@ -193,26 +195,38 @@ class WindowPass:
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
     def _attend_to_parts(
-        self, layer: int, query: Tensor, *, scale: float, softcap: float | None
-    ) -> Tensor:
+        self, layer: int, query: Tensor, *,
+        scale: float, softcap: float | None, hidden: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """As `attend`, of a layer whose heads hold different numbers of entries."""
         parts = self.stores[layer].parts
+        if self.rounds is not None:
+            self.rounds.record(layer, query, self.start, hidden)
         heads = sum(len(part.heads) for part in parts)
         by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
         groups = by_head.shape[2]
         made = []
-        for part in parts:
+        for number, part in enumerate(parts):
             key, value = part.store.visible()
             asking = by_head[:, part.heads].flatten(1, 2)
             empty = part.find_empty(key.shape[2]).repeat_interleave(groups, 1)[:, :, None]
             mask = self._find_mask(part.store.layout, self.windows[layer], query)
             mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n G, W, S]
+            if self.rounds is not None:
+                gone = self.rounds.find_hidden(layer, self.start, asking, key, number)
+                mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
             out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
             made.append(out.unflatten(1, (-1, groups)))
         return join_heads(made, parts).flatten(1, 2)
 
     def _find_changing(
-        self, layer: int, start: Tensor, query: Tensor, key: Tensor, value: Tensor
+        self,
+        layer: int,
+        start: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        states: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """The mask `[R, 1 or Hq, W, S]`, keys and values of a pass whose entries do not all see the
         same of the store, since its cache changes between two of them; None where they do.
@@ -220,9 +234,10 @@ class WindowPass:
         Args:
             start: `[R]` int64, cache index of each row's first query in the layer.
             layer, query, key, value: as for `attend`.
+            states: its `hidden`.
         """
         if self.rounds is not None:
-            self.rounds.record(layer, query, self.start)
+            self.rounds.record(layer, query, self.start, states)
             hidden = self.rounds.find_hidden(layer, self.start, query, key)
             if hidden is None:
                 return None

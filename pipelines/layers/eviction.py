@@ -40,6 +40,16 @@ class Observed:
         """With what is known of these entries `[R, 1 or H, K]`, of which negative ones are none."""
         return replace(self, total=_take(self.total, keep), rated=_take(self.rated, keep))
 
+    def fill(self, size: int) -> Observed:
+        """With what is known of `size` entries; see `fill`."""
+        return replace(self, total=fill(self.total, size), rated=fill(self.rated, size))
+
+    def keep(self, rows: Tensor) -> Observed:
+        """Of these rows alone, `[n]` int64."""
+        total = None if self.total is None else self.total[rows]
+        rated = None if self.rated is None else self.rated[rows]
+        return replace(self, queries=self.queries[rows], total=total, rated=rated)
+
 
 def _take(known: Tensor | None, keep: Tensor) -> Tensor | None:
     if known is None:
@@ -265,10 +275,12 @@ def evict(
             keep = choose(method, context, is_paired)
         kept.append(keep)
         if method.is_headwise:
-            n_kept_in_all += (
-                split_heads(layer, keep, lengths, first + lengths, surplus=method.repeated)
-                / keep.shape[1]
+            # until the second round begins, and a window that reaches into it
+            n_next = None if method.every is None else 2 * method.every
+            n_stay = split_heads(
+                layer, keep, lengths, first + lengths, surplus=method.repeated, n_next=n_next
             )
+            n_kept_in_all += n_stay / keep.shape[1]
             continue
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
         room = find_room(method, context, keep.shape[-1] + (method.every or 0))
@@ -307,11 +319,11 @@ def look(
     size = keys.shape[2]
     return CachedLayer(
         index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
-        total=_fill(seen.total, size), rated=_fill(seen.rated, size),
+        total=fill(seen.total, size), rated=fill(seen.rated, size),
     )  # fmt: skip
 
 
-def _fill(known: Tensor | None, size: int) -> Tensor | None:
+def fill(known: Tensor | None, size: int) -> Tensor | None:
     """What is known `[R, H, S]` of the entries of a store of `size` indices; 0 of the others."""
     return None if known is None else pad(known, (0, size - known.shape[2]))
 
@@ -322,12 +334,16 @@ def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor
     Args:
         is_paired: see `find_pairs`.
     """
-    scores = method.score(layer)  # [R, H, S]
-    branches = len(layer.lengths) // is_paired.shape[1]
-    if branches > 1:
-        each = scores.unflatten(0, (branches, -1))
-        scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-    return method.plan(layer, scores)
+    return method.plan(layer, join_branches(method.score(layer), is_paired))
+
+
+def join_branches(scores: Tensor, is_paired: Tensor) -> Tensor:
+    """Scores `[R, H, S]`, those of rows that are paired in the mean; see `find_pairs`."""
+    branches = len(scores) // is_paired.shape[1]
+    if branches == 1:
+        return scores
+    each = scores.unflatten(0, (branches, -1))
+    return torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
 
 
 def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:

@@ -18,7 +18,7 @@ from mmaccel.reduction.kv_cache import kvzap_scorer
 from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, open_scorer
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.masked_model import greedy, masked
-from tests.layers.test_eviction import N_NEW, Hiding, Plans, Prompt, draw_rows, generate
+from tests.layers.test_eviction import N_NEW, Hiding, Plans, Prompt, Rounds, draw_rows, generate
 from tests.layers.test_hidden_states import read_by_hand
 
 KINDS = ("linear", "mlp")
@@ -93,6 +93,66 @@ def test_eviction_is_a_mask_over_the_full_cache(
     policy: Any, kind: str, fused: bool, tmp_path: Path
 ) -> None:
     check_tokens(tmp_path, kind, fused, policy)
+
+
+def check_rounds(folder: Path, policy: Any) -> None:
+    """What the networks say of generated tokens decides in rounds, as in a mask that grows."""
+    networks = make_networks("mlp")
+    method = mmaccel.KVzap(BUDGET, every=6, threshold=0.1, scorer=write(folder, networks))
+    model, rows = build_lm("qwen2"), draw_rows(23, 4)
+    received, stats = generate(model, policy, rows, kv_cache=method, max_new_tokens=34)
+    whole, _ = generate(model, policy, rows, max_new_tokens=34)
+    assert not (received == whole).all(1).any(), "also what is generated goes"
+    for row, ids in enumerate(rows):
+        read: list[list[Tensor]] = [[], []]  # of each layer [T, C], pass by pass
+        hooks = [
+            layer.input_layernorm.register_forward_hook(
+                lambda module, given, made, index=index: read[index].append(made[0])  # noqa: B023
+            )
+            for index, layer in enumerate(model.get_decoder().layers)
+        ]
+
+        def plan(prompt: Prompt, method: Any) -> Plans:
+            with torch.no_grad():
+                scores = networks[prompt.index](torch.cat(read[prompt.index]))  # noqa: B023
+            every = [(head, list(range(prompt.length))) for head in range(len(prompt.keys))]
+            return [
+                [
+                    i for i, position in enumerate(positions)
+                    if scores[position, head] >= method.threshold
+                    or i >= len(positions) - method.budget
+                ]
+                for head, positions in prompt.held or every
+            ]  # fmt: skip
+
+        hides = Rounds(method, plan, 2, len(ids) - 1)
+        with masked(model, hides):
+            expected = greedy(model, torch.tensor([ids]), 34)
+        for hook in hooks:
+            hook.remove()
+        assert received[row].tolist() == expected[0].tolist()
+    assert "every=6" in stats.reference
+
+
+@pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)], ids=repr)
+def test_rounds_are_a_mask_that_grows(policy: Any, tmp_path: Path) -> None:
+    check_rounds(tmp_path, policy)
+
+
+def test_scores_of_another_entry_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = kvzap_scorer.Scorer.score
+    last: dict[int, Tensor] = {}
+
+    def score(self: Any, index: int, hidden: Tensor) -> Tensor:
+        """Of a pass of one entry, the scores of the pass before."""
+        made = own(self, index, hidden)
+        found = last.get(index, made) if hidden.shape[1] == 1 else made
+        last[index] = made[..., -1:]
+        return found
+
+    monkeypatch.setattr(kvzap_scorer.Scorer, "score", score)
+    with pytest.raises(AssertionError):
+        check_rounds(tmp_path, mmaccel.Autoregressive())
 
 
 @pytest.mark.parametrize("kind", KINDS)

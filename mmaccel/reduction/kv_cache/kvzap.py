@@ -12,7 +12,8 @@ it is measured on the queries of the last `window` entries, the most that one of
 entry, times the length of its value in proportion to the row's mean. Thresholds of the one are not
 those of the other.
 
-Departures: entries go once, when the prompt is processed.
+Departures: without `every` entries go once, when the prompt is processed; with it they go in
+rounds, where the paper drops each when it leaves the last ones.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class KVzap(ThresholdMethod):
             `model.safetensors`; None measures scores.
 
     Raises:
-        OptionError: a value out of range, no such file, or rounds.
+        OptionError: a value out of range, no such file, or a window in rounds that is larger than
+            budget and every.
         UnsupportedModelError: a file without a scorer.
     """
 
@@ -56,6 +58,7 @@ class KVzap(ThresholdMethod):
         super().__post_init__()
         check_int(f"{self.name}.window", self.window, 1, hint="64 suits most models")
         if self.scorer is None:
+            self._check_rounds()
             return
         if not isinstance(self.scorer, str):
             raise OptionError(
@@ -63,6 +66,15 @@ class KVzap(ThresholdMethod):
                 "None measures scores"
             )
         open_scorer(self.scorer)
+
+    def _check_rounds(self) -> None:
+        """Refuse a window of which heads may have dropped entries in the round before."""
+        most = max(self.budget, self.every or self.window)
+        if self.window > most:
+            raise OptionError(
+                f"{self.name}.window: expected at most {most} in rounds of {self.every}, the "
+                f"larger of budget and every, received {self.window}; give a larger budget"
+            )
 
     @property
     def observed(self) -> int:
