@@ -180,7 +180,11 @@ class CachedDenoiser(Denoiser):
         if methods.quantizer is not None:
             return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
         if methods.goes_on:
-            return "its cache is evicted once, after the prompt; leave every out"
+            return (
+                "its cache is evicted once, after the prompt, since rounds count tokens that are "
+                "accepted one after the other, and its blocks are filled in any order; leave every "
+                "out"
+            )
         if methods.is_headwise:
             return "its entries say what they read, and heads would hold different ones"
         if methods.rerotates:

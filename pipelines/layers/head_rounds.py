@@ -30,7 +30,8 @@ class HeadRounds(Rounds):
         hidden = self._hidden.get(layer)
         if hidden is None:
             return None
-        return self._hide(_place(hidden, self._layers[layer].parts[part]), start, query, key)
+        placed = _place(hidden, self._layers[layer].parts[part], key.shape[2])
+        return self._hide(placed, start, query, key)
 
     def _carry_out(
         self, index: int, layer: WindowLayer, start: Tensor, due: Tensor, layouts: Layouts
@@ -84,11 +85,9 @@ def _fold(known: Tensor | None) -> Tensor | None:
     return None if known is None else known.flatten(0, 1)[:, None]
 
 
-def _place(hidden: Tensor, part: HeadPart) -> Tensor:
-    """Entries `[R, H, S]` bool of all heads, where they stand in a part: `[R, n, S']` bool."""
+def _place(hidden: Tensor, part: HeadPart, size: int) -> Tensor:
+    """Entries `[R, H, S]` bool of all heads, where they stand in a part: `[R, n, size]` bool."""
     own = hidden[:, part.heads.to(hidden.device)]
-    index = part.to_index(torch.arange(own.shape[2], device=own.device)).to(own.device)
-    size = own.shape[2] + int((part.counts.amax(1, keepdim=True) - part.counts).max())
-    return torch.zeros(*own.shape[:2], size, dtype=torch.bool, device=own.device).scatter(
-        2, index, own
-    )
+    index = part.to_index(torch.arange(own.shape[2], device=part.counts.device)).to(own.device)
+    placed = own.new_zeros(*own.shape[:2], size + 1)
+    return placed.scatter(2, index.clamp(max=size), own)[..., :size]
