@@ -43,8 +43,12 @@ _NOTES = {  # field -> tooltip, where Python takes more than a widget
     "next to it; block keeps earlier blocks of a block-causal model, which is exact.",
     "draft_model": "A smaller model with the same vocabulary, from MMAccel Load Model; without "
     "one, drafts are looked up in the tokens so far.",
-    "scorer": "A method that ranks the tokens of a tile in place of the late layer, such as "
-    "evs or random; its own budget is not used.",
+}
+_SLOT_NOTES = {  # slot -> the same, of its methods alone
+    "visual_tokens": {
+        "scorer": "A method that ranks the tokens of a tile in place of the late layer, such as "
+        "evs or random; its own budget is not used.",
+    },
 }
 _COARSE = Widget(
     "coarse_folder",
@@ -177,7 +181,7 @@ def method_inputs(
     """
     entry = METHODS[slot][name]
     cls = load(entry.target)
-    notes = field_tooltips(cls) | _NOTES
+    notes = field_tooltips(cls) | _NOTES | _SLOT_NOTES.get(slot, {})
     left_out = {*entry.preset, *without}
     return tuple(
         field_input(field, notes[field.name], _taken(build, field.name))

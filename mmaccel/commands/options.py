@@ -51,6 +51,7 @@ _HELP_TOKENS = (
     f"a method, one of {', '.join(REDUCERS)}, or module:Name, with its fields as "
     "name:field=value; once a stage"
 )
+_BOOLEANS = {"true": True, "false": False}
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
@@ -336,7 +337,7 @@ def parse_fields(
 
 
 def _parse_value(text: str, option: str) -> Any:
-    """A Python literal, or the text itself.
+    """A Python literal, or the text itself; true and false also in lower case.
 
     Raises:
         OptionError: a text that is too long or too deep, or with an integer of too many digits.
@@ -345,6 +346,8 @@ def _parse_value(text: str, option: str) -> Any:
         raise _refuse(option, text, f"at most {MAX_VALUE} characters")
     if is_deeper(text, MAX_EXPRESSION_DEPTH):
         raise _refuse(option, text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
+    if text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if

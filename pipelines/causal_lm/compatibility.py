@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
+from mmaccel.reduction.kv_cache.contract import LayerSizes
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids")
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
@@ -150,6 +151,12 @@ def find_position_limit(model: Any) -> int | None:
         if kind.get("rope_type") == "longrope"
     ]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def find_layer_sizes(config: Any) -> LayerSizes:
+    """The sizes of a decoder's layers by its configuration."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return LayerSizes(config.num_hidden_layers, heads, config.hidden_size)
 
 
 def find_device(model: Any) -> torch.device:

@@ -16,6 +16,7 @@ from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.causal_lm.self_check import CheckedWindow, check_fused
 from mmaccel.pipelines.layers.attention import WindowPass, find_configs, window_attention_in
+from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
 
@@ -50,6 +51,7 @@ class ForwardRoute:
         self._compiled: CompiledRun | None = None
         self._pass: WindowPass | None = None  # the one that runs now, of the fused decoder
         self._configs: list[Any] = []  # in which the model's layers look up their attention
+        self._attending: list[nn.Module] = []  # of the model, where hidden states are read
 
     def choose(self, window: RoutedWindow) -> None:
         """Choose the route of a window's next run.
@@ -60,6 +62,7 @@ class ForwardRoute:
         fused = window.fused
         compile = window.compile
         self._configs = []
+        self._attending = []
         self.decoder = None
         self.reason = _find_obstacle(window)
         if not self.reason and isinstance(fused, FusedDecoder):
@@ -92,7 +95,9 @@ class ForwardRoute:
         """Inside the block, the layers attend as a pass says."""
         if self.decoder is None:
             self._configs = self._configs or find_configs(self._model)
-            with window_attention_in(self._configs, this):
+            if this.reads_hidden:
+                self._attending = self._attending or find_attending(self._model)
+            with window_attention_in(self._configs, this, self._attending):
                 yield
         else:
             self._pass = this

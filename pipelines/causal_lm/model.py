@@ -23,6 +23,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     check_options,
     find_device,
     find_facts,
+    find_layer_sizes,
     read_weight,
 )
 from mmaccel.pipelines.causal_lm.forwards import ForwardRoute, OutputHead, run_model
@@ -192,6 +193,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             turner = open_turner(self.model, self.facts.windows)
             if isinstance(turner, str):
                 return f"{turner}; leave rerotate out"
+        if methods.reads_hidden:
+            misfit = methods.find_misfit(find_layer_sizes(self.facts.config))
+            if misfit:
+                return misfit
         return find_layer_obstacle(self)
 
     def find_sharing_obstacle(self, prefixes: PrefixGroups | None = None) -> str:

@@ -24,7 +24,12 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.causal_lm.compatibility import check_capacity, check_mode, find_device
+from mmaccel.pipelines.causal_lm.compatibility import (
+    check_capacity,
+    check_mode,
+    find_device,
+    find_layer_sizes,
+)
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.options import check_options
 from mmaccel.pipelines.layers.methods import LayerMethods
@@ -175,12 +180,20 @@ class CachedDenoiser(Denoiser):
         if methods.quantizer is not None:
             return f"its cache stays as it is after the prompt; leave {methods.quantizer.name} out"
         if methods.goes_on:
-            return "its cache is evicted once, after the prompt; leave every out"
+            return (
+                "its cache is evicted once, after the prompt, since rounds count tokens that are "
+                "accepted one after the other, and its blocks are filled in any order; leave every "
+                "out"
+            )
         if methods.is_headwise:
             return "its entries say what they read, and heads would hold different ones"
         if methods.rerotates:
             return "its entries stand at the positions of its canvas; leave rerotate out"
-        return self.cached.find_obstacle()
+        if methods.reads_hidden:
+            misfit = methods.find_misfit(find_layer_sizes(self.cached.config))
+            if misfit:
+                return misfit
+        return self.cached.find_obstacle(reads_hidden=methods.reads_hidden)
 
     def use_methods(self, methods: LayerMethods, branches: int = 1) -> None:
         self.cached.methods = methods

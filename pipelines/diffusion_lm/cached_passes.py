@@ -27,6 +27,7 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
 from mmaccel.pipelines.layers.attention import find_configs, window_attention_in
+from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache, mask_reads
 from mmaccel.pipelines.layers.stores import LayerStores
@@ -38,14 +39,16 @@ _CHECKED = 6  # entries of a self-check
 
 
 class _Called:
-    """A `Watcher` that notes which layers call it."""
+    """A `Watcher` that notes which layers call it, maybe with hidden states."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads_hidden: bool) -> None:
         self.layers: list[int] = []
+        self.reads_hidden = reads_hidden
 
     def keep(
-        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
-    ) -> None:
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.layers.append(layer)
 
 
@@ -199,10 +202,13 @@ class CachedPasses:
         return self._call(entries, mask, None, self._plain_options)
 
     @torch.no_grad()
-    def find_obstacle(self) -> str:
+    def find_obstacle(self, *, reads_hidden: bool = False) -> str:
         """Why the layers do not attend by a function of ours; empty where they do.
 
         Every layer must call it once, and the logits must be those of the model's own attention.
+
+        Args:
+            reads_hidden: whether hidden states of the layers are wanted.
 
         Cost: two short passes; `reserve` comes next.
         """
@@ -212,7 +218,7 @@ class CachedPasses:
         entries = CanvasPass(
             tokens=index % 2, positions=index, cache_indices=index, reads=reads, queries=index
         )
-        called = _Called()
+        called = _Called(reads_hidden)
         try:
             self.reserve(1, _CHECKED + 1)
             own = self.run(entries)
@@ -241,7 +247,9 @@ class CachedPasses:
         mask = mask_reads(layout.shift(reads), layout.indices, self.form, self.dtype)
         with ExitStack() as stack:
             if by_pass:
-                stack.enter_context(window_attention_in(find_configs(self.model), this))
+                attending = find_attending(self.model) if this.reads_hidden else []
+                configs = find_configs(self.model)
+                stack.enter_context(window_attention_in(configs, this, attending))
             return self._call(entries, mask, self._cache, self._options)
 
     def _call(

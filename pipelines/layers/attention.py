@@ -10,9 +10,10 @@ there is not there, and sparse attention chooses blocks of the rest. `mmaccel.ke
 kernels; elsewhere torch's attention runs under a mask that the pass makes once for all layers that
 share a cache.
 
-A `Watcher` is called with the queries and keys of each layer before it attends, in passes of ours
-and in passes of the model's own (`watched`): eviction and reducers of visual tokens look at layers
-through it. No layer gives out its attention map, and none leaves its fast kernel.
+A `Watcher` is called with the queries and keys of each layer before it attends, and with the hidden
+states that it made them of where it asks for these, in passes of ours and in passes of the model's
+own (`watched`): eviction and reducers of visual tokens look at layers through it. No layer gives
+out its attention map, and none leaves its fast kernel.
 
 Departures: a context variable holds the pass, because some models do not pass keywords of their
 forward on. A call outside our pass that meets the name (in another thread, or because two models
@@ -35,6 +36,7 @@ from torch.nn import functional as F
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
+from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.head_parts import join_heads
 from mmaccel.pipelines.layers.packing import Packing
@@ -52,11 +54,19 @@ _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_ma
 
 
 class Watcher(Protocol):
-    """Looks at layers while they attend, and changes nothing."""
+    """Looks at layers while they attend, and changes nothing.
+
+    Attributes:
+        reads_hidden: whether it is given the hidden states of the layers.
+    """
+
+    @property
+    def reads_hidden(self) -> bool: ...
 
     def keep(
-        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
-    ) -> None:
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Called in front of the attention of every layer.
 
         Args:
@@ -66,6 +76,8 @@ class Watcher(Protocol):
             mask: `[R, 1, T, S]` of bools, or of numbers that are added; None where the last T of S
                 columns see those before them, and in a `WindowPass`.
             scale: of the scores.
+            hidden: `[R, T, C]`, what the layer's attention reads, after the norm before it; None
+                unless the watcher `reads_hidden`.
         """
         ...
 
@@ -92,6 +104,7 @@ class WindowPass:
             holds all of it.
         reads: `[R, 1 or W, P]` bool, the cache indices that an entry attends to, where nothing was
             evicted; the stores know where the entries are written. None: those up to itself.
+        inputs: what modules of transformers are called with, where the pass `reads_hidden`.
     """
 
     start: Tensor
@@ -108,11 +121,19 @@ class WindowPass:
     rounds: Rounds | None = None
     packing: Packing | None = None
     prefix: SharedPrefix | None = None
+    inputs: AttentionInputs = field(default_factory=AttentionInputs)
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether somebody looks at the hidden states of layers."""
+        if self.rounds is not None and self.rounds.reads_hidden:
+            return True
+        return self.watcher is not None and self.watcher.reads_hidden
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
-        scale: float, softcap: float | None = None,
+        scale: float, softcap: float | None = None, hidden: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Attention of a layer over its store, into which the pass has written.
 
@@ -122,6 +143,7 @@ class WindowPass:
             key, value: `[R, Hkv, S, D]`, views of what the pass reads of the store.
             scale: of the scores.
             softcap: see `window_attention`.
+            hidden: `[R, W, C]`, what the layer's attention reads; None unless `reads_hidden`.
 
         Returns:
             `[R, Hq, W, D]`.
@@ -130,15 +152,17 @@ class WindowPass:
         layout = store.layout
         window = self.windows[layer]
         if store.parts:
-            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap)
+            return self._attend_to_parts(layer, query, scale=scale, softcap=softcap, hidden=hidden)
         if self.reads is not None:
-            return self._attend_to_reads(layer, query, key, value, scale=scale, softcap=softcap)
+            return self._attend_to_reads(
+                layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden
+            )
         start = layout.to_index(self.start).to(query.device)
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
         if self.watcher is not None:
-            self.watcher.keep(layer, query, key, mask=None, scale=scale)
+            self.watcher.keep(layer, query, key, mask=None, scale=scale, hidden=hidden)
         if isinstance(self.sparse, SparseBlocks) and self.prompt is not None:
             lengths = self.prompt.to(key.device)
             tiles = self.sparse.choose_prompt(layer, query, key, lengths, scale=scale)
@@ -148,7 +172,7 @@ class WindowPass:
                 )
         elif self.sparse is not None and self.watcher is None:
             options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
-        changing = self._find_changing(layer, start, query, key, value)
+        changing = self._find_changing(layer, start, query, key, value, hidden)
         if changing is not None:
             return _attend_under(changing[0], query, *changing[1:], scale=scale, softcap=softcap)
         if self.choices is not None:
@@ -176,26 +200,38 @@ class WindowPass:
         return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
 
     def _attend_to_parts(
-        self, layer: int, query: Tensor, *, scale: float, softcap: float | None
-    ) -> Tensor:
+        self, layer: int, query: Tensor, *,
+        scale: float, softcap: float | None, hidden: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """As `attend`, of a layer whose heads hold different numbers of entries."""
         parts = self.stores[layer].parts
+        if self.rounds is not None:
+            self.rounds.record(layer, query, self.start, hidden)
         heads = sum(len(part.heads) for part in parts)
         by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
         groups = by_head.shape[2]
         made = []
-        for part in parts:
+        for number, part in enumerate(parts):
             key, value = part.store.visible()
             asking = by_head[:, part.heads].flatten(1, 2)
             empty = part.find_empty(key.shape[2]).repeat_interleave(groups, 1)[:, :, None]
             mask = self._find_mask(part.store.layout, self.windows[layer], query)
             mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n G, W, S]
+            if self.rounds is not None:
+                gone = self.rounds.find_hidden(layer, self.start, asking, key, number)
+                mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
             out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
             made.append(out.unflatten(1, (-1, groups)))
         return join_heads(made, parts).flatten(1, 2)
 
     def _find_changing(
-        self, layer: int, start: Tensor, query: Tensor, key: Tensor, value: Tensor
+        self,
+        layer: int,
+        start: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        states: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """The mask `[R, 1 or Hq, W, S]`, keys and values of a pass whose entries do not all see the
         same of the store, since its cache changes between two of them; None where they do.
@@ -203,9 +239,10 @@ class WindowPass:
         Args:
             start: `[R]` int64, cache index of each row's first query in the layer.
             layer, query, key, value: as for `attend`.
+            states: its `hidden`.
         """
         if self.rounds is not None:
-            self.rounds.record(layer, query, self.start)
+            self.rounds.record(layer, query, self.start, states)
             hidden = self.rounds.find_hidden(layer, self.start, query, key)
             if hidden is None:
                 return None
@@ -242,14 +279,14 @@ class WindowPass:
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
-        scale: float, softcap: float | None,
+        scale: float, softcap: float | None, hidden: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """As `attend`, of entries that say what they read."""
         layout = self.stores[layer].layout
         assert self.reads is not None and layout.indices is not None
         blocks = None
         if self.watcher is not None:
-            self.watcher.keep(layer, query, key, mask=None, scale=scale)
+            self.watcher.keep(layer, query, key, mask=None, scale=scale, hidden=hidden)
         elif isinstance(self.sparse, SparseBlocks):
             reads = layout.shift(self.reads).to(key.device)
             indices = layout.indices.to(key.device)
@@ -347,10 +384,17 @@ class WatchedPass:
     Attributes:
         watchers: look at its layers.
         tiles: chooses the blocks of its prompts; None: all.
+        inputs: see `WindowPass`.
     """
 
     watchers: Sequence[Watcher]
     tiles: PromptTiles | None = None
+    inputs: AttentionInputs = field(default_factory=AttentionInputs)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """See `WindowPass`."""
+        return any(watcher.reads_hidden for watcher in self.watchers)
 
 
 _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
@@ -369,12 +413,23 @@ def find_configs(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def window_attention_in(configs: Sequence[Any], this: WindowPass) -> Iterator[None]:
-    """Inside the block, layers with these configurations run the kernel."""
+def window_attention_in(
+    configs: Sequence[Any], this: WindowPass, attending: Sequence[nn.Module] = ()
+) -> Iterator[None]:
+    """Inside the block, layers with these configurations run the kernel.
+
+    Args:
+        configs: of `find_configs`.
+        this: what the layers need to know.
+        attending: of `find_attending`, for a pass that reads hidden states.
+    """
     _register()
     token = _running.set(this)
     try:
-        with attention_named(configs, NAME):
+        with (
+            attention_named(configs, NAME),
+            this.inputs.listening(attending if this.reads_hidden else ()),
+        ):
             yield
     finally:
         _running.reset(token)
@@ -392,9 +447,11 @@ def watched(
         yield
         return
     _register()
-    token = _running.set(WatchedPass(watchers, tiles))
+    this = WatchedPass(watchers, tiles)
+    token = _running.set(this)
+    attending = find_attending(model) if this.reads_hidden else []
     try:
-        with attention_named(find_configs(model), NAME):
+        with attention_named(find_configs(model), NAME), this.inputs.listening(attending):
             yield
     finally:
         _running.reset(token)
@@ -458,10 +515,13 @@ def _attend(
     """
     this = _running.get()
     layer: Any = getattr(module, "layer_idx", None)
+    hidden = None
+    if this is not None and layer is not None and this.reads_hidden:
+        hidden = this.inputs.take(module)
     if isinstance(this, WatchedPass) and layer is not None:
         own_scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         for watcher in this.watchers:
-            watcher.keep(layer, query, key, mask=attention_mask, scale=own_scale)
+            watcher.keep(layer, query, key, mask=attention_mask, scale=own_scale, hidden=hidden)
         is_plain = _refuse(query, None, dropout, scaling, options, None) is None
         if this.tiles is not None and is_plain and getattr(module, "is_causal", True):
             made = this.tiles.attend(
@@ -486,7 +546,7 @@ def _attend(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = options.get("softcap")
-    out = this.attend(layer, query, key, value, scale=scale, softcap=softcap)
+    out = this.attend(layer, query, key, value, scale=scale, softcap=softcap, hidden=hidden)
     return out.transpose(1, 2), None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,13 +34,28 @@ class Observed:
     queries: Tensor
     scale: float
     total: Tensor | None
+    rated: Tensor | None = None
 
     def take(self, keep: Tensor) -> Observed:
-        """With the total of these entries `[R, 1 or H, K]`, of which negative ones are none."""
-        if self.total is None:
-            return self
-        keep = keep.expand(-1, self.total.shape[1], -1)
-        return replace(self, total=self.total.gather(2, keep.clamp(min=0)).where(keep >= 0, 0))
+        """With what is known of these entries `[R, 1 or H, K]`, of which negative ones are none."""
+        return replace(self, total=_take(self.total, keep), rated=_take(self.rated, keep))
+
+    def fill(self, size: int) -> Observed:
+        """With what is known of `size` entries; see `fill`."""
+        return replace(self, total=fill(self.total, size), rated=fill(self.rated, size))
+
+    def keep(self, rows: Tensor) -> Observed:
+        """Of these rows alone, `[n]` int64."""
+        total = None if self.total is None else self.total[rows]
+        rated = None if self.rated is None else self.rated[rows]
+        return replace(self, queries=self.queries[rows], total=total, rated=rated)
+
+
+def _take(known: Tensor | None, keep: Tensor) -> Tensor | None:
+    if known is None:
+        return None
+    keep = keep.expand(-1, known.shape[1], -1)
+    return known.gather(2, keep.clamp(min=0)).where(keep >= 0, 0)
 
 
 class Observer:
@@ -54,10 +70,11 @@ class Observer:
 
     Attributes:
         lengths: see above.
+        layers: what was seen, by number.
     """
 
     def __init__(self, method: CacheMethod, lengths: Tensor, columns: Tensor | None = None) -> None:
-        self._accumulates = method.accumulates
+        self._method = method
         self.lengths = lengths
         self._columns = columns
         self._first = 0  # column of the first entry of the pass
@@ -67,26 +84,46 @@ class Observer:
         self._last = last if columns is None else columns.gather(1, last)
         self.layers: dict[int, Observed] = {}
 
+    @property
+    def reads_hidden(self) -> bool:
+        """See `Watcher`."""
+        return self._method.reads_hidden
+
     def begin(self, width: int) -> None:
         """The next pass has the next `width` columns of the prompt, and surplus behind them."""
         self._first = 0 if self._end is None else self._end
         self._end = self._first + width
 
     def keep(
-        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
-    ) -> None:
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Keep what a layer asks with; see `Watcher.keep`."""
         column = self._last.to(query.device) - self._first
         index = column.clamp(0, query.shape[2] - 1)[:, None, :, None]
         index = index.expand(-1, query.shape[1], -1, query.shape[3])
         queries = query.gather(2, index)
-        total = self._add_up(query, key, mask, scale) if self._accumulates else None
+        total = self._add_up(query, key, mask, scale) if self._method.accumulates else None
+        rated = self._rate(layer, hidden) if self._method.reads_hidden else None
         if self._first:  # of entries before this part
             before = self.layers[layer]
             queries = torch.where((column >= 0)[:, None, :, None], queries, before.queries)
             if total is not None and before.total is not None:
                 total = total + pad(before.total, (0, total.shape[2] - before.total.shape[2]))
-        self.layers[layer] = Observed(queries, scale, total)
+            if rated is not None and before.rated is not None:
+                rated = torch.cat([before.rated, rated], 2)
+        self.layers[layer] = Observed(queries, scale, total, rated)
+
+    def _rate(self, layer: int, hidden: Tensor | None) -> Tensor:
+        """What a method says `[R, H, T]` of the entries of the pass, without surplus."""
+        assert hidden is not None
+        rated = self._method.rate(layer, hidden)
+        if self._end is not None:
+            rated = rated[:, :, : self._end - self._first]
+        if self._columns is None:
+            return rated
+        columns = self._columns.to(rated.device)
+        return rated.gather(2, columns[:, None].expand(-1, rated.shape[1], -1))
 
     def _add_up(self, query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         """The attention `[R, Hkv, S]` that each entry receives from all entries."""
@@ -130,6 +167,8 @@ class RepeatedPrompt:
         lengths: `[R]` int64, entries of each row.
     """
 
+    reads_hidden: ClassVar[bool] = False
+
     def __init__(self, observer: Observer, lengths: Tensor) -> None:
         self._observer = observer
         self._lengths = lengths
@@ -140,8 +179,9 @@ class RepeatedPrompt:
         self._first = first
 
     def keep(
-        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
-    ) -> None:
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
         """Look at what a layer asks with; see `Watcher.keep`."""
         seen = self._observer.layers[layer]
         longest = int(self._lengths.max())
@@ -235,10 +275,12 @@ def evict(
             keep = choose(method, context, is_paired)
         kept.append(keep)
         if method.is_headwise:
-            n_kept_in_all += (
-                split_heads(layer, keep, lengths, first + lengths, surplus=method.repeated)
-                / keep.shape[1]
+            # until the second round begins, and a window that reaches into it
+            n_next = None if method.every is None else 2 * method.every
+            n_stay = split_heads(
+                layer, keep, lengths, first + lengths, surplus=method.repeated, n_next=n_next
             )
+            n_kept_in_all += n_stay / keep.shape[1]
             continue
         n_kept = (keep >= 0).sum(-1).amin(1)  # [R], alike in all heads
         room = find_room(method, context, keep.shape[-1] + (method.every or 0))
@@ -274,13 +316,16 @@ def look(
 ) -> CachedLayer:
     """What a method may look at of a layer of which each row has `lengths` `[R]` entries."""
     keys, values = layer.held()
-    total = seen.total
-    if total is not None:  # of the columns that its queries read
-        total = pad(total, (0, keys.shape[2] - total.shape[2]))
+    size = keys.shape[2]
     return CachedLayer(
         index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
-        total=total,
+        total=fill(seen.total, size), rated=fill(seen.rated, size),
     )  # fmt: skip
+
+
+def fill(known: Tensor | None, size: int) -> Tensor | None:
+    """What is known `[R, H, S]` of the entries of a store of `size` indices; 0 of the others."""
+    return None if known is None else pad(known, (0, size - known.shape[2]))
 
 
 def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor:
@@ -289,12 +334,16 @@ def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor
     Args:
         is_paired: see `find_pairs`.
     """
-    scores = method.score(layer)  # [R, H, S]
-    branches = len(layer.lengths) // is_paired.shape[1]
-    if branches > 1:
-        each = scores.unflatten(0, (branches, -1))
-        scores = torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
-    return method.plan(layer, scores)
+    return method.plan(layer, join_branches(method.score(layer), is_paired))
+
+
+def join_branches(scores: Tensor, is_paired: Tensor) -> Tensor:
+    """Scores `[R, H, S]`, those of rows that are paired in the mean; see `find_pairs`."""
+    branches = len(scores) // is_paired.shape[1]
+    if branches == 1:
+        return scores
+    each = scores.unflatten(0, (branches, -1))
+    return torch.where(is_paired, each.mean(0, keepdim=True), each).flatten(0, 1)
 
 
 def find_room(method: CacheMethod, layer: CachedLayer, n_next: int) -> int | None:

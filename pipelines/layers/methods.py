@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mmaccel.contracts import Model
-from mmaccel.reduction.kv_cache.contract import CacheMethod, CacheQuantizer, KVCacheMethod
+from mmaccel.reduction.kv_cache.contract import (
+    CacheMethod,
+    CacheQuantizer,
+    KVCacheMethod,
+    LayerSizes,
+)
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.results import Stats
 
@@ -73,6 +78,14 @@ class LayerMethods:
         """Whether a step reads fewer keys and values, beside those that are held in fewer bits."""
         is_chosen = self.attention is not None and not self.attention.chooses_prompts
         return self.evictor is not None or is_chosen
+
+    def reads_hidden(self) -> bool:
+        """Whether the hidden states of a prompt's entries are looked at."""
+        return self.evictor is not None and self.evictor.reads_hidden
+
+    def find_misfit(self, sizes: LayerSizes) -> str:
+        """See `CacheMethod.find_misfit`."""
+        return "" if self.evictor is None else self.evictor.find_misfit(sizes)
 
     @property
     def capture_obstacle(self) -> str:

@@ -13,8 +13,10 @@ position and overwritten as the cache is, so that a rollback needs no work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,12 +27,16 @@ from mmaccel.pipelines.layers.eviction import (
     Observed,
     Observer,
     choose,
+    fill,
     find_pairs,
     find_room,
     look,
 )
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
-from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+Layouts: TypeAlias = dict[tuple[int, ...], KVCacheLayout]
+"""Those that layers of a round have got, by their old layout and the entries that rows keep."""
 
 
 class Rounds:
@@ -64,7 +70,7 @@ class Rounds:
     ) -> None:
         assert method.every is not None
         self.n_entries = int(lengths.sum())
-        self._n_dropped = 0  # over all layers
+        self._n_dropped = 0.0  # over all layers, in the mean of heads
         self._method = method
         self._layers = layers
         self._whole = layout
@@ -76,6 +82,7 @@ class Rounds:
         self._size = n_wanted + self._every  # positions whose queries are kept
         self._seen: list[Observed] = []
         self._queries: list[Tensor] = []  # by layer, [R, Hq, size, D]; position modulo size
+        self._rated: dict[int, Tensor] = {}  # by layer, [R, H, 2 n]; position modulo 2 n
         for index, keep in enumerate(kept):
             seen = observer.layers[index]
             self._seen.append(seen.take(keep))
@@ -86,7 +93,12 @@ class Rounds:
     @property
     def n_dropped(self) -> int:
         """See the class."""
-        return -(-self._n_dropped // len(self._layers))
+        return math.ceil(self._n_dropped / len(self._layers) - 1e-9)
+
+    @property
+    def reads_hidden(self) -> bool:
+        """See `WindowPass`."""
+        return self._method.reads_hidden
 
     def advance(self, start: Tensor) -> None:
         """Carry out what has become due, before a pass.
@@ -102,7 +114,7 @@ class Rounds:
         boundary = self._boundary
         self.n_entries += self._every * int(due.sum())
         self._boundary = torch.where(due, boundary + self._every, boundary)
-        layouts: dict[tuple[int, ...], KVCacheLayout] = {}
+        layouts: Layouts = {}
         for index, layer in enumerate(self._layers):
             self._carry_out(index, layer, start, due, layouts)
             first = index - index % self._method.shared_layers
@@ -117,14 +129,19 @@ class Rounds:
         self._is_paired = self._is_paired[:, rows]
         self._hidden = {layer: hidden[rows] for layer, hidden in self._hidden.items()}
         self._queries = [queries[rows] for queries in self._queries]
-        totals = [None if seen.total is None else seen.total[rows] for seen in self._seen]
-        self._seen = [
-            replace(seen, queries=seen.queries[rows], total=total)
-            for seen, total in zip(self._seen, totals, strict=True)
-        ]
+        self._rated = {layer: rated[rows] for layer, rated in self._rated.items()}
+        self._seen = [seen.keep(rows) for seen in self._seen]
 
-    def record(self, layer: int, query: Tensor, start: Tensor) -> None:
-        """Keep the queries `[R, Hq, W, D]` of a pass.
+    def record(
+        self, layer: int, query: Tensor, start: Tensor, hidden: Tensor | None = None
+    ) -> None:
+        """Keep what a pass asks with.
+
+        Args:
+            layer: its number.
+            query: `[R, Hq, W, D]`.
+            start: `[R]` int64, position of each row's first query.
+            hidden: see `WindowPass.attend`.
 
         Raises:
             OptionError: a pass that is wider than a round.
@@ -136,8 +153,19 @@ class Rounds:
                 f"received {self._every}; give a larger every or a narrower window"
             )
         self._write(layer, query, start)
+        if not self.reads_hidden:
+            return
+        assert hidden is not None
+        rated = self._method.rate(layer, hidden)  # [R, H, W]
+        if layer not in self._rated:
+            self._rated[layer] = rated.new_zeros(*rated.shape[:2], 2 * self._every)
+        at = start[:, None] + torch.arange(width, device=start.device)
+        at = (at % (2 * self._every)).to(rated.device)[:, None].expand_as(rated)
+        self._rated[layer].scatter_(2, at, rated)
 
-    def find_hidden(self, layer: int, start: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
+    def find_hidden(
+        self, layer: int, start: Tensor, query: Tensor, key: Tensor, part: int = 0
+    ) -> Tensor | None:
         """What a pass must not see of the store, `[R, 1 or Hq, W, S]` bool; None: all is seen.
 
         Args:
@@ -145,10 +173,13 @@ class Rounds:
             start: `[R]` int64, position of each row's first query.
             query: `[R, Hq, W, D]`.
             key: `[R, Hkv, S, D]`.
+            part: number of the layer's part whose heads these are.
         """
         hidden = self._hidden.get(layer)
-        if hidden is None:
-            return None
+        return None if hidden is None else self._hide(hidden, start, query, key)
+
+    def _hide(self, hidden: Tensor, start: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Hide entries `[R, 1 or Hkv, S]` bool from queries behind the boundary."""
         width = query.shape[2]
         position = start[:, None] + torch.arange(width, device=start.device)
         is_behind = (position >= self._boundary[:, None]).to(query.device)  # [R, W]
@@ -179,18 +210,15 @@ class Rounds:
         layer: WindowLayer,
         start: Tensor,
         due: Tensor,
-        layouts: dict[tuple[int, ...], KVCacheLayout],
+        layouts: Layouts,
     ) -> None:
-        """Free what a layer's rows were to drop next, where that is due.
-
-        Args:
-            layouts: of layers before, by their old layout and the entries that their rows keep.
-        """
+        """Free what a layer's rows were to drop next, where that is due."""
         hidden = self._hidden.get(index)
         if hidden is None or not bool((hidden & due[:, None, None]).any()):
             return
         old = layer.layout
-        size = hidden.shape[2]
+        size = layer.held()[0].shape[2]
+        hidden = pad(hidden, (0, size - hidden.shape[2]))
         ends = old.to_index(start)[:, None, None]  # [R, 1, 1], accepted entries
         entry = torch.arange(size, device=hidden.device)
         is_kept = (entry < ends) & ~(hidden & due[:, None, None])
@@ -219,27 +247,68 @@ class Rounds:
         """
         method = self._method
         rows = due[:, None, None]
-        lengths = layer.layout.to_index(boundary).where(due, 0)
+        if method.reads_hidden:
+            self._take_rated(index, layer, boundary, due)
         if _remembers(method):
-            newest = replace(self._seen[index], queries=self._read(index, boundary, self._every))
-            context = look(newest, layer, index, len(self._layers), lengths)
+            newest = self._read(index, boundary, self._every)
+            context = self._look(index, layer, newest, boundary, due)
             assert context.total is not None
-            total = torch.where(rows, method.remember(context), context.total)
+            total = self._to_rows(method.remember(context))
+            total = torch.where(rows, total, self._to_rows(context.total))
             self._seen[index] = replace(self._seen[index], total=total)
         asking = self._read(index, boundary, method.observed)
-        seen = replace(self._seen[index], queries=asking)
-        keep = choose(method, look(seen, layer, index, len(self._layers), lengths), self._is_paired)
-        size = layer.held()[0].shape[2]
+        keep = self._choose(self._look(index, layer, asking, boundary, due))
+        lengths = self._count(layer, boundary, due)[..., None]  # [R, 1 or H, 1]
+        size = int(lengths.max())
         is_kept = torch.zeros(*keep.shape[:2], size + 1, dtype=torch.bool, device=keep.device)
         is_kept.scatter_(2, keep.where(keep >= 0, size), True)
         entry = torch.arange(size, device=keep.device)
-        hidden = ~is_kept[..., :size] & (entry < lengths[:, None, None])
-        self._n_dropped += int(hidden.sum(-1).amax(1).sum())
+        hidden = ~is_kept[..., :size] & (entry < lengths)
+        self._n_dropped += float(hidden.sum(-1).float().mean(1).sum())
         before = self._hidden.get(index)
         if before is not None:
-            before = pad(before, (0, size - before.shape[2]))
+            longest = max(size, before.shape[2])
+            hidden = pad(hidden, (0, longest - size))
+            before = pad(before, (0, longest - before.shape[2]))
             hidden = torch.where(rows, hidden, before)
         self._hidden[index] = hidden
+
+    def _count(self, layer: WindowLayer, boundary: Tensor, due: Tensor) -> Tensor:
+        """`[R, 1 or H]` int64, entries before the boundary; 0 in rows that are not due."""
+        return layer.layout.to_index(boundary).where(due, 0)[:, None]
+
+    def _look(
+        self, index: int, layer: WindowLayer, queries: Tensor, boundary: Tensor, due: Tensor
+    ) -> CachedLayer:
+        """What the method may look at of a layer; rows that are not due have no entries."""
+        seen = replace(self._seen[index], queries=queries)
+        lengths = self._count(layer, boundary, due)[:, 0]
+        return look(seen, layer, index, len(self._layers), lengths)
+
+    def _to_rows(self, found: Tensor) -> Tensor:
+        """`[R, 1 or H, S]` of what the method says of what it looked at."""
+        return found
+
+    def _choose(self, context: CachedLayer) -> Tensor:
+        """The entries `[R, 1 or H, K]` that stay; see `choose`."""
+        return choose(self._method, context, self._is_paired)
+
+    def _take_rated(self, index: int, layer: WindowLayer, boundary: Tensor, due: Tensor) -> None:
+        """Put what was said of the last round's entries behind that of those before."""
+        counts = self._count(layer, boundary, due)  # [R, 1 or H]
+        newest = self._rated[index]
+        round_ = torch.arange(-self._every, 0, device=counts.device)
+        position = boundary[:, None] + round_  # [R, n]
+        at = (position % newest.shape[2]).to(newest.device)[:, None].expand(-1, newest.shape[1], -1)
+        size = int(counts.max())
+        known = self._seen[index].rated
+        assert known is not None
+        known = fill(known, max(size, known.shape[2]))
+        assert known is not None
+        entry = (counts[..., None] + round_).clamp(min=0).expand(-1, newest.shape[1], -1)
+        put = known.scatter(2, entry.to(known.device), newest.gather(2, at))
+        rated = torch.where(due[:, None, None].to(known.device), put, known)
+        self._seen[index] = replace(self._seen[index], rated=rated)
 
 
 def _remembers(method: CacheMethod) -> bool:

@@ -344,6 +344,13 @@ class WindowLayer:
         self.keys = self.values = None
         self.layout = parts[0].store.layout
 
+    def join(self, keys: Tensor, values: Tensor, layout: KVCacheLayout) -> None:
+        """Hold all heads together again: keys and values `[R, H, S, D]`, in a copy."""
+        self.keys = _copy(keys)
+        self.values = _copy(values)
+        self.parts = ()
+        self.layout = layout
+
     @property
     def layouts(self) -> list[KVCacheLayout]:
         """Its layout, or those of its parts."""
@@ -473,6 +480,18 @@ class HeadPart:
         index = torch.arange(size, device=self.counts.device)
         ends = self.counts.amax(1)[:, None, None]
         return (index >= self.counts[..., None]) & (index < ends)
+
+    def count(self, ends: Tensor) -> Tensor:
+        """`[R, n]` int64, entries that each head holds before the positions `ends` `[R]`."""
+        index = self.store.layout.to_index(ends).to(self.counts.device)
+        return self.counts + (index - self.counts.amax(1))[:, None]
+
+    def to_index(self, entry: Tensor) -> Tensor:
+        """`[R, n, S]` int64, where the entries `[S]` of each head stand; they are numbered without
+        what is empty.
+        """
+        n_empty = self.counts.amax(1, keepdim=True) - self.counts
+        return torch.where(entry < self.counts[..., None], entry, entry + n_empty[..., None])
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order."""

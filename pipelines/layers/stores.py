@@ -11,6 +11,7 @@ from torch import Tensor
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.drafting import DraftBlocks, DraftedBy
 from mmaccel.pipelines.layers.eviction import Observer, evict
+from mmaccel.pipelines.layers.head_rounds import HeadRounds
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.rounds import Rounds
@@ -323,7 +324,8 @@ class LayerStores:
             for index, keep in enumerate(made.kept):  # alike in all heads and layers
                 self._turner.turn_(index, self.layers[index].held()[0], keep[:, 0])
         if method.every is not None:
-            self.rounds = Rounds(
+            kind = HeadRounds if method.is_headwise else Rounds
+            self.rounds = kind(
                 method, self.layers, self.layout, lengths, observer=observer, kept=made.kept,
                 branches=self._branches,
             )  # fmt: skip

@@ -138,9 +138,10 @@ class FusedDecoder:
         device = hidden.device.type
         norm, write, gate = (_choose(f, device) for f in (add_norm, rope_write, gated_act))
 
-        def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
             store = cache[number]
             attention = layer.attention
+            qkv = attention.qkv(x)
             heads = qkv.view(*hidden.shape[:2], -1, attention.head_dim).transpose(1, 2)
             own = heads[:, -attention.kv_heads :]  # values; keys have the same shape
             keys, values, index = _find_memory(store, own)
@@ -161,7 +162,8 @@ class FusedDecoder:
             else:
                 held = store.visible()
             if kernel_pass is not None:
-                return _attend_by_kernel(attention, queries, held, kernel_pass, number)
+                read = x.view(hidden.shape)
+                return _attend_by_kernel(attention, queries, held, kernel_pass, number, read)
             return self._attend(attention, queries, held[0], held[1], _pick(masks, layer.kind))
 
         return self._leave(self._run_layers(hidden, attend, norm, gate, kept))
@@ -204,10 +206,11 @@ class FusedDecoder:
         """
         rows = hidden.shape[0]
 
-        def attend(number: int, layer: Layer, qkv: Tensor) -> Tensor:
+        def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
             mask = _pick(masks, layer.kind)
             own = stores[number]
             attention = layer.attention
+            qkv = attention.qkv(x)
             queries = rope_write(
                 qkv,
                 *_find_turns(angles, layer),
@@ -236,8 +239,8 @@ class FusedDecoder:
         """See `forward`.
 
         Args:
-            attend: writes keys and values of layer number i, and attends: `[R, W, Hq D]` of its
-                queries, keys and values `[R W, (Hq + 2 Hkv) D]`.
+            attend: makes and writes keys and values of layer number i, and attends:
+                `[R, W, Hq D]` of what its attention reads `[R W, C]`.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
             kept: see `forward`.
         """
@@ -255,9 +258,7 @@ class FusedDecoder:
             if kept and number in kept:
                 kept[number] = hidden.view(shape)
             scale = layer.scale
-            update = layer.attention.out(
-                attend(number, layer, layer.attention.qkv(x)).flatten(0, 1)
-            )
+            update = layer.attention.out(attend(number, layer, x).flatten(0, 1))
             post = layer.post_attention
             if layer.is_parallel:
                 if layer.pre_mlp is not None:
@@ -390,7 +391,7 @@ def _attend_eagerly(
 
 def _attend_by_kernel(
     attention: Attention, queries: Tensor, held: tuple[Tensor, Tensor], this: WindowPass,
-    number: int,
+    number: int, read: Tensor,
 ) -> Tensor:  # fmt: skip
     out = this.attend(
         number,
@@ -398,6 +399,7 @@ def _attend_by_kernel(
         *held,
         scale=attention.scale,
         softcap=attention.softcap,
+        hidden=read,
     )
     return out.transpose(1, 2).flatten(2)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class NotedLayers:
     wanted: frozenset[int]
     layers: dict[int, Attended] = field(default_factory=dict)
 
+    reads_hidden: ClassVar[bool] = False
+
     @classmethod
     def asked_by(cls, method: TokenReducer, before: Sequence[int]) -> NotedLayers:
         """Those that a method asks for in front of layers: the ones before these, or none."""
@@ -53,8 +55,9 @@ class NotedLayers:
         return [self] if self.wanted else []
 
     def keep(
-        self, layer: int, query: Tensor, key: Tensor, *, mask: Tensor | None, scale: float
-    ) -> None:
+        self, layer: int, query: Tensor, key: Tensor, *,
+        mask: Tensor | None, scale: float, hidden: Tensor | None = None,
+    ) -> None:  # fmt: skip
         if layer in self.wanted:
             self.layers[layer] = Attended(query, key, mask, scale)
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from mmaccel.cli import main
+from mmaccel.commands.options import LayerFlags
 from tests.fixtures.shared import media_folders
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -50,12 +51,19 @@ def test_utterances_say_it_too(tmp_path: Path) -> None:
     assert facts["kv_cache"].startswith("SnapKV(budget=4")
 
 
+@pytest.mark.parametrize("text", ["true", "True", "TRUE", "false", "False"])
+def test_booleans_are_read_in_any_case(text: str) -> None:
+    methods = LayerFlags(kv_cache=f"streaming-llm:rerotate={text}").read()
+    assert methods["kv_cache"].rerotate is (text.lower() == "true")
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
         (["--kv-cache", "streaming"], "did you mean streaming-llm?"),
         (["--kv-cache", "snapkv:bugdet=4"], "did you mean budget?"),
         (["--kv-cache", "snapkv:budget"], "--kv-cache: expected name=value"),
+        (["--kv-cache", "streaming-llm:rerotate=yes"], "StreamingLLM.rerotate: expected"),
         (["--attention", "quest:budget=7"], "Quest.budget: expected"),
         (["--tree", "comb", "--set", "tree=comb"], "--tree: expected it once"),
         (["--kv-cache", "snapkv", "--prompts", "rows.txt"], "expected no --kv-cache with it"),

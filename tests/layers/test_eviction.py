@@ -63,6 +63,8 @@ class Prompt:
     depth: int
     received: tuple[Tensor, ...] = ()  # of each key head, where all queries are not there
     stamps: tuple[Tensor, ...] = ()  # of each key head, when an entry was attended to last
+    held: tuple[tuple[int, list[int]], ...] = ()  # each key head's number and positions, in rounds
+    is_far: tuple[bool, ...] = ()  # each key head, whether it has been found to look far
 
     @property
     def length(self) -> int:
@@ -327,14 +329,22 @@ def find_end(method: Any, keys: Tensor, i: int, kept: list[int], n_prompt: int) 
 JOINED = {"Chelsea": find_similar, "BiLevelKV": find_end}  # what an entry that goes is merged into
 
 
+def looks_far(prompt: Prompt, head: int, n_queries: int, method: Any) -> bool:
+    """Whether a head attends to what streaming would drop."""
+    given = prompt.attention(head, prompt.length - n_queries)
+    far = given[method.sinks : prompt.length - (method.budget - method.sinks)]
+    return float(far.sum() / given.sum()) > method.share
+
+
 def plan_duo_attention(prompt: Prompt, method: Any) -> Plans:
     found = []
     for head in range(len(prompt.keys)):
-        given = prompt.attention(head, prompt.length - method.window)
-        recent = prompt.length - (method.budget - method.sinks)
-        far = list(range(method.sinks, max(recent, method.sinks)))
-        is_far = float(given[far].sum() / given.sum()) > method.share
-        found.append([i for i in range(prompt.length) if is_far or i not in far])
+        is_far = prompt.is_far[head] if prompt.is_far else False
+        if prompt.length > method.budget and not prompt.is_far:
+            is_far = looks_far(prompt, head, method.window, method)
+        recent = max(prompt.length - (method.budget - method.sinks), method.sinks)
+        every = range(prompt.length)
+        found.append([i for i in every if is_far or i < method.sinks or i >= recent])
     return found
 
 
@@ -497,6 +507,7 @@ class Rounds(Hiding):
     going: dict[int, list[set[int]]] = field(default_factory=dict)
     received: dict[int, Tensor] = field(default_factory=dict)
     stamps: dict[int, Tensor] = field(default_factory=dict)
+    far: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads, length = key.shape[1:3]
@@ -543,7 +554,11 @@ class Rounds(Hiding):
             self.stamp(layer, head, entries, prompt)
             received = (self.received[layer][head, entries],)
             stamps = (self.stamps[layer][head, entries],)
-            prompts.append(replace(prompt, received=received, stamps=stamps))
+            far = (self.find_far(layer, head, prompt),)
+            own_held = ((head, entries),)
+            prompts.append(
+                replace(prompt, received=received, stamps=stamps, held=own_held, is_far=far)
+            )
         if layer % self.method.shared_layers:
             self.going[layer] = self.going[layer - layer % self.method.shared_layers]
             return
@@ -552,6 +567,8 @@ class Rounds(Hiding):
                 self.queries[layer][:, held[0]], keys[:, held[0]], values[:, held[0]], layer,
                 self.depth, tuple(prompt.received[0] for prompt in prompts),
                 tuple(prompt.stamps[0] for prompt in prompts),
+                tuple(prompt.held[0] for prompt in prompts),
+                tuple(prompt.is_far[0] for prompt in prompts),
             )  # fmt: skip
             kept = self.plan(whole, self.method)
         else:
@@ -560,6 +577,16 @@ class Rounds(Hiding):
             set(entries) - {entries[i] for i in stays}
             for entries, stays in zip(held, kept, strict=True)
         ]
+
+    def find_far(self, layer: int, head: int, prompt: Prompt) -> bool:
+        """What a head was at its first time beyond the budget."""
+        if not isinstance(self.method, mmaccel.DuoAttention):
+            return False
+        if self.n_prompt > self.method.budget:
+            return len(self.plans[layer][head]) == self.n_prompt
+        if prompt.length > self.method.budget and (layer, head) not in self.far:
+            self.far[layer, head] = looks_far(prompt, 0, self.method.every, self.method)
+        return self.far.get((layer, head), False)
 
     def stamp(self, layer: int, head: int, entries: list[int], prompt: Prompt) -> None:
         """What the entries of the last round attend to gets their time."""
@@ -583,7 +610,7 @@ def test_every_cache_policy_has_a_reference() -> None:
 
 def takes_rounds(method: Any) -> bool:
     """Whether a method can be asked again."""
-    return not method.is_headwise and not method.merges
+    return not method.repeated and not method.merges
 
 
 ONCE = [name for name, (method, _) in REFERENCES.items() if method.every is None]

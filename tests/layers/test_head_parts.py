@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ from tests.layers.test_eviction import (
     draw_rows,
     fill,
     generate,
+    takes_rounds,
 )
 
 METHODS = [method for method, _ in REFERENCES.values() if method.is_headwise]
@@ -163,22 +164,51 @@ def test_a_tree_has_the_tokens_of_the_plain_loop(method: Any) -> None:
     assert torch.equal(made, plain)
 
 
-def test_rows_leave_a_cache_of_parts() -> None:
+IN_ROUNDS = [replace(method, every=6) for method in METHODS if takes_rounds(method)]
+
+
+def test_rounds_bound_the_memory() -> None:
+    """However long the answer becomes: what stays, and what is written until the next round."""
+    model, rows = build_lm("llama"), draw_rows(40, 6)
+    sizes = set()
+    for n_new in (30, 55):
+        window = CausalLMWindow(model)
+        method = mmaccel.KVzap(budget=4, threshold=9.0, window=3, every=5)
+        window.use_methods(LayerMethods(kv_cache=method))
+        window.reserve(2, 40 + n_new)
+        tokens = torch.tensor([rows[0], rows[1] + [0] * 34])
+        lengths = torch.tensor([40, 6])
+        window.prefill(Pass(tokens, torch.zeros(2, dtype=torch.int64), lengths=lengths))
+        for step in range(0, n_new - 5, 3):
+            window.forward(Pass(tokens[:, :3], lengths + step))
+            # 4 and two rounds in the store, two until the next one with a window, and 2 unused
+            most = 2 * 4 * 2 * 8 * 4 * (4 + 2 * 5 + 2 * 5 + 2)
+            assert all(layer.nbytes <= most for layer in window.cache_layers())
+        sizes.add(tuple(layer.nbytes for layer in window.cache_layers()))
+    assert len(sizes) <= 2
+
+
+@pytest.mark.parametrize("method", [*METHODS[:1], *IN_ROUNDS], ids=repr)
+def test_rows_leave_a_cache_of_parts(method: Any) -> None:
     """What is left goes on as it would have alone."""
     model, rows = build_lm("llama"), draw_rows(30, 30, 30)
-    method = METHODS[0]
 
     def open_window(some: list[list[int]]) -> CausalLMWindow:
         window = CausalLMWindow(model)
         window.use_methods(LayerMethods(kv_cache=method))
-        window.reserve(len(some), 40)
+        window.reserve(len(some), 60)
         window.prefill(Pass(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)))
         return window
 
     together, alone = open_window(rows), open_window(rows[2:])
+    tokens = torch.tensor([[5, 6, 7]])
+    for start in (30, 33, 36):
+        together.forward(Pass(tokens.expand(3, -1), torch.full((3,), start)))
+        alone.forward(Pass(tokens, torch.tensor([start])))
     together.run_caches().keep(torch.tensor([2]))
-    tokens = Pass(torch.tensor([[5, 6, 7]]), torch.tensor([30]))
-    assert torch.allclose(together.forward(tokens), alone.forward(tokens), atol=1e-5)
+    for start in range(39, 55, 3):
+        entries = Pass(tokens, torch.tensor([start]))
+        assert torch.allclose(together.forward(entries), alone.forward(entries), atol=1e-4)
 
 
 LOOKING = (mmaccel.KVzap(8, window=3), mmaccel.DuoAttention(9, sinks=1, window=3))
@@ -199,6 +229,8 @@ def test_a_planted_needle_survives(method: Any) -> None:
     observer.keep(0, queries, keys, mask=None, scale=1.0)
     seen = observer.layers[0]
     layer = CachedLayer(0, 2, keys, keys, lengths, seen.queries, 1.0)
+    if method.remembers:
+        layer = replace(layer, total=method.remember(layer))
     kept = method.plan(layer, method.score(layer))
     assert (kept[0, 0] == 26).any() and not (kept[0, 1] == 26).any()
 
@@ -225,6 +257,33 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "heads are joined in the order of parts": _heads_come_back_as_parts,
     "position after eviction": _all_rows_write_where_the_longest_does,
 }
+
+
+def _entries_are_numbered_with_what_is_empty(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HeadPart, "to_index", lambda self, entry: entry.expand(*self.counts.shape, -1))
+
+
+def _all_heads_hold_as_much(patch: pytest.MonkeyPatch) -> None:
+    own = HeadPart.count
+    patch.setattr(
+        HeadPart, "count",
+        lambda self, ends: own(self, ends).amax(1, keepdim=True).expand_as(self.counts),
+    )  # fmt: skip
+
+
+ROUND_BUGS = {
+    "entries are numbered with what is empty": _entries_are_numbered_with_what_is_empty,
+    "all heads hold as much as the longest": _all_heads_hold_as_much,
+}
+
+
+@pytest.mark.parametrize("bug", ROUND_BUGS)
+def test_planted_bugs_of_rounds_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ROUND_BUGS[bug](monkeypatch)
+    with pytest.raises(AssertionError):
+        for reference in ("kvzap", "kvzap, a higher threshold"):
+            test_eviction.check_rounds(PLAIN, reference)
+            check_speculation(reference, 1)
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.pipelines.layers import attention as attention_module
+from mmaccel.pipelines.layers import rounds as rounds_module
 from mmaccel.pipelines.layers import sparse as sparse_module
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
@@ -217,3 +218,68 @@ def test_a_run_after_one_under_methods_is_whole_again() -> None:
         with reducing(window, methods, prompt.branches):
             made.append(sample(window, prompt, mmaccel.Jacobi(5), temperature=0.0).tokens)
     assert torch.equal(made[0], made[2]) and not torch.equal(made[0], made[1])
+
+
+EVERY = 4
+IN_ROUNDS = (  # budgets of at least a prompt's 6 entries, where keys are looked at
+    mmaccel.StreamingLLM(budget=4, sinks=2, every=EVERY),
+    mmaccel.SnapKV(budget=6, window=2, kernel=1, every=EVERY),
+    mmaccel.KeyDiff(budget=6, every=EVERY),
+    mmaccel.LineKV(budget=6, sinks=1, lines=1, every=EVERY),
+    mmaccel.KVzap(budget=6, threshold=-0.5, window=3, every=EVERY),
+    mmaccel.DuoAttention(budget=6, sinks=2, share=0.5, window=3, every=EVERY),
+    mmaccel.RaaS(budget=7, threshold=0.1, every=EVERY),
+)
+
+
+def check_rounds(scale: float, policy: Any) -> None:
+    """Greedy tokens are those of full passes as published, under a mask that moves on.
+
+    `StreamingLLM` keeps by position alone: what a query sees follows from its own.
+    """
+    method = IN_ROUNDS[0]
+    _, whole, _ = decode("text", policy, LayerMethods(), scale)
+    window, tokens, _ = decode("text", policy, LayerMethods(method), scale)
+    assert not torch.equal(tokens, whole)
+    branches = 1 if scale == 1 else 2
+    first, seen = conditions("text", window.model, scale != 1)
+    width = first.shape[1]
+    size = width + 15
+    hidden = torch.zeros(2, len(first), window.model.config.n_head, size, size, dtype=torch.bool)
+    for row in range(len(first)):
+        pad = int(width - seen[row].sum())
+        n_prompt = width - 1 - pad
+        for query in range(n_prompt, size - pad):
+            # the last boundary that stands a round before the query; the prompt's end at least
+            boundary = n_prompt + max((query - n_prompt) // EVERY - 1, 0) * EVERY
+            for entry in range(method.sinks, boundary - (method.budget - method.sinks)):
+                hidden[:, row, :, pad + query, pad + entry] = True
+    logits = full_logits(window.model, first, tokens.repeat(branches, 1), seen, hidden)
+    if branches == 2:
+        given, nothing = logits.chunk(2)
+        logits = nothing + scale * (given - nothing)
+    assert torch.equal(logits.argmax(-1), tokens)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(4)], ids=repr)
+def test_rounds_are_a_mask_that_moves_on(policy: Any, scale: float) -> None:
+    check_rounds(scale, policy)
+
+
+@pytest.mark.parametrize("method", IN_ROUNDS, ids=repr)
+def test_windows_have_the_tokens_of_the_plain_loop_in_rounds(method: Any) -> None:
+    """Of texts, which are kept where keys are looked at: what is evicted is the image."""
+    methods = LayerMethods(method)
+    _, whole, _ = decode("text", mmaccel.Autoregressive(), LayerMethods(), 3.0)
+    window, plain, evicted = decode("text", mmaccel.Autoregressive(), methods, 3.0)
+    assert not window.find_layer_obstacle(methods)
+    assert evicted[0] and not torch.equal(plain, whole)
+    for width in (2, EVERY):
+        assert torch.equal(decode("text", mmaccel.Jacobi(width), methods, 3.0)[1], plain)
+
+
+def test_a_window_that_sees_what_goes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module.Rounds, "find_hidden", lambda *given: None)
+    with pytest.raises(AssertionError):
+        check_rounds(1.0, mmaccel.Jacobi(4))

@@ -143,9 +143,9 @@ CASES = (
         error=mmaccel.UnsupportedModelError,
     ),
     Refused(
-        "rounds of eviction in LlamaGen",
-        _draw("llamagen-t2i", kv_cache={"name": "streaming-llm", "every": 64}),
-        says=("kv_cache", "LlamaGenTransformer", "evicted once", "leave every out"),
+        "rounds of eviction in LlamaGen that would begin with a prompt of zero keys",
+        _draw("llamagen-t2i", kv_cache={"name": "tova", "every": 64, "budget": 2}),
+        says=("kv_cache", "LlamaGenTransformer", "keys of its prompt are zero", "a budget of"),
         error=mmaccel.UnsupportedModelError,
     ),
     Refused(

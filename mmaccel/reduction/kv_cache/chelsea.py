@@ -7,11 +7,10 @@ second whose key is most similar, and of all matches the most similar ones are m
 values, into their mean. That is repeated until few enough are left.
 
 Departures: written from the paper's abstract and overviews; its code is not public. Who is in which
-set is fixed by an entry's place in its chunk for all repetitions: odd places first, then every
-second of the even ones, and so on; similarities are those of the keys before any merge. Once it is
-known who stays, every other entry joins the most similar one of its chunk that does. Keys are
-averaged as they are rotated. A mean of n entries receives the attention of one. The first entries
-and the last ones are not merged. All this happens once, when the prompt is processed.
+set is fixed by the place in a chunk: odd places first, then every second of the even ones, and so
+on; similarities are those of the keys before any merge, and what goes joins the most similar entry
+of its chunk that stays. Keys are averaged as they are rotated. A mean of n entries receives the
+attention of one. All this happens once, when the prompt is processed.
 """
 
 from __future__ import annotations
@@ -73,18 +72,12 @@ class Chelsea(CacheMethod):
         """`[R, H, S]`: those that are merged first, and of them the most similar, are lowest."""
         similar = self._compare(layer)  # [R, H, C, P, P]
         place = torch.arange(self.chunk, device=similar.device)
-        scores = similar.new_full(similar.shape[:-1], float("inf"))
-        step = 1
-        repetition = 0
-        while step < self.chunk:
-            is_first = place % (2 * step) == step
-            is_second = place % (2 * step) == 0
-            best = similar.masked_fill(~is_second, -2).amax(-1)  # [R, H, C, P]
-            scores = torch.where(is_first, 4 * repetition - best, scores)
-            step *= 2
-            repetition += 1
-        size = layer.keys.shape[2]
-        scores = scores.flatten(2)[..., :size]
+        scores = torch.full_like(similar[..., 0], float("inf"))
+        for repetition in range((self.chunk - 1).bit_length()):
+            second = place % (2 << repetition)  # 0: of the second set
+            best = similar.masked_fill(second != 0, -2).amax(-1)  # [R, H, C, P]
+            scores = torch.where(second == 1 << repetition, 4 * repetition - best, scores)
+        scores = scores.flatten(2)[..., : layer.keys.shape[2]]
         return scores.masked_fill(~self._may_merge(layer), float("inf"))
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,24 +86,24 @@ class Chelsea(CacheMethod):
         keep = keep.expand(-1, heads, -1)
         stays = torch.zeros(len(keep), heads, size + 1, dtype=torch.bool, device=keep.device)
         stays = stays.scatter(2, keep.where(keep >= 0, size), True)[..., :size]
-        may_merge = self._may_merge(layer)
         joined = self._in_chunks(stays)  # [R, H, C, P]
         similar, place = self._compare(layer).masked_fill(~joined[..., None, :], -2).max(-1)
         first = torch.arange(place.shape[2], device=keep.device)[:, None] * self.chunk
         owner = (place + first).where(similar > -2, size).flatten(2)[..., :size]
         index = torch.arange(size, device=keep.device)
-        owner = owner.where(may_merge, size).where(~stays, index)  # S: none
+        owner = owner.where(self._may_merge(layer), size).where(~stays, index)  # S: none
         n_joined = torch.zeros(*stays.shape[:2], size + 1, 1, device=keep.device)
         n_joined.scatter_add_(2, owner[..., None], torch.ones_like(n_joined[:, :, :size]))
         at = keep.clamp(min=0)[..., None]
-        made = []
-        for states in (layer.keys, layer.values):
+
+        def average(states: Tensor) -> Tensor:
             width = states.shape[3]
             total = torch.zeros(*stays.shape[:2], size + 1, width, device=keep.device)
             total.scatter_add_(2, owner[..., None].expand(-1, -1, -1, width), states.float())
             mean = total / n_joined.clamp(min=1)
-            made.append(mean.gather(2, at.expand(-1, -1, -1, width)).to(states.dtype))
-        return made[0], made[1]
+            return mean.gather(2, at.expand(-1, -1, -1, width)).to(states.dtype)
+
+        return average(layer.keys), average(layer.values)
 
     def _may_merge(self, layer: CachedLayer) -> Tensor:
         """`[R, 1, S]` bool, entries that are neither among the first nor among the last ones."""
@@ -123,7 +116,7 @@ class Chelsea(CacheMethod):
 
     def _compare(self, layer: CachedLayer) -> Tensor:
         """Cosines `[R, H, C, P, P]` of the keys of a chunk; -2 with what is not merged."""
-        directions = normalize(layer.keys.float(), dim=-1)
-        chunks = self._in_chunks(directions.mT).movedim(2, -1)  # [R, H, C, P, D]
+        chunks = self._in_chunks(normalize(layer.keys.float(), dim=-1).mT)
+        chunks = chunks.movedim(2, -1)  # [R, H, C, P, D]
         is_other = self._in_chunks(self._may_merge(layer))[..., None, :]
         return (chunks @ chunks.mT).masked_fill(~is_other, -2)

@@ -51,6 +51,8 @@ class CachedLayer:
             added up over the query heads of a key head; None unless the method `accumulates`. In
             rounds, and for a method that `remembers`, what it remembered last. For one with
             `repeated`, the most that an entry received from one of the repetition.
+        rated: `[R, H, S]` float32, what `CacheMethod.rate` answered for each entry; None unless the
+            method `reads_hidden`.
     """
 
     index: int
@@ -61,6 +63,7 @@ class CachedLayer:
     queries: Tensor
     scale: float
     total: Tensor | None = None
+    rated: Tensor | None = None
 
     def is_entry(self) -> Tensor:
         """`[R, 1, S]` bool, False for padding."""
@@ -110,6 +113,21 @@ class KVCacheMethod(Method):
 
 
 @dataclass(frozen=True)
+class LayerSizes:
+    """What is known of a model's layers before it runs.
+
+    Attributes:
+        depth: layers of the model.
+        heads: H, key heads of a layer.
+        channels: C, of the hidden states that the attention of a layer reads.
+    """
+
+    depth: int
+    heads: int
+    channels: int
+
+
+@dataclass(frozen=True)
 class CacheMethod(KVCacheMethod, ABC):
     """Base of all methods that evict cached entries.
 
@@ -128,6 +146,8 @@ class CacheMethod(KVCacheMethod, ABC):
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
         merges: whether what goes is merged into what stays, by `merge`.
+        reads_hidden: whether `rate` is asked about the hidden states of every entry, and answers in
+            `CachedLayer.rated`.
         repeated: n > 0, the prompt is fed a second time behind itself, n entries at a time, for
             `CachedLayer.total`; it costs what the prompt costs again, and a little more.
         rerotates: whether kept keys are turned to consecutive positions, those at which they stand
@@ -168,6 +188,11 @@ class CacheMethod(KVCacheMethod, ABC):
         return False
 
     @property
+    def reads_hidden(self) -> bool:
+        """See the class."""
+        return False
+
+    @property
     def shared_layers(self) -> int:
         """See the class."""
         return 1
@@ -202,6 +227,19 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         mass = layer.mass()
         return mass if layer.total is None else layer.total + mass
+
+    def rate(self, index: int, hidden: Tensor) -> Tensor:
+        """`[R, H, W]` float32, what the hidden states of entries say of them.
+
+        Args:
+            index: number of the layer.
+            hidden: `[R, W, C]`, what the attention of the layer reads, after the norm before it.
+        """
+        raise NotImplementedError
+
+    def find_misfit(self, sizes: LayerSizes) -> str:
+        """Why a model with layers of these sizes cannot be served; empty where it can."""
+        return ""
 
     def count(self, layer: CachedLayer) -> Tensor:
         """`[R]` int64, how many entries of each row stay in a layer; all of a row that is within

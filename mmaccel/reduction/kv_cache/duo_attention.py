@@ -15,6 +15,7 @@ in another. Entries go once, when the prompt is processed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -36,13 +37,15 @@ class DuoAttention(HeadwiseMethod):
         window: how many of the last queries are looked at.
 
     Raises:
-        OptionError: a value out of range, as many sinks as the budget, or rounds.
+        OptionError: a value out of range, or as many sinks as the budget.
     """
 
     budget: int = 384
     sinks: int = 128
     share: float = 0.1
     window: int = 64
+
+    remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,14 +68,32 @@ class DuoAttention(HeadwiseMethod):
         """See `CacheMethod`."""
         return self.budget - self.sinks
 
-    def score(self, layer: CachedLayer) -> Tensor:
-        """The attention of the window, `[R, H, S]`; that of a head is 1 in all."""
+    def remember(self, layer: CachedLayer) -> Tensor:
+        """1 and the share of its attention that a head gives to what streaming drops, `[R, H, S]`,
+        alike for all entries; 0 as long as it would drop nothing.
+        """
+        if layer.total is None:
+            known = layer.keys.new_zeros(*layer.keys.shape[:2], 1, dtype=torch.float32)
+        else:
+            known = layer.total.amax(-1, keepdim=True)
+        is_long = layer.lengths[:, None, None] > self.budget
         mass = layer.mass().where(layer.is_entry(), 0)
-        return mass / mass.sum(-1, keepdim=True).clamp(min=1e-6)
+        far = mass.masked_fill(self._is_end(layer), 0).sum(-1, keepdim=True)
+        share = far / mass.sum(-1, keepdim=True).clamp(min=1e-6)
+        known = torch.where(is_long & (known == 0), 1 + share, known)
+        return known.expand_as(mass).contiguous()
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        """What is known of the heads, `[R, H, S]`."""
+        assert layer.total is not None
+        return layer.total
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
         """See `HeadwiseMethod`."""
-        index = torch.arange(scores.shape[2], device=scores.device)
-        is_end = (index < self.sinks) | (index >= layer.lengths[:, None, None] - self.n_recent)
-        far = scores.masked_fill(is_end, 0).sum(-1, keepdim=True)
-        return is_end | (far > self.share)
+        return self._is_end(layer) | (scores.amax(-1, keepdim=True) > 1 + self.share)
+
+    def _is_end(self, layer: CachedLayer) -> Tensor:
+        """`[R, 1, S]` bool, what a streaming head keeps."""
+        index = torch.arange(layer.keys.shape[2], device=layer.keys.device)
+        recent = layer.lengths[:, None, None] - self.n_recent
+        return (index < self.sinks) | (index >= recent)

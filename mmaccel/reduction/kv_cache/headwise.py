@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.checks import check_number
-from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_entries
 
 
@@ -23,23 +22,15 @@ from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_e
 class HeadwiseMethod(CacheMethod):
     """Base of methods under which each head of each row keeps as many entries as it needs.
 
-    Heads that keep about equally many share memory; see `mmaccel.pipelines.layers.head_parts`. The
-    method is asked once, when the prompt is in the cache.
+    Heads that keep about equally many share memory; see `mmaccel.pipelines.layers.head_parts`. In
+    rounds a head is a row of one head to the method: R is then rows times heads, and H is 1.
 
     Args:
-        budget: rows of no more entries keep all. What else it is is the method's.
+        budget: heads of no more entries keep all. What else it is is the method's.
 
     Raises:
-        OptionError: a value out of range, or rounds.
+        OptionError: a value out of range.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every is not None:
-            raise OptionError(
-                f"{self.name}.every: expected None, because each head keeps a number of its own, "
-                f"received {self.every}; leave every out"
-            )
 
     @property
     def is_headwise(self) -> bool:
@@ -77,7 +68,7 @@ class ThresholdMethod(HeadwiseMethod):
         threshold: the least score of an entry that stays.
 
     Raises:
-        OptionError: a value out of range, or rounds.
+        OptionError: a value out of range.
     """
 
     budget: int = 128

@@ -6,11 +6,14 @@ Compression", 2025 (arXiv:2506.05345): entries whose score is below a threshold 
 last ones. A score is the logarithm of the attention that an entry will receive times the size of
 what it then adds. How much stays follows from the text, for each row, layer and head.
 
-Departures: the paper's score is predicted from hidden states by a trained network, one for each
-model. Here it needs no training: it is measured on the queries of the last `window` entries, the
-most that one of them gives to an entry, times the length of its value in proportion to the row's
-mean. Published thresholds are therefore not those of this score. Entries go once, when the prompt
-is processed.
+The paper's score is predicted from the hidden states that a layer's attention reads, by a network
+that was trained for the model: `scorer` is the file of one. Without it the score needs no training:
+it is measured on the queries of the last `window` entries, the most that one of them gives to an
+entry, times the length of its value in proportion to the row's mean. Thresholds of the one are not
+those of the other.
+
+Departures: without `every` entries go once, when the prompt is processed; with it they go in
+rounds, where the paper drops each when it leaves the last ones.
 """
 
 from __future__ import annotations
@@ -19,41 +22,91 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_int
-from mmaccel.reduction.kv_cache.contract import CachedLayer
+from mmaccel.checks import check_int, show
+from mmaccel.errors import OptionError
+from mmaccel.reduction.kv_cache.contract import CachedLayer, LayerSizes
 from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
+from mmaccel.reduction.kv_cache.kvzap_scorer import describe, open_scorer
 
 _TINY = 1e-30
 
 
 @dataclass(frozen=True)
 class KVzap(ThresholdMethod):
-    """Keeps what a query like the last ones may need, as much as that is, head by head.
+    """Keeps what later queries may need, as much as that is, head by head.
 
     Args:
-        budget: the last entries, which stay in every head; the window among them.
+        budget: the last entries, which stay in every head; without a scorer the window among them.
         threshold: the least score of an entry that stays, a natural logarithm: -7 is a thousandth
-            of a query's attention to a value of mean length.
-        window: how many of the last queries are looked at.
+            of a query's attention to a value of mean length. For published scorers kvpress'
+            example has -3.
+        window: how many of the last queries are looked at, where there is no scorer.
+        scorer: a file of safetensors with the trained scorer of the model, or a folder with its
+            `model.safetensors`; None measures scores.
 
     Raises:
-        OptionError: a value out of range, or rounds.
+        OptionError: a value out of range, no such file, or a window in rounds that is larger than
+            budget and every.
+        UnsupportedModelError: a file without a scorer.
     """
 
     threshold: float = -7.0
     window: int = 64
+    scorer: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_int(f"{self.name}.window", self.window, 1, hint="64 suits most models")
+        if self.scorer is None:
+            self._check_rounds()
+            return
+        if not isinstance(self.scorer, str):
+            raise OptionError(
+                f"{self.name}.scorer: expected a path as a str, received {show(self.scorer)}; "
+                "None measures scores"
+            )
+        open_scorer(self.scorer)
+
+    def _check_rounds(self) -> None:
+        """Refuse a window of which heads may have dropped entries in the round before."""
+        most = max(self.budget, self.every or self.window)
+        if self.window > most:
+            raise OptionError(
+                f"{self.name}.window: expected at most {most} in rounds of {self.every}, the "
+                f"larger of budget and every, received {self.window}; give a larger budget"
+            )
 
     @property
     def observed(self) -> int:
-        """The window."""
-        return self.window
+        """The window, where there is no scorer."""
+        return self.window if self.scorer is None else 0
+
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether there is a scorer."""
+        return self.scorer is not None
+
+    def find_misfit(self, sizes: LayerSizes) -> str:
+        """A scorer of another model."""
+        if self.scorer is None:
+            return ""
+        own = open_scorer(self.scorer).sizes
+        if own == sizes:
+            return ""
+        return (
+            f"it has {describe(sizes)}, and the scorer {self.scorer!r} is for {describe(own)}; "
+            "give the scorer of this model"
+        )
+
+    def rate(self, index: int, hidden: Tensor) -> Tensor:
+        """The scorer's logarithms `[R, H, W]`."""
+        assert self.scorer is not None
+        return open_scorer(self.scorer).score(index, hidden)
 
     def score(self, layer: CachedLayer) -> Tensor:
         """Logarithms `[R, H, S]`."""
+        if layer.rated is not None:
+            return layer.rated
         heads = layer.keys.shape[1]
         received = layer.weights().unflatten(1, (heads, -1)).amax((2, 3))
         length = layer.values.float().norm(dim=-1).where(layer.is_entry(), 0)

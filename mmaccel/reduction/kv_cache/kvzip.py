@@ -46,6 +46,11 @@ class KVzip(HeadwiseMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.every is not None:
+            raise OptionError(
+                f"{self.name}.every: expected None, because what is generated is no part of the "
+                f"prompt that is repeated, received {self.every}; leave every out, or take KVzap"
+            )
         check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
         check_int(f"{self.name}.piece", self.piece, 1, hint="256 suits most models")
         if self.sinks >= self.budget:

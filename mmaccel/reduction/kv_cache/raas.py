@@ -8,6 +8,7 @@ oldest stamps go; those of the prompt never do.
 
 Departures: the paper evicts a page of entries as soon as the budget is full; here a round of
 `every` tokens evicts as many entries, one by one, and what goes is attended to for a round more.
+The threshold is the 0.0001 that a review of the paper names for its alpha.
 Query heads vote for their key head with their mean attention. Of equally old entries the later ones
 go. A prompt beyond the budget is kept whole, and the last entry with it.
 """

@@ -125,6 +125,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         stores = self._open_stores()
         by_kernel = not self.attention_reason
         hidden = self._pass(entries, by_kernel=by_kernel, sparse=stores.find_chooser())
+        self.n_evicted = stores.n_evicted
         if self.keeps_states:
             self.last_states = hidden
         logits: Tensor = self.model.output(hidden)
@@ -146,7 +147,7 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
 
     @property
     def takes_trees(self) -> bool:
-        return self.methods.attention is None
+        return self.methods.attention is None and not self.methods.goes_on
 
     def find_layer_obstacle(self, methods: LayerMethods) -> str:
         if methods.attention is not None and methods.attention.chooses_prompts:
@@ -156,14 +157,25 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         evicting = methods.evictor
         if evicting is None:
             return ""
-        if methods.goes_on:
-            return "its cache is evicted once, after the prompt; leave every out"
         if methods.rerotates:
             return "its positions are those of a grid; leave rerotate out"
-        if self.model.config.cls_token_num == 1:
+        if methods.reads_hidden:
+            return "its layers hand out no hidden states; leave scorer out"
+        n_first = self.model.config.cls_token_num
+        if n_first == 1:  # it is processed with the first window, and rounds begin behind a prompt
             return "its prompt is one class label, of which nothing can be evicted"
-        if evicting.reads_keys:
-            return f"the queries and keys of its prompt are zero, and {evicting.name} goes by them"
+        if not evicting.reads_keys:
+            return ""
+        if evicting.every is None:
+            return (
+                f"the queries and keys of its prompt are zero, and {evicting.name} goes by them; "
+                "give every, by which entries of the image go"
+            )
+        if evicting.budget < n_first:
+            return (
+                f"the queries and keys of its prompt are zero, and {evicting.name} goes by them; "
+                f"give a budget of at least the {n_first} entries of a prompt"
+            )
         return ""
 
     def prefill(self, entries: Pass) -> None:
@@ -192,7 +204,10 @@ class LlamaGenWindow(StaticModelBuffers, TokenModel):
         assert start is not None and conditions is not None and lengths is not None
         indices = start[:, None] + torch.arange(tokens.shape[1], device=start.device)  # [R, W]
         tree = None if entries.parents is None else find_ancestors(entries.parents)
-        this = self._reserved().open_pass(indices, tree=tree, ragged=self.ragged, **options)
+        stores = self._reserved()
+        this = stores.open_pass(
+            indices, tree=tree, rounds=stores.rounds, ragged=self.ragged, **options
+        )
         # entries of one depth of a tree share a position
         positions = indices if tree is None else start[:, None] + tree.sum(-1) - 1
         is_first = positions < lengths[:, None]

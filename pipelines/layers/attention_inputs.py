@@ -1,0 +1,59 @@
+"""The hidden states that attention modules of transformers read, for those who ask for them.
+
+An attention function is given queries, keys and values alone. So what a module is called with is
+kept until the function is called for the same module, by a hook that is there during a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmaccel.errors import UnsupportedModelError
+
+
+class AttentionInputs:
+    """What the module that is about to attend was called with."""
+
+    def __init__(self) -> None:
+        self._module: nn.Module | None = None
+        self._hidden: Tensor | None = None
+
+    @contextmanager
+    def listening(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Inside the block, what these modules are called with is kept."""
+        with ExitStack() as stack:
+            for module in modules:
+                handle = module.register_forward_pre_hook(self._keep, with_kwargs=True)
+                stack.callback(handle.remove)
+            yield
+
+    def take(self, module: nn.Module) -> Tensor:
+        """The hidden states `[R, W, C]` of a module that attends now.
+
+        Raises:
+            UnsupportedModelError: the module was not called with hidden states.
+        """
+        if self._module is not module or self._hidden is None:
+            raise UnsupportedModelError(
+                "kv_cache: expected attention modules with a layer_idx that take hidden states "
+                f"first, as those of transformers do, received a {type(module).__name__}; leave "
+                "out what reads hidden states"
+            )
+        hidden = self._hidden
+        self._module = None
+        self._hidden = None
+        return hidden
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        first = args[0] if args else given.get("hidden_states")
+        self._module = module
+        self._hidden = first if isinstance(first, Tensor) else None
+
+
+def find_attending(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that attend as a numbered layer, and maybe modules around them."""
+    return [one for one in model.modules() if isinstance(getattr(one, "layer_idx", None), int)]

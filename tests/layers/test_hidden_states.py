@@ -1,0 +1,259 @@
+"""Methods of caches that look at the hidden states which the attention of a layer reads.
+
+The reference reads them of transformers' own output, `hidden_states`, and applies the norm in front
+of the attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.contracts import Pass
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers.attention import watched
+from mmaccel.pipelines.layers.attention_inputs import AttentionInputs
+from mmaccel.pipelines.layers.eviction import Observer
+from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, LayerSizes
+from tests.fixtures.fused_lms import RECOGNISED, build_decoder
+from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.layers import test_denoisers as denoisers
+from tests.layers.masked_model import greedy, masked
+from tests.layers.test_eviction import N_NEW, Hiding, Plans, Prompt, draw_rows, generate
+
+POLICIES = (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5))
+
+
+def score_by_hand(hidden: Tensor, layer: int) -> Tensor:
+    """`[..., 2]` of hidden states `[..., C]`, one number a key head."""
+    generator = torch.Generator().manual_seed(layer)
+    return hidden.float() @ torch.randn(hidden.shape[-1], 2, generator=generator)
+
+
+@dataclass(frozen=True)
+class ByHidden(CacheMethod):
+    """The entries whose hidden states have the highest scores."""
+
+    fails: bool = False
+
+    @property
+    def reads_hidden(self) -> bool:
+        return True
+
+    def rate(self, index: int, hidden: Tensor) -> Tensor:
+        return score_by_hand(hidden, index).mT
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        assert layer.rated is not None
+        return layer.rated
+
+    def find_misfit(self, sizes: LayerSizes) -> str:
+        return f"it has {sizes}" if self.fails else ""
+
+
+METHOD = ByHidden(budget=9)
+
+
+@torch.no_grad()
+def read_by_hand(model: Any, ids: list[int]) -> list[Tensor]:
+    """What the attention of each layer reads of a row `[T, C]`, as transformers gives it out."""
+    found = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    layers = model.get_decoder().layers
+    return [layer.input_layernorm(states)[0] for layer, states in zip(layers, found)]
+
+
+def plan_by_hand(read: list[Tensor], method: Any) -> Callable[[Prompt, Any], Plans]:
+    def plan(prompt: Prompt, _: Any) -> Plans:
+        found = []
+        for scores in score_by_hand(read[prompt.index], prompt.index).T.tolist():
+            scores[-1] = float("inf")  # the last entry stays
+            # in the first layer equal tokens have equal scores; of these the first stay
+            order = sorted(range(prompt.length), key=lambda i: (-scores[i], i))  # noqa: B023
+            found.append(sorted(order[: method.budget]))
+        return found
+
+    return plan
+
+
+def check_tokens(policy: Any, fused: bool, **options: Any) -> None:
+    """Greedy tokens are those of the model under a mask that hides what the reference evicts."""
+    model, rows = build_lm("qwen2"), draw_rows(33, 12, 21)
+    received, _ = generate(model, policy, rows, fused=fused, kv_cache=METHOD, **options)
+    whole, _ = generate(model, policy, rows, fused=fused)
+    assert not torch.equal(received, whole)
+    for row, ids in enumerate(rows):
+        plan = plan_by_hand(read_by_hand(model, ids[:-1]), METHOD)
+        hides = Hiding(METHOD, plan, model.config.num_hidden_layers, len(ids) - 1)
+        with masked(model, hides):
+            expected = greedy(model, torch.tensor([ids]), N_NEW)
+        assert received[row].tolist() == expected[0].tolist()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_eviction_goes_by_what_attention_reads(policy: Any, fused: bool, chunk: int | None) -> None:
+    check_tokens(policy, fused, prefill_chunk_size=chunk)
+
+
+def test_a_prompt_of_embeddings_is_evicted_like_its_ids() -> None:
+    """The model's own prefill processes it, its last token included, with padding on the left."""
+    model, rows = build_lm("qwen2"), draw_rows(24, 17, 30)
+    prompts = left_padded(rows)
+    embedded = model.get_input_embeddings()(prompts["input_ids"]).detach()
+    given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    given |= {"inputs_embeds": embedded, "attention_mask": prompts["attention_mask"]}
+    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True, kv_cache=METHOD):
+        received = model.generate(**given, max_new_tokens=N_NEW)
+    for row, ids in enumerate(rows):
+        first = model(torch.tensor([ids])).logits[:, -1:].argmax(-1)
+        plan = plan_by_hand(read_by_hand(model, ids), METHOD)
+        hides = Hiding(METHOD, plan, model.config.num_hidden_layers, len(ids))
+        with masked(model, hides):
+            expected = greedy(model, torch.cat([torch.tensor([ids]), first], 1), N_NEW - 1)
+        assert received[row].tolist() == [int(first), *expected[0].tolist()]
+
+
+class Reading:
+    """A `Watcher` that keeps hidden states `[R, T, C]` by layer."""
+
+    reads_hidden = True
+
+    def __init__(self) -> None:
+        self.layers: dict[int, Tensor] = {}
+
+    def keep(self, layer: int, query: Tensor, key: Tensor, **given: Any) -> None:
+        self.layers[layer] = given["hidden"]
+
+
+@dataclass(frozen=True)
+class Noting(ByHidden):
+    """Keeps what it is given, in a list that the test made."""
+
+    seen: Any = None
+
+    def rate(self, index: int, hidden: Tensor) -> Tensor:
+        self.seen[index] = hidden
+        return hidden.new_zeros(len(hidden), 1, hidden.shape[1])
+
+    def score(self, layer: CachedLayer) -> Tensor:
+        return torch.zeros(len(layer.keys), 1, layer.keys.shape[2])
+
+
+NOT_FULL = (  # layers that slide carry no methods; sdpa, which a watched pass runs, caps nothing
+    "sliding", "ministral", "gemma3", "cohere2", "olmo3", "exaone4", "capped", "eager", "_vl",
+    "glm4v", "glm_ocr",
+)  # fmt: skip
+FULL = [name for name in RECOGNISED if not any(word in name for word in NOT_FULL)]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_the_fused_decoder_reads_what_the_model_does(name: str) -> None:
+    """In every class of layers that it serves, also those with norms elsewhere."""
+    model = build_decoder(name)
+    ids = torch.tensor(draw_rows(11))
+    own = Reading()
+    with torch.no_grad(), watched(model, [own]):
+        model(ids)
+    for fused in (True, False):
+        seen: dict[int, Tensor] = {}
+        window = CausalLMWindow(model, fused=fused)
+        window.use_methods(LayerMethods(kv_cache=Noting(budget=2, seen=seen)))
+        window.reserve(1, 20)
+        window.prefill(Pass(ids, torch.zeros(1, dtype=torch.int64)))
+        assert window.route.startswith("fused" if fused else "model")
+        assert sorted(seen) == sorted(own.layers) == list(range(len(window.facts.windows)))
+        for layer, hidden in own.layers.items():
+            torch.testing.assert_close(seen[layer][:, :11], hidden, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_finished_blocks_of_a_canvas_are_read() -> None:
+    """Of ragged prompts, whose last block is not finished."""
+    target, rows = denoisers.build(), denoisers.draw(33, 9, 22)
+    seen: dict[int, Tensor] = {}
+    method = Noting(budget=8, seen=seen)
+    denoisers.generate(target, denoisers.POLICIES["stepwise"], rows, kv_cache=method)
+    for row, ids in enumerate(rows):
+        n = len(ids) // denoisers.BLOCK * denoisers.BLOCK
+        block = torch.arange(n) // denoisers.BLOCK
+        mask = torch.where(block[:, None] >= block, 0.0, float("-inf")).double()
+        given: dict[str, Any] = {"attention_mask": mask[None, None], "output_hidden_states": True}
+        found = target.model(torch.tensor([ids[:n]]), **given).hidden_states
+        for layer, states in zip(target.model.get_decoder().layers, found):
+            expected = layer.input_layernorm(states)[0]
+            received = seen[layer.self_attn.layer_idx][row, :n]
+            torch.testing.assert_close(received, expected)
+
+
+def test_a_method_that_reads_none_leaves_no_hooks() -> None:
+    model = build_lm("llama")
+    module = model.get_decoder().layers[0].self_attn
+    with watched(model, [Observer(mmaccel.SnapKV(budget=9, window=3), torch.tensor([5]))]):
+        assert not module._forward_pre_hooks
+    with watched(model, [Reading()]):
+        assert module._forward_pre_hooks
+    assert not module._forward_pre_hooks
+
+
+def test_a_model_of_other_sizes_is_refused_before_it_runs() -> None:
+    model = build_lm("qwen2")
+    with pytest.raises(UnsupportedModelError) as caught:
+        mmaccel.attach(model, "jacobi", kv_cache=ByHidden(fails=True))
+    assert repr(LayerSizes(depth=2, heads=2, channels=32)) in str(caught.value)
+
+
+def test_a_module_that_takes_no_hidden_states_is_refused() -> None:
+    inputs = AttentionInputs()
+    module = torch.nn.Linear(2, 2)
+    with inputs.listening([module]):
+        module(torch.zeros(1, 2))
+    inputs.take(module)
+    with pytest.raises(UnsupportedModelError, match="hidden states"):
+        inputs.take(module)
+
+
+def _a_layer_before(patch: pytest.MonkeyPatch) -> None:
+    own = ByHidden.rate
+    patch.setattr(
+        ByHidden, "rate", lambda self, index, hidden: own(self, max(index - 1, 0), hidden)
+    )
+
+
+def _a_column_before(patch: pytest.MonkeyPatch) -> None:
+    own = ByHidden.rate
+    patch.setattr(ByHidden, "rate", lambda self, index, hidden: own(self, index, hidden.roll(1, 1)))
+
+
+def _what_the_layer_before_read(patch: pytest.MonkeyPatch) -> None:
+    own = Observer.keep
+    last: list[Tensor] = []
+
+    def keep(self: Any, layer: int, *given: Any, hidden: Tensor, **others: Any) -> None:
+        last.append(hidden)
+        own(self, layer, *given, hidden=last[-2] if layer else hidden, **others)
+
+    patch.setattr(Observer, "keep", keep)
+
+
+BUGS = {
+    "the scorer of the layer before": _a_layer_before,
+    "the entry before": _a_column_before,
+    "the hidden states of the layer before": _what_the_layer_before_read,
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_are_seen(bug: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    with pytest.raises(AssertionError):
+        check_tokens(mmaccel.Autoregressive(), fused)
