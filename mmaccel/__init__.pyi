@@ -121,7 +121,13 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.comb import Comb
 from mmaccel.samplers.trees.dyspec import DySpec
+from mmaccel.samplers.trees.forked_comb import ForkedComb
 from mmaccel.samplers.trees.sequoia import Sequoia
+from mmaccel.samplers.trees.siblings.mcsd import MCSD
+from mmaccel.samplers.trees.siblings.rsd import RSD
+from mmaccel.samplers.trees.siblings.spectr import SpecTr
+from mmaccel.samplers.trees.spec_exec import SpecExec
+from mmaccel.samplers.trees.tetris import TETRIS
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
 from mmaccel.samplers.window.jacobi import Jacobi
@@ -172,6 +178,7 @@ __all__ = [
     "FastV",
     "FiCoCoL",
     "FiCoCoV",
+    "ForkedComb",
     "Frames",
     "Generation",
     "Grid",
@@ -197,6 +204,7 @@ __all__ = [
     "LocalWindow",
     "LongHeads",
     "LosslessUnmask",
+    "MCSD",
     "MInference",
     "MMAccelError",
     "MaskedParallel",
@@ -215,6 +223,7 @@ __all__ = [
     "PyramidKV",
     "QuantizedCache",
     "Quest",
+    "RSD",
     "RaaS",
     "RandomEviction",
     "RandomTokens",
@@ -227,12 +236,15 @@ __all__ = [
     "Sequoia",
     "ShapeError",
     "SnapKV",
+    "SpecExec",
+    "SpecTr",
     "Speculative",
     "SpeculativeJacobi",
     "Speech",
     "Stats",
     "Stepwise",
     "StreamingLLM",
+    "TETRIS",
     "TOVA",
     "TextToImage",
     "TextToSpeech",
