@@ -45,6 +45,7 @@ CASES = (
     *_each(SamplingParams, "top_k", (0, True)),
     *_each(SamplingParams, "top_p", (0.0, 1.01, math.nan)),
     *_each(SamplingParams, "min_p", (-0.1, 1.1)),
+    *(_bad(Coarse, ("rounds: expected an integer >= 1",), "folder", 16, each) for each in (0, 1.5)),
     *(_bad(Coarse, ("candidates: expected an integer >= 1",), "folder", each)
       for each in (0, -1, True, 1.5, "3", None)),
     *(_bad(Coarse, ("expected a folder",), each) for each in (None, 3, ["folder"])),
