@@ -54,6 +54,9 @@ def main() -> None:
     parser.add_argument(
         "--candidates", default=str(_CANDIDATES), help="with commas; the first folder alone"
     )
+    parser.add_argument(
+        "--rounds", default="", help="parallel rounds, with commas; the first folder alone"
+    )
     parser.add_argument("--guidance", default="1,2", help="with commas")
     parser.add_argument("--online", default="", help="windows of drafts='online', with commas")
     parser.add_argument("--temperature", type=float)
@@ -62,7 +65,12 @@ def main() -> None:
     args = parser.parse_args()
     folders, windows = args.coarse.split(","), [int(text) for text in args.windows.split(",")]
     coarse = {folder: describe_coarse(folder) for folder in folders}
-    policies = list_policies(folders, windows, [int(text) for text in args.candidates.split(",")])
+    policies = list_policies(
+        folders,
+        windows,
+        [int(text) for text in args.candidates.split(",")],
+        [int(text) for text in filter(None, args.rounds.split(","))],
+    )
     pipe = mmaccel.TextToImage.from_pretrained(args.model, device="cpu", compile=False)
     captions = make_captions(EVALUATION_SEED, range(args.count))
     params = [
@@ -91,6 +99,7 @@ def main() -> None:
             {
                 **row,
                 "candidates": getattr(side.policy.drafts, "candidates", None),
+                "rounds": getattr(side.policy.drafts, "rounds", None),
                 "sweep_share": share_of_a_pass(row, seconds),
             }
             for row, side in zip(rows, sides, strict=True)
@@ -113,14 +122,15 @@ def main() -> None:
 
 
 def list_policies(
-    folders: list[str], windows: list[int], candidates: list[int]
+    folders: list[str], windows: list[int], candidates: list[int], rounds: list[int]
 ) -> list[tuple[str, Any]]:
-    """What runs: token by token, then Jacobi by window, draft source and candidates.
+    """What runs: token by token, then Jacobi by window, draft source, candidates and rounds.
 
-    Further numbers of candidates are for the first folder alone.
+    Further numbers of candidates, and parallel rounds, are for the first folder alone.
     """
     sources: list[Any] = ["neighbour", *(mmaccel.Coarse(folder) for folder in folders)]
     more = [mmaccel.Coarse(folders[0], n) for n in candidates if n != _CANDIDATES]
+    more += [mmaccel.Coarse(folders[0], rounds=n) for n in rounds]
     return [
         ("autoregressive", mmaccel.Autoregressive()),
         *(

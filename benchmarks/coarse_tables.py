@@ -68,7 +68,7 @@ def _windows(report: Report) -> str:
             (
                 f"{row['guidance']:g}",
                 str(row["window"]),
-                Path(row["drafts"]).name,
+                _drafts(row),
                 _gain(row),
                 f"{row['seconds']:.3f}",
                 f"{_beside(row, neighbour) / row['seconds']:.2f}×",
@@ -86,8 +86,19 @@ def _beside(row: dict[str, Any], neighbour: dict[tuple[float, int], float]) -> f
     return float(found)
 
 
+def _drafts(row: dict[str, Any]) -> str:
+    """The source by its folder, and its parallel rounds."""
+    rounds = row.get("rounds")
+    name = Path(row["drafts"]).name
+    return name if rounds is None else f"{name}, {rounds} rounds"
+
+
 def _models(report: Report) -> str:
-    rows = [row for row in _usual(report) if row["guidance"] == _guidance(report)]
+    rows = [
+        row
+        for row in _usual(report)
+        if row["guidance"] == _guidance(report) and row.get("rounds") is None
+    ]
     windows = list(dict.fromkeys(row["window"] for row in rows))
     gains = {(row["drafts"], row["window"]): row for row in rows}
     return grid(
@@ -117,6 +128,7 @@ def _models(report: Report) -> str:
 def _candidates(report: Report) -> str:
     first = next(iter(report["coarse"]))
     rows = [row for row in report["coarse_study"] if row["drafts"] == first]
+    rows = [row for row in rows if row.get("rounds") is None]
     rows.sort(key=lambda row: (row["guidance"], row["window"], row["candidates"]))
     return grid(
         ("guidance", "window", "candidates", "tokens a pass", "sweep, of a pass"),

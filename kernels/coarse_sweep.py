@@ -63,18 +63,11 @@ def coarse_sweep(
         `[B, K]` int64. A seen slot whose neighbours are those that the pass saw, and a fixed one,
         keep what stands in `work`.
     """
-    batch, n_slots = slots.columns.shape
-    n_ids = len(weights.head) + 1
-    n_neighbours = slots.neighbours.shape[2]
-    offsets = torch.arange(n_neighbours, device=work.device) * n_ids
-    starts = torch.arange(batch, device=work.device) * n_neighbours
+    n_slots = slots.columns.shape[1]
     drafts = torch.empty_like(slots.columns)
     for k in range(n_slots):
         now = work.gather(1, slots.neighbours[:, k])  # [B, N]
-        flat = (now + offsets).flatten()
-        found = F.embedding_bag(flat, weights.table, starts, mode="sum")
-        first = (found + slots.base[:, k]).relu()
-        hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
+        hidden = find_hidden(weights, now, slots.base[:, k])
         change = (hidden - slots.hidden_seen[:, k])[..., None]
         moved = (weights.head[slots.ids[:, k]] @ change)[..., 0] * scale  # [B, M]
         moved[:, n_corrected:] = 0
@@ -89,6 +82,24 @@ def coarse_sweep(
         drafts[:, k] = token
         work.scatter_(1, column, token[:, None])
     return drafts
+
+
+def find_hidden(weights: SweepWeights, neighbours: Tensor, base: Tensor) -> Tensor:
+    """C's second hidden layer `[..., H]`, h.
+
+    Args:
+        weights: of C.
+        neighbours: `[..., N]` int64 ids.
+        base: `[..., H]`.
+    """
+    n_neighbours = neighbours.shape[-1]
+    offsets = torch.arange(n_neighbours, device=base.device) * (len(weights.head) + 1)
+    flat = (neighbours + offsets).flatten()
+    starts = torch.arange(0, len(flat), n_neighbours, device=base.device)
+    found = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
+    first = (found + base).relu().flatten(0, -2)
+    hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
+    return hidden.view(base.shape)
 
 
 def share_of(last: Tensor, gates: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ otherwise.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -81,6 +83,97 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def draft_slot(  # type: ignore[no-untyped-def]
+    table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
+    hidden_seen, ids, values, last, gates, noise, work, layer, at, draft, n_neighbours, width,
+    n_candidates, n_corrected, n_values, scale, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The draft of slot `at` of all rows' slots; `draft` where it stays.
+
+    `last`, `work` and `layer` are those of the slot's row; `layer` is scratch of this program.
+    """
+    h, lane, part = tl.arange(0, WIDTH), tl.arange(0, LANES), tl.arange(0, ROWS)
+    inside = h < width
+    around = at * n_neighbours
+    changes = tl.zeros([LANES], tl.int32)
+    for first in tl.range(0, n_neighbours, LANES, disable_licm=True):
+        there = first + lane < n_neighbours
+        where = tl.load(neighbours + around + first + lane, mask=there, other=0)
+        now = tl.load(work + where, mask=there, other=0)
+        before = tl.load(seen + around + first + lane, mask=there, other=0)
+        changes += (now != before).to(tl.int32)
+    was_seen = tl.load(is_seen + at)
+    is_same = (was_seen != 0) & (tl.sum(changes, 0) == 0)
+    if (tl.load(is_fixed + at) == 0) & (is_same == 0):
+        total = tl.load(base + at * width + h, mask=inside, other=0.0)
+        for first in range(0, n_neighbours, ROWS):
+            neighbour = first + part
+            there = neighbour < n_neighbours
+            where = tl.load(neighbours + around + neighbour, mask=there, other=0)
+            entry = tl.load(work + where, mask=there, other=0) + neighbour * (n_values + 1)
+            tile = tl.load(
+                table + entry[:, None] * width + h[None, :],
+                mask=there[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total += tl.sum(tile, 0)
+        low = tl.maximum(total, 0.0)
+        tl.store(layer + h, low, mask=inside)
+        tl.debug_barrier()  # all entries are written before any is read
+        total = tl.load(inner_bias + h, mask=inside, other=0.0)
+        for first in range(0, width, ROWS):
+            source = first + part
+            there = source < width
+            entry = tl.load(layer + source, mask=there, other=0.0)
+            tile = tl.load(
+                inner + source[:, None] * width + h[None, :],
+                mask=there[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total += tl.sum(entry[:, None] * tile, 0)
+        hidden = low + tl.maximum(total, 0.0)
+        if was_seen != 0:
+            change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
+            among = at * n_candidates
+            found = _argmax_of_products(
+                head,
+                change,
+                values + among,
+                ids + among,
+                last,
+                noise,
+                0.0,
+                scale,
+                n_candidates,
+                n_corrected,
+                width,
+                h,
+                ROWS,
+                False,
+            )
+            draft = tl.load(ids + among + found)
+        else:
+            found = _argmax_of_products(
+                head,
+                hidden,
+                head_bias,
+                ids,
+                last,
+                noise + at * n_values,
+                tl.load(gates + at),
+                scale,
+                n_values,
+                0,
+                width,
+                h,
+                ROWS,
+                True,
+            )
+            draft = found.to(tl.int64)
+    return draft
+
+
+@triton.jit
 def _sweep_kernel(  # type: ignore[no-untyped-def]
     table, inner, inner_bias, head, head_bias, columns, neighbours, is_seen, is_fixed, seen, base,
     hidden_seen, ids, values, last, gates, noise, work, layer, drafts, n_slots, n_columns,
@@ -88,92 +181,18 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     batch_row = tl.program_id(0).to(tl.int64)
-    h, lane, part = tl.arange(0, WIDTH), tl.arange(0, LANES), tl.arange(0, ROWS)
-    inside = h < width
     work += batch_row * n_columns
     layer += batch_row * width
     last += batch_row * n_values
     for k in range(0, n_slots):
         at = batch_row * n_slots + k
-        around = at * n_neighbours
         column = tl.load(columns + at)
-        draft = tl.load(work + column)
-        changes = tl.zeros([LANES], tl.int32)
-        for first in tl.range(0, n_neighbours, LANES, disable_licm=True):
-            there = first + lane < n_neighbours
-            where = tl.load(neighbours + around + first + lane, mask=there, other=0)
-            now = tl.load(work + where, mask=there, other=0)
-            before = tl.load(seen + around + first + lane, mask=there, other=0)
-            changes += (now != before).to(tl.int32)
-        was_seen = tl.load(is_seen + at)
-        is_same = (was_seen != 0) & (tl.sum(changes, 0) == 0)
-        if (tl.load(is_fixed + at) == 0) & (is_same == 0):
-            total = tl.load(base + at * width + h, mask=inside, other=0.0)
-            for first in range(0, n_neighbours, ROWS):
-                neighbour = first + part
-                there = neighbour < n_neighbours
-                where = tl.load(neighbours + around + neighbour, mask=there, other=0)
-                entry = tl.load(work + where, mask=there, other=0) + neighbour * (n_values + 1)
-                tile = tl.load(
-                    table + entry[:, None] * width + h[None, :],
-                    mask=there[:, None] & inside[None, :],
-                    other=0.0,
-                )
-                total += tl.sum(tile, 0)
-            low = tl.maximum(total, 0.0)
-            tl.store(layer + h, low, mask=inside)
-            tl.debug_barrier()  # all entries are written before any is read
-            total = tl.load(inner_bias + h, mask=inside, other=0.0)
-            for first in range(0, width, ROWS):
-                source = first + part
-                there = source < width
-                entry = tl.load(layer + source, mask=there, other=0.0)
-                tile = tl.load(
-                    inner + source[:, None] * width + h[None, :],
-                    mask=there[:, None] & inside[None, :],
-                    other=0.0,
-                )
-                total += tl.sum(entry[:, None] * tile, 0)
-            hidden = low + tl.maximum(total, 0.0)
-            if was_seen != 0:
-                change = hidden - tl.load(hidden_seen + at * width + h, mask=inside, other=0.0)
-                among = at * n_candidates
-                found = _argmax_of_products(
-                    head,
-                    change,
-                    values + among,
-                    ids + among,
-                    last,
-                    noise,
-                    0.0,
-                    scale,
-                    n_candidates,
-                    n_corrected,
-                    width,
-                    h,
-                    ROWS,
-                    False,
-                )
-                draft = tl.load(ids + among + found)
-            else:
-                found = _argmax_of_products(
-                    head,
-                    hidden,
-                    head_bias,
-                    ids,
-                    last,
-                    noise + at * n_values,
-                    tl.load(gates + at),
-                    scale,
-                    n_values,
-                    0,
-                    width,
-                    h,
-                    ROWS,
-                    True,
-                )
-                draft = found.to(tl.int64)
-            tl.store(work + column, draft)
+        draft = draft_slot(
+            table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
+            hidden_seen, ids, values, last, gates, noise, work, layer, at, tl.load(work + column),
+            n_neighbours, width, n_candidates, n_corrected, n_values, scale, WIDTH, ROWS,
+        )  # fmt: skip
+        tl.store(work + column, draft)
         tl.store(drafts + at, draft)
         tl.debug_barrier()  # the next slot reads this slot's token and writes its own layer
 
@@ -210,29 +229,31 @@ def coarse_sweep(
         *(value.contiguous() for value in (*weights, *given)), work, layer, drafts, n_slots,
         work.stride(0), slots.neighbours.shape[2], width, n_candidates, n_corrected,
         len(weights.head), scale,
-        **_sizes(width), num_warps=_warps(width), num_stages=1,
+        **block_sizes(width), num_warps=count_warps(width), num_stages=1,
     )  # fmt: skip
     return drafts
 
 
-def _sizes(width: int) -> dict[str, int]:
+def block_sizes(width: int) -> dict[str, int]:
     """Block sizes for a hidden layer of a width."""
     block = max(16, triton.next_power_of_2(width))
     return {"WIDTH": block, "ROWS": TILE // block}
 
 
-def _warps(width: int) -> int:
+def count_warps(width: int) -> int:
     """Warps of a program: vectors of a wide layer are spread over more threads."""
     return 8 if width <= 128 else 16
 
 
 def builds() -> list[Build]:
     """Every configuration this file launches: widths up to 16, 32 … 512."""
-    kinds = dict.fromkeys(("columns", "neighbours", "seen", "ids", "work", "drafts"), "*i64") | {
-        "is_seen": "*u8",
-        "is_fixed": "*u8",
-        "scale": "fp32",
-    }
+    return builds_of(_sweep_kernel)
+
+
+def builds_of(kernel: Any) -> list[Build]:
+    """A build of a kernel for each width; its arguments are those of a sweep, by their names."""
+    ids = ("columns", "neighbours", "seen", "ids", "before", "work", "written", "drafts")
+    kinds = dict.fromkeys(ids, "*i64") | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}
     numbers = (
         "n_slots",
         "n_columns",
@@ -243,10 +264,13 @@ def builds() -> list[Build]:
         "n_values",
     )
     kinds |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("WIDTH", "ROWS"), "constexpr")
-    signature = {name: kinds.get(name, "*fp32") for name in _sweep_kernel.arg_names}
+    signature = {name: kinds.get(name, "*fp32") for name in kernel.arg_names}
     pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     widths = (16, 32, 64, 128, 256, 512)
     return [
-        Build(_sweep_kernel, signature, _sizes(width), _warps(width), 1, 128, (*pointers, "width"))
+        Build(
+            kernel, signature, block_sizes(width), count_warps(width), 1, 128,
+            (*pointers, "width"),
+        )
         for width in widths
-    ]
+    ]  # fmt: skip

@@ -39,6 +39,7 @@ KERNELS = {  # kernel -> its public function, both in kernels/<kernel>.py
     "sample": "sample_frozen",
     "couple": "couple",
     "coarse_sweep": "coarse_sweep",
+    "coarse_rounds": "coarse_rounds",
     "add_norm": "add_norm",
     "rope_write": "rope_write",
     "gated_act": "gated_act",
@@ -50,11 +51,13 @@ NUMPY = {  # kernel -> its functions that have a version in kernels/<kernel>_num
     "accept_prefix": ("accept_prefix", "count_pass"),
     "acceptance": ("is_kept", "redraw", "verify", "follow"),
     "coarse_sweep": ("coarse_sweep",),
+    "coarse_rounds": ("coarse_rounds",),
     "sample": ("argmax",),
     "truncation": ("sort_falling",),
     "window_inputs": ("count_new_drafts",),
 }
-_ANY_ROWS = ("coarse_sweep",)  # goes slot after slot: numpy is faster for any number of rows
+# skip what a slot does not need: faster in numpy for any number of rows
+_ANY_ROWS = ("coarse_sweep", "coarse_rounds")
 _FEW_ROWS = 64  # with more, operations over the whole batch take less than rows one by one
 
 P = ParamSpec("P")

@@ -37,10 +37,13 @@ class Coarse(DraftSource):
     Args:
         folder: holds `coarse.json` and `coarse.safetensors`.
         candidates: how many of a slot's stale scores are corrected.
+        rounds: in how many parallel rounds a window is drafted, each from the one before; None:
+            slot by slot, in a sweep.
     """
 
     folder: str
     candidates: int = 16
+    rounds: int | None = None
 
     is_capturable = True
     has_branches = True
@@ -56,6 +59,8 @@ class Coarse(DraftSource):
             )
         object.__setattr__(self, "folder", str(self.folder))
         check_int("candidates", self.candidates, 1, hint="16 suits most models")
+        if self.rounds is not None:
+            check_int("rounds", self.rounds, 1, hint="4 make about the drafts of a sweep")
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
@@ -83,7 +88,9 @@ class Coarse(DraftSource):
         if key not in opened:
             for old in [key for key in opened if isinstance(key[0], Coarse)]:
                 del opened[old]
-            opened[key] = OpenedCoarse(load_coarse(self.folder, output), self.candidates)
+            opened[key] = OpenedCoarse(
+                load_coarse(self.folder, output), self.candidates, self.rounds
+            )
         if layout is not None:
             _check_grid(opened[key].config, layout, self.folder)
         return opened[key]

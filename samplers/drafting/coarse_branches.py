@@ -6,10 +6,10 @@ all drafts before it are right and the chain's is not:
     P(path) = product over the slots before of P(rank 0) * P(rank r)
     P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
-with the gap to the best score. The likeliest alternatives fork; what stands behind one is swept
-from left to right as the chain was, with the alternative on its left. The children of any entry of
-a tree are the ranks of the slot behind it, with its path on their left. Own study; beta and c were
-fitted on 850 slots of images.
+with the gap to the best score. The likeliest alternatives fork; what stands behind one is drafted
+as the chain was, with the alternative on its left, all branches at once. The children of any entry
+of a tree are the ranks of the slot behind it, with its path on their left. Own study; beta and c
+were fitted on 850 slots of images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
+from mmaccel.kernels.coarse_rounds import Redrafted
+from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, find_hidden, share_of
 from mmaccel.samplers.drafting.contract import Children, Nodes, OpenRun, Paths
 
 _RANKS = 6  # of a slot that are looked at
@@ -40,8 +41,10 @@ class Sweeper(Protocol):
     def pad_tokens(self, run: OpenRun) -> Tensor:
         """The token buffer as a sweep reads it."""
 
-    def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
-        """C's hidden states."""
+    def make_drafts(
+        self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int
+    ) -> Redrafted:
+        """Drafts of slots, written into `work`."""
 
     def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""
@@ -77,12 +80,8 @@ def grow_branches(
         return Nodes.of_branches(forks, firsts[..., None], drafts.shape[1] + 1)
     at = forks[..., None] + torch.arange(1, length, device=forks.device)  # [B, N, L-1]
     own = _take(slots, at)
-    scale = drafter.find_scale(run)
-    n_corrected = own.ids.shape[2]
-    found = run.backend.run(
-        coarse_sweep, drafter.sweep_weights, own, copies, scale, n_corrected
-    )  # [B N, L-1]
-    behind = found.view(len(drafts), n, length - 1)
+    found = drafter.make_drafts(run, own, copies, own.ids.shape[2])
+    behind = found.drafts.view(len(drafts), n, length - 1)
     branches = torch.cat([firsts[..., None], behind], 2)
     return Nodes.of_branches(forks, branches, drafts.shape[1] + 1)
 
@@ -132,7 +131,7 @@ def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tup
     """
     weights = drafter.sweep_weights
     scale = drafter.find_scale(run)
-    hidden = drafter.find_hidden(now, slots.base)
+    hidden = find_hidden(weights, now, slots.base)
     change = (hidden - slots.hidden_seen)[..., None]
     moved = (weights.head[slots.ids] @ change)[..., 0] * scale  # [B, K, M]
     n_ranks = min(_RANKS, moved.shape[2])

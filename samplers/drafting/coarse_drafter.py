@@ -27,7 +27,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, coarse_sweep, share_of
+from mmaccel.kernels.coarse_rounds import Redrafted, coarse_rounds
+from mmaccel.kernels.coarse_rounds_numpy import Rounds
+from mmaccel.kernels.coarse_sweep import (
+    SweepSlots,
+    SweepWeights,
+    coarse_sweep,
+    find_hidden,
+    share_of,
+)
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
@@ -86,12 +94,14 @@ class OpenedCoarse:
     Args:
         model: C.
         candidates: how many of a slot's stale scores are corrected.
+        rounds: in how many parallel rounds a window is drafted; None: slot by slot, in a sweep.
     """
 
-    def __init__(self, model: SweepModel, candidates: int = 16) -> None:
+    def __init__(self, model: SweepModel, candidates: int = 16, rounds: int | None = None) -> None:
         self.model = model
         self.config = model.config
         self.candidates = candidates
+        self.rounds = rounds
         self._tables: tuple[dict[tuple[int, int], Tensor], ...] = ({}, {})  # eager, captured
         with torch.no_grad():
             self.weights = model.sweep_weights()
@@ -100,6 +110,11 @@ class OpenedCoarse:
     def row_sweep(self) -> RowSweep:
         """Sweeps with `weights` on a CPU."""
         return RowSweep(self.weights, self.model.slot_weights())
+
+    @cached_property
+    def rounds_on_rows(self) -> Rounds:
+        """Rounds with `weights` on a CPU."""
+        return Rounds(self.weights, self.model.slot_weights())
 
     def table(self, run: OpenRun) -> Tensor:
         """Columns `[slots, N]` int64 of every slot's neighbours in `_tokens`."""
@@ -257,7 +272,7 @@ class CoarseDrafter(Drafter):
         found = self.sweep_slots(run, noise)
         if found is None:
             return drafts
-        return self._sweep(run, found, self.pad_tokens(run), found.ids.shape[-1])
+        return self._sweep(run, found, self.pad_tokens(run), found.ids.shape[-1]).drafts
 
     @torch.no_grad()
     def redraft_with_distribution(
@@ -280,14 +295,13 @@ class CoarseDrafter(Drafter):
         if found is None:
             return drafts, p_draft
         work, ids = self.pad_tokens(run), found.ids[..., :-1]  # without the best of all others
-        corrected = self._sweep(run, found, work, ids.shape[-1])
-        now = _gather(work, found.neighbours)
+        corrected, now = self._sweep(run, found, work, ids.shape[-1])
         is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
         if run.params.temperature == 0:
             p_corrected = one_hot(corrected, run.vocab_size)
         else:
             weights = self.opened.weights
-            hidden = self.find_hidden(now, found.base)
+            hidden = find_hidden(weights, now, found.base)
             change = (hidden - found.hidden_seen)[..., None]
             moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
             stale = self._stale_scores(run)
@@ -417,7 +431,7 @@ class CoarseDrafter(Drafter):
             is_fixed,
             seen,
             base,
-            self.find_hidden(seen, base),
+            find_hidden(self.opened.weights, seen, base),
             ids,
             values,
             last_scores,
@@ -433,25 +447,31 @@ class CoarseDrafter(Drafter):
         rows = torch.arange(len(at), device=at.device)[:, None]
         return scores[rows, at]
 
-    def _sweep(self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Tensor:
-        """Drafts `[B, W-1]`, written into `work` and into the token buffer."""
-        drafts = run.backend.run(
-            coarse_sweep, self.opened.weights, slots, work, _scale(run), n_corrected
-        )
-        run.buffer.tokens.scatter_(1, slots.columns, drafts)
-        return drafts
+    def make_drafts(
+        self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int
+    ) -> Redrafted:
+        """Drafts `[B, K]` of slots, written into `work`, in rounds or in a sweep.
 
-    def find_hidden(self, neighbours: Tensor, base: Tensor) -> Tensor:
-        """`CoarseModel.hidden` from the table of neighbours."""
-        weights = self.opened.weights
-        n_ids = self.opened.config.vocab_size + 1
-        offsets = torch.arange(neighbours.shape[-1], device=base.device) * n_ids
-        flat = (neighbours + offsets).flatten()
-        starts = torch.arange(0, len(flat), len(offsets), device=base.device)
-        mixed = F.embedding_bag(flat, weights.table, starts, mode="sum").view(base.shape)
-        first = (mixed + base).relu().flatten(0, -2)
-        hidden = first + torch.addmm(weights.inner_bias, first, weights.inner).relu()
-        return hidden.view(base.shape)
+        Args:
+            run: before its pass.
+            slots: K of each row.
+            work: see `coarse_sweep`.
+            n_corrected: how many candidates of a seen slot are corrected.
+        """
+        opened = self.opened
+        given = opened.weights, slots, work, _scale(run), n_corrected
+        if opened.rounds is None:
+            drafts = run.backend.run(coarse_sweep, *given)
+            return Redrafted(drafts, _gather(work, slots.neighbours))
+        # as many rounds as slots are a sweep
+        rounds = min(opened.rounds, slots.columns.shape[1])
+        return run.backend.run(coarse_rounds, *given, rounds)
+
+    def _sweep(self, run: OpenRun, slots: SweepSlots, work: Tensor, n_corrected: int) -> Redrafted:
+        """Drafts of the window, written into `work` and into the token buffer."""
+        found = self.make_drafts(run, slots, work, n_corrected)
+        run.buffer.tokens.scatter_(1, slots.columns, found.drafts)
+        return found
 
 
 def _hold_window(run: OpenRun, held: Held, value: Tensor) -> None:

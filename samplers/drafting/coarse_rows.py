@@ -1,7 +1,8 @@
 """Coarse drafts on the host: rows one by one, and of a slot only what its draft needs.
 
 The same drafts as `CoarseDrafter` makes of all slots of all rows at once. What the sweep of a row
-computes is in `mmaccel.kernels.coarse_sweep_numpy`.
+computes is in `mmaccel.kernels.coarse_sweep_numpy`. Parallel rounds take all rows at once, and
+their slots as a list: `mmaccel.kernels.coarse_rounds_numpy`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.kernels.coarse_rounds_numpy import RowWindow
 from mmaccel.kernels.coarse_sweep_numpy import RowPass, read_tokens
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
@@ -40,7 +42,8 @@ class RowByRow:
         firsts = run.buffer.n_generated.tolist()
         has_seen = coarse.state.scores.value is not None and not run.is_retry
         if has_seen and drafts.shape[1]:
-            drafts, p_draft = _sweep(coarse, run, rows, table, drafts, noise, p_draft)
+            redraft = _sweep if coarse.opened.rounds is None else _redraft_in_rounds
+            drafts, p_draft = redraft(coarse, run, rows, table, drafts, noise, p_draft)
         seen = [
             torch.from_numpy(row.take(table[k : k + run.width])) for row, k in zip(rows, firsts)
         ]
@@ -139,3 +142,98 @@ def _sweep(
             recorded[new].masked_fill_(~allowed[b, new], _NEVER)
         p_draft[b, drafted] = recorded[drafted].softmax(-1)
     return drafts, p_draft
+
+
+def _redraft_in_rounds(
+    coarse: CoarseDrafter,
+    run: OpenRun,
+    rows: list[Any],
+    table: Any,
+    drafts: Tensor,
+    noise: Tensor,
+    p_draft: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    buffer = run.buffer
+    opened = coarse.opened
+    assert opened.rounds is not None
+    slots = buffer.slots[:, :-1]
+    layout = run.prompt.layout
+    allowed = None if layout is None else layout.allowed(slots)
+    if allowed is not None:
+        allowed = allowed.expand(*slots.shape, run.vocab_size)
+        noise = torch.where(allowed, noise, _NEVER)
+    temperature = run.params.temperature
+    found = _list_windows(coarse, run, rows, table, noise)
+    if not found:
+        return drafts, p_draft
+    numbers = torch.tensor([*found])
+    scale = 1.0 / (temperature or 1.0)
+    made = opened.rounds_on_rows.redraft(
+        [*found.values()],
+        scale,
+        opened.candidates,
+        min(opened.rounds, slots.shape[1]),
+        records=p_draft is not None,
+    )
+    if not len(made.at):
+        return drafts, p_draft
+
+    drafts = drafts.clone()
+    tokens = buffer.tokens
+    for b, window in found.items():
+        of_window = slice(window.column, window.column + len(window.neighbours))
+        drafts[b, : len(window.neighbours)] = torch.from_numpy(window.work[of_window])
+        tokens[b, of_window] = drafts[b, : len(window.neighbours)]
+    if p_draft is None:
+        return drafts, None
+    p_draft = p_draft.clone()
+    at_rows = numbers[torch.from_numpy(made.rows)]
+    at = torch.from_numpy(made.at)
+    if temperature == 0:
+        p_draft[at_rows, at] = one_hot(drafts[at_rows, at][None], run.vocab_size)[0]
+        return drafts, p_draft
+    scores = torch.from_numpy(made.scores)
+    if allowed is not None:
+        widths = torch.tensor([window.width - window.moved for window in found.values()])
+        is_new = (at >= widths[torch.from_numpy(made.rows)])[:, None]
+        scores = scores.masked_fill(is_new & ~allowed[at_rows, at], _NEVER)
+    p_draft[at_rows, at] = scores.softmax(-1)
+    return drafts, p_draft
+
+
+def _list_windows(
+    coarse: CoarseDrafter, run: OpenRun, rows: list[Any], table: Any, noise: Tensor
+) -> dict[int, RowWindow]:
+    """Windows by row, without rows before their first pass and after their end."""
+    buffer = run.buffer
+    held = coarse.state
+    forced = run.rows.forced()
+    ended = run.rows.ended.tolist()
+    filled = buffer.filled.tolist()
+    seen = held.neighbours.get().numpy()
+    scores = held.scores.get().numpy()
+    last = held.last.get().numpy()
+    prompts = held.prompts.get().numpy()
+    states = held.states.get()
+    firsts = held.first.get()[:, 0].tolist()
+    found = {}
+    for b, n_made in enumerate(buffer.n_generated.tolist()):
+        if not n_made or ended[b]:
+            continue
+        width = filled[b] - buffer.origin - firsts[b]  # of the last pass
+        moved = n_made - firsts[b]
+        n_slots = min(run.width - 1, run.length - n_made)
+        if not coarse.opened.model.drafts_new_slots:
+            n_slots = min(n_slots, width - moved)
+        found[b] = RowWindow(
+            rows[b],
+            buffer.origin + n_made,
+            table[n_made : n_made + n_slots],
+            n_made,
+            RowPass(seen[b], states[b], scores[b], last[b], prompts[b]),
+            moved,
+            width,
+            noise[b].numpy(),
+            None if forced is None else forced[b].numpy() >= 0,
+        )
+    return found

@@ -37,7 +37,11 @@ def test_a_comparison_says_that_drafts_are_coarse(
     assert "jacobi, coarse drafts" in said and "The same image, token for token" in said
     (file,) = tmp_path.glob("0000-*.png")
     facts = json.loads(Image.open(file).text["mmaccel"])  # type: ignore[attr-defined]
-    assert facts["policy_options"]["drafts"] == {"folder": coarse, "candidates": 16}
+    assert facts["policy_options"]["drafts"] == {
+        "folder": coarse,
+        "candidates": 16,
+        "rounds": None,
+    }
     assert facts["batch"]["stats"]["drafts"] == "coarse"
 
 

@@ -13,11 +13,11 @@ from tests.fixtures.tiny_coarse import build_coarse
 from tests.fixtures.tiny_model import CAPTIONS
 
 
-def test_setups_are_windows_by_sources_and_candidates_of_the_first() -> None:
-    first, *policies = list_policies(["c1", "c2"], [8, 16], [4, 16])
+def test_setups_are_windows_by_sources_candidates_and_rounds() -> None:
+    first, *policies = list_policies(["c1", "c2"], [8, 16], [4, 16], [3])
     assert first[0] == "autoregressive"
     c1, c2 = mmaccel.Coarse("c1"), mmaccel.Coarse("c2")
-    sources = ["neighbour", c1, c2, mmaccel.Coarse("c1", 4)]
+    sources = ["neighbour", c1, c2, mmaccel.Coarse("c1", 4), mmaccel.Coarse("c1", rounds=3)]
     assert [policy for _, policy in policies] == [
         mmaccel.Jacobi(w, s) for w in (8, 16) for s in sources
     ]

@@ -1,7 +1,8 @@
 """Bugs of coarse drafts, each planted into the real draft source by replacing a small function.
 
 `OF_DRAFTS` make other drafts than the definition says, or write them to wrong places; `OF_LAWS`
-record another distribution than that of the drafts; `OF_ROWS` let rows depend on each other.
+record another distribution than that of the drafts, and so does `OF_ROUNDS` in parallel rounds;
+`OF_ROWS` let rows depend on each other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmaccel.kernels.coarse_rounds import Redrafted
+from mmaccel.kernels.coarse_sweep import find_hidden
 from mmaccel.samplers.drafting import coarse_drafter
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
@@ -100,11 +103,11 @@ def verify_other_drafts(patch: Patch) -> None:
     """The model processes the drafts without their correction."""
     sweep = CoarseDrafter._sweep
 
-    def wrong(self: Any, run: WindowRun, *arguments: Any) -> Tensor:
+    def wrong(self: Any, run: WindowRun, *arguments: Any) -> Redrafted:
         kept = run.buffer.tokens.clone()
-        drafts = sweep(self, run, *arguments)
+        found = sweep(self, run, *arguments)
         run.buffer.tokens.copy_(kept)
-        return drafts
+        return found
 
     patch.setattr(CoarseDrafter, "_sweep", wrong)
 
@@ -122,13 +125,24 @@ def record_uncorrected_law(patch: Patch) -> None:
 
 def record_distribution_of_other_contexts(patch: Patch) -> None:
     """The drafts are corrected for what the pass saw, their distribution for what it made."""
-    redraft, hidden = CoarseDrafter._sweep, CoarseDrafter.find_hidden
+    redraft = CoarseDrafter._sweep
 
-    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
-        drafts = redraft(self, run, slots, work, n)
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Redrafted:
+        found = redraft(self, run, slots, work, n)
         now = coarse_drafter._gather(self.pad_tokens(run), slots.neighbours).roll(1, 1)
-        slots.hidden_seen.copy_(hidden(self, now, slots.base))
-        return drafts
+        slots.hidden_seen.copy_(find_hidden(self.opened.weights, now, slots.base))
+        return found
+
+    patch.setattr(CoarseDrafter, "_sweep", wrong)
+
+
+def record_the_next_round(patch: Patch) -> None:
+    """The distribution is that of a draft on the last round's drafts, not on those before it."""
+    sweep = CoarseDrafter._sweep
+
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Redrafted:
+        found = sweep(self, run, slots, work, n)
+        return found._replace(read=coarse_drafter._gather(work, slots.neighbours))
 
     patch.setattr(CoarseDrafter, "_sweep", wrong)
 
@@ -176,7 +190,7 @@ def _alter_slots(patch: Patch, change: Any) -> None:
 def _alter_sweep(patch: Patch, change: Any) -> None:
     sweep = CoarseDrafter._sweep
 
-    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Tensor:
+    def wrong(self: Any, run: WindowRun, slots: Any, work: Tensor, n: int) -> Redrafted:
         return sweep(self, run, change(run, slots), work, n)
 
     patch.setattr(CoarseDrafter, "_sweep", wrong)
@@ -196,6 +210,7 @@ OF_LAWS = (
     take_scores_of_another_row, count_noise_twice, count_noise_twice_in_new_slots,
     choose_candidates_with_noise, forget_the_others,
 )  # fmt: skip
+OF_ROUNDS = (record_the_next_round,)  # laws, too; there is no bug where a sweep is complete
 OF_ROWS = (
     take_contexts_of_another_row,
     take_scores_of_another_row,

@@ -7,6 +7,7 @@ neighbours, and the C that knows its logits. Then every pass after the first acc
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -53,6 +54,21 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Coarse]:
     for kind in KINDS:
         found[kind] = bad_coarse(output, tmp_path_factory.mktemp(kind), kind)
     return found
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_parallel_rounds(options: dict[str, Any], sources: dict[str, Coarse]) -> None:
+    """The plain loop's tokens; with as many rounds as slots, the drafts of a sweep."""
+    plain = run(Autoregressive(), options)
+    for name, rounds in (("strong text", 1), ("strong grid", 3), ("overflowing", 2)):
+        source = sources[name]
+        made = run(Jacobi(8, replace(source, rounds=rounds)), options, model=language())
+        assert_same(made, plain)
+        assert made.stats.passes <= LENGTH
+    swept = run(Jacobi(8, sources["strong grid"]), options, model=language())
+    whole = replace(sources["strong grid"], rounds=7)
+    made = run(Jacobi(8, whole), options, model=language())
+    assert made.stats.accepted == swept.stats.accepted
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -127,6 +143,15 @@ def test_a_perfect_coarse_model_fills_the_window(
     options: dict[str, Any], window: int, perfect: Coarse
 ) -> None:
     check_perfect(perfect, window, options)
+
+
+def test_rounds_of_a_perfect_coarse_model(perfect: Coarse) -> None:
+    """A round a draft slot fills the window, in a batch whose rows are admitted later, too."""
+    source = replace(perfect, rounds=4)
+    check_perfect(source, 5, {})
+    check_perfect(source, 5, PERFECT["guided"], batching=ContinuousBatching(2))
+    with pytest.raises(AssertionError, match="accepted less than 7"):
+        check_perfect(replace(perfect, rounds=1), 7, {})
 
 
 @pytest.mark.parametrize("options", [PERFECT["plain"], PERFECT["guided"]], ids=["plain", "guided"])

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel import Coarse, SpeculativeJacobi
+from mmaccel import Coarse, GroupedSpeculative, SpeculativeJacobi
 from mmaccel.evaluation.exactness.reference_models import sample_distribution
-from mmaccel.kernels import coarse_sweep_numpy
+from mmaccel.kernels import coarse_rounds_numpy, coarse_sweep_numpy
+from mmaccel.kernels.coarse_rounds import coarse_rounds
 from mmaccel.kernels.coarse_sweep import coarse_sweep
 from mmaccel.samplers.acceptance import COUPLINGS
 from tests.exactness import planted_coarse_bugs as bugs
@@ -40,12 +41,14 @@ FREE = SETTINGS["plain"]
 @pytest.fixture(autouse=True)
 def sweep_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coarse_sweep_numpy, "coarse_sweep", coarse_sweep)
+    monkeypatch.setattr(coarse_rounds_numpy, "coarse_rounds", coarse_rounds)
 
 
-def source_of(setting: Setting, folder: Path, **options: Any) -> Any:
+def source_of(setting: Setting, folder: Path, rounds: int | None = None, **options: Any) -> Coarse:
     """With one neighbour, so that drafts after a rejection may keep theirs and the coupling's."""
     options = {"neighbours": ((0, 0, -1),)} | options
-    return strong_coarse(torch.eye(setting.vocab_size), folder, **options)
+    source = strong_coarse(torch.eye(setting.vocab_size), folder, **options)
+    return replace(source, rounds=rounds)
 
 
 def test_couplings_are_three(tmp_path: Path) -> None:
@@ -100,3 +103,31 @@ def test_planted_bug_is_rejected(
 def test_without_a_bug_nothing_is_rejected(tmp_path: Path) -> None:
     policy = SpeculativeJacobi(3, "maximal", source_of(FREE, tmp_path, candidates=1))
     assert_exact(policy, FREE)
+
+
+# policy -> how it is made from a source; windows have more draft slots than there are rounds
+ROUNDS: dict[str, Callable[[Coarse], Any]] = {
+    **{rule: lambda source, rule=rule: SpeculativeJacobi(4, rule, source) for rule in COUPLINGS},
+    "gsd": lambda source: GroupedSpeculative(4, 0, drafts=source),
+}
+NEAR, FAR = ((0, 0, -1),), ((0, 0, -1), (0, 0, -2))
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("name", ROUNDS)
+def test_parallel_rounds(name: str, rounds: int, tmp_path: Path) -> None:
+    """By every rule of acceptance, with drafts whose neighbours the last round has changed."""
+    setting = SETTINGS["guided"] if rounds == 2 else FREE
+    neighbours = FAR if rounds == 2 else NEAR
+    source = source_of(setting, tmp_path, rounds, candidates=1, neighbours=neighbours)
+    assert_exact(ROUNDS[name](source), setting)
+
+
+@pytest.mark.parametrize("plant", bugs.OF_ROUNDS, ids=lambda plant: plant.__name__)
+def test_planted_bug_of_rounds_is_rejected(
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one round, in which all drafts but the first were made on others than stand there."""
+    policy = SpeculativeJacobi(5, "maximal", source_of(FREE, tmp_path, 1, candidates=1))
+    plant(monkeypatch)
+    assert_rejected(policy, FREE)

@@ -89,6 +89,8 @@ def policies(source: Coarse) -> list[Policy]:
         SpeculativeJacobi(5, drafts=source),
         SpeculativeJacobi(5, "gumbel", source),
         GroupedSpeculative(5, 3, drafts=source),
+        SpeculativeJacobi(6, drafts=replace(source, rounds=2)),
+        Jacobi(7, replace(source, rounds=3)),
     ]
 
 
@@ -127,6 +129,14 @@ def test_a_wide_sweep_after_a_narrow_pass(
     assert 4 <= max(distance for _, distance in read) <= 5
 
 
+@pytest.mark.parametrize("index", [4, 5])
+def test_parallel_rounds(index: int, model: Any, source: Coarse) -> None:
+    """A captured run is its eager one; rounds are as many in every pass."""
+    cache, calls = GraphCache(), Calls(model)
+    for call in CALLS[:2]:
+        calls.check(policies(source)[index], call, cache)
+
+
 def test_a_graph_belongs_to_its_coarse_model(model: Any, tmp_path: Path) -> None:
     """Without C, with another folder's, and with new weights in a folder: captured anew."""
     first, other = (make_coarse(model, tmp_path / name, k) for k, name in enumerate("ab"))
@@ -162,7 +172,7 @@ def test_drafts_come_from_the_graph_that_was_captured(
     assert plain.stats.passes != made[0].stats.passes and plain.tokens.equal(made[0].tokens)
 
 
-@pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("index", [0, 1, 2, 4, 5])
 def test_on_another_device(index: int, tmp_path: Path) -> None:
     """No operation of a sweep mixes devices, and none needs the host."""
 

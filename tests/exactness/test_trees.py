@@ -88,6 +88,19 @@ def test_coarse_branches_save_passes(tmp_path_factory: pytest.TempPathFactory) -
     assert made.stats.row_passes < 0.9 * alone.stats.row_passes
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_branches_in_parallel_rounds(options: dict[str, Any], coarse: mmaccel.Coarse) -> None:
+    """The plain loop's tokens; with a round for every slot, the passes of a sweep."""
+    plain = run(Autoregressive(), options, grid=None)
+    for shape, rounds in ((Comb(3, 4), 2), (Comb(3, 4), 8), (DySpec(14, depth=4), 3)):
+        policy = Jacobi(9, replace(coarse, rounds=rounds), shape)
+        made = run(policy, options, model=language(), grid=None)
+        assert_same(made, plain)
+        if rounds == 8:
+            swept = run(Jacobi(9, coarse, shape), options, model=language(), grid=None)
+            assert made.stats.accepted == swept.stats.accepted
+
+
 # the right token is the second child of three drafts, one of them behind another
 TWICE = {"wrong": 1, "seconds": (1, 3, 4)}
 

@@ -16,6 +16,8 @@ import torch
 
 from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.kernels import (
+    coarse_rounds,
+    coarse_rounds_numpy,
     coarse_sweep,
     coarse_sweep_numpy,
     dispatch,
@@ -284,9 +286,9 @@ def test_what_the_sample_kernel_does_not_apply(
 @pytest.mark.parametrize(
     ("rows", "reads_back", "mode", "expected"),
     [
-        (1, True, "auto", {"argmax", "coarse_sweep"}),
-        (64, True, "auto", {"argmax", "coarse_sweep"}),
-        (65, True, "auto", {"coarse_sweep"}),  # slot after slot, however many rows there are
+        (1, True, "auto", {"argmax", "coarse_sweep", "coarse_rounds"}),
+        (64, True, "auto", {"argmax", "coarse_sweep", "coarse_rounds"}),
+        (65, True, "auto", {"coarse_sweep", "coarse_rounds"}),  # however many rows there are
         (1, False, "auto", set()),  # captured steps
         (1, True, "torch", set()),
     ],
@@ -296,8 +298,13 @@ def test_a_run_takes_numpy_where_its_few_rows_are_read_on_a_cpu(
 ) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, mode)
     taken: set[str] = set()
-    specifications = {"argmax": sample.argmax, "coarse_sweep": coarse_sweep.coarse_sweep}
-    for module, name in ((sample_numpy, "argmax"), (coarse_sweep_numpy, "coarse_sweep")):
+    specifications = {
+        "argmax": sample.argmax,
+        "coarse_sweep": coarse_sweep.coarse_sweep,
+        "coarse_rounds": coarse_rounds.coarse_rounds,
+    }
+    versions = (sample_numpy, coarse_sweep_numpy, coarse_rounds_numpy)
+    for module, name in zip(versions, specifications, strict=True):
         monkeypatch.setattr(module, name, lambda *given, name=name: taken.add(name))
     backend = dispatch.Backend("cpu", rows, reads_back=reads_back)
     for specification in specifications.values():

@@ -66,6 +66,7 @@ CASES = (
                                                 params=SamplingParams(spread=2),
                                                 noise=Noise.from_seed(0, 1)),
             says=("spread: expected None under SpeculativeJacobi", "Jacobi()")),
+    *(_bad(Coarse, ("rounds: expected an integer >= 1",), "folder", 16, each) for each in (0, 1.5)),
     *(_bad(Coarse, ("candidates: expected an integer >= 1",), "folder", each)
       for each in (0, -1, True, 1.5, "3", None)),
     *(_bad(Coarse, ("expected a folder",), each) for each in (None, 3, ["folder"])),

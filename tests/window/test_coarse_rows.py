@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from mmaccel import GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
+from mmaccel.kernels.coarse_rounds_numpy import Rounds, RowDrafts
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
@@ -49,6 +51,10 @@ def source_of(tmp_path: Path) -> Callable[[bool], Any]:
     return make
 
 
+def in_rounds(source: Any, rounds: int) -> Any:
+    return replace(source, rounds=rounds)
+
+
 def decode(policy: Policy, *given: Any, **options: Any) -> Generation:
     return run(policy, *given, model=StateLanguage(5, depth=6), **options)
 
@@ -79,6 +85,41 @@ def test_a_run_is_the_same(
     for one, others in zip(made, given, strict=True):
         assert_like(one, decode(policy, options, **others))
     assert not swept
+
+
+@pytest.mark.parametrize(("name", "options"), [*zip(POLICIES, cycle(OPTIONS.values()))], ids=str)
+@pytest.mark.parametrize(("rounds", "has_grid"), [(1, True), (2, False), (3, True)])
+def test_a_run_in_rounds_is_the_same(
+    name: str,
+    options: dict[str, Any],
+    rounds: int,
+    has_grid: bool,
+    source_of: Any,
+    monkeypatch: Patch,
+) -> None:
+    """And with a round for each slot it is the run of a sweep."""
+    source = source_of(has_grid)
+    policy = POLICIES[name](in_rounds(source, rounds))
+    redraft, drafted = Rounds.redraft, []
+
+    def count(*given: Any, **named: Any) -> RowDrafts:
+        drafted.append(redraft(*given, **named))
+        return drafted[-1]
+
+    monkeypatch.setattr(Rounds, "redraft", count)
+    settings: list[dict[str, Any]] = [{}, {"stop": [2]}, {"rows": [1]}]
+    given = [{"grid": GRID if has_grid else None, **others} for others in settings]
+    made = [decode(policy, options, **others) for others in given]
+    whole = decode(POLICIES[name](in_rounds(source, 9)), options, **given[0])
+    assert sum(len(each.at) for each in drafted) > 100
+    assert_like(whole, decode(POLICIES[name](source), options, **given[0]))
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    del drafted[:]
+    for one, others in zip(made, given, strict=True):
+        assert_like(one, decode(policy, options, **others))
+    whole = decode(POLICIES[name](in_rounds(source, 9)), options, **given[0])
+    assert_like(whole, decode(POLICIES[name](source), options, **given[0]))
+    assert not drafted
 
 
 def test_learned_drafts_are_the_same(monkeypatch: Patch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def decode(
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels' functions that are called from now on."""
     launched: list[str] = []
-    for kernel in ("sample", "couple", "window_attention", "coarse_sweep", *FUSED, *EVERY_PASS):
+    coarse = ("coarse_sweep", "coarse_rounds")
+    for kernel in ("sample", "couple", "window_attention", *coarse, *FUSED, *EVERY_PASS):
         module, name = import_module(f"mmaccel.kernels.{kernel}_triton"), dispatch.KERNELS[kernel]
         real = getattr(module, name)
 
@@ -95,13 +97,19 @@ def test_same_seed_same_tokens(
     assert min(map(launched.count, wanted)) >= made.stats.passes
 
 
+@pytest.mark.parametrize("rounds", [None, 2])
 @pytest.mark.parametrize(("index", "options"), [(0, {}), (1, {})])
 def test_coarse_drafts(
-    index: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    index: int,
+    options: dict[str, Any],
+    rounds: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One launch a sweep: the tokens and the passes of the sweep in numpy."""
+    """One call a sweep: the tokens and the passes of the sweep in torch."""
     model = build_lm("llama", vocab_size=SIZE)
-    source = make_coarse(model, tmp_path)
+    source = replace(make_coarse(model, tmp_path), rounds=rounds)
+    name = "coarse_sweep" if rounds is None else "coarse_rounds"
     policy = (Jacobi(4, source), SpeculativeJacobi(4, "gumbel", source))[index]
     monkeypatch.setenv(dispatch.VARIABLE, "torch")
     expected = decode(policy, options, None, model)
@@ -110,7 +118,7 @@ def test_coarse_drafts(
     made = decode(policy, options, None, model)
     assert torch.equal(made.tokens, expected.tokens) and torch.equal(made.passes, expected.passes)
     narrow = 2  # the first pass, and a last one of a single slot, have no sweep
-    assert made.stats.passes >= launched.count("coarse_sweep") >= made.stats.passes - narrow > 1
+    assert made.stats.passes >= launched.count(name) >= made.stats.passes - narrow > 1
 
 
 # add_norm and gated_act in a pass, of every form that rope_write and they have
