@@ -39,6 +39,14 @@ SHAPES: dict[str, tuple[tuple[int, Any], ...]] = {  # window, tree
         (48, mmaccel.DySpec(80)),
         (40, mmaccel.Sequoia(24)),
         (48, mmaccel.Sequoia(80)),
+        (40, mmaccel.Comb(8, 3)),
+        (44, mmaccel.DySpec(20, depth=10)),
+        (64, mmaccel.DySpec(64)),
+        (40, mmaccel.ForkedComb(3, 5, 3, 3)),
+        (48, mmaccel.ForkedComb(8, 6, 8, 4)),
+        (48, mmaccel.SpecExec(80, depth=8, expand=24)),
+        (64, mmaccel.SpecExec(192, depth=12, expand=48)),
+        (40, mmaccel.TETRIS(48, budget=24)),
     ),
 }
 
@@ -50,6 +58,11 @@ def describe(tree: Any) -> dict[str, Any]:
     if isinstance(tree, mmaccel.Comb):
         name = f"Comb({tree.branches}, {tree.length})"
         return {"tree": name, "branches": tree.branches, "length": tree.length}
+    if isinstance(tree, mmaccel.ForkedComb):
+        own = f"{tree.branches}, {tree.length}, {tree.twigs}, {tree.twig_length}"
+        return {"tree": f"ForkedComb({own})"}
+    if isinstance(tree, mmaccel.TETRIS):
+        return {"tree": f"TETRIS({tree.nodes}, budget={tree.budget})"}
     return {"tree": f"{type(tree).__name__}({tree.nodes})"}
 
 

@@ -68,6 +68,7 @@ BASES = {  # slot -> base class of its methods; None: a class with the members o
     "canvas": None,
     "drafts": "mmaccel.samplers.drafting.contract:DraftSource",
     "tree": "mmaccel.samplers.trees.contract:TreeShape",
+    "siblings": "mmaccel.samplers.trees.siblings.contract:SiblingRule",
     "visual_tokens": "mmaccel.reduction.visual_tokens.contract:TokenReducer",
     "kv_cache": "mmaccel.reduction.kv_cache.contract:KVCacheMethod",
     "attention": "mmaccel.reduction.sparse_attention.contract:AttentionMethod",
@@ -79,6 +80,7 @@ _FOLDERS = {
     "canvas": "samplers.canvas",
     "drafts": "samplers.drafting",
     "tree": "samplers.trees",
+    "siblings": "samplers.trees.siblings",
     "visual_tokens": "reduction.visual_tokens",
     "kv_cache": "reduction.kv_cache",
     "attention": "reduction.sparse_attention",
@@ -188,6 +190,17 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "comb": ("comb:Comb", "branches of one length beside the chain"),
             "dyspec": ("dyspec:DySpec", "the likeliest nodes, by the drafter's chances"),
             "sequoia": ("sequoia:Sequoia", "a fixed tree, by measured chances"),
+            "forked-comb": ("forked_comb:ForkedComb", "a comb whose branches fork once more"),
+            "spec-exec": ("spec_exec:SpecExec", "very many nodes, a few calls of the drafter"),
+            "tetris": ("tetris:TETRIS", "the likeliest nodes of all rows together"),
+        },
+    ),
+    "siblings": _slot(
+        "siblings",
+        {
+            "rsd": ("rsd:RSD", "drafts without replacement, verified in turn"),
+            "mcsd": ("mcsd:MCSD", "drafts with replacement, verified in turn"),
+            "spectr": ("spectr:SpecTr", "drafts with replacement, by k-sequential selection"),
         },
     ),
     "visual_tokens": _slot(
@@ -455,8 +468,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
     Args:
         name: as `find_policy` takes it. Choosing a relaxed policy by name is the opt-in to it.
         **options: fields of the policy that the name does not fix; `drafts` of a window policy may
-            be the folder of a coarse model, or a typed `module:Name`, and `tree` is read by
-            `read_method`.
+            be the folder of a coarse model, or a typed `module:Name`; `tree` and `siblings` are
+            read by `read_method`.
 
     Returns:
         The policy, validated.
@@ -470,8 +483,8 @@ def make_policy(name: str, /, **options: Any) -> Any:
     drafts = options.get("drafts")
     if isinstance(drafts, str):
         options["drafts"] = _read_drafts(drafts) if entry.slot == "window" else str(drafts)
-    if "tree" in options:
-        options["tree"] = read_method("tree", options["tree"])
+    for slot in {"tree", "siblings"} & options.keys():
+        options[slot] = read_method(slot, options[slot])
     return policy(**entry.preset, **options)
 
 

@@ -35,6 +35,7 @@ _WANTED = {  # slot -> name of the option, what is expected
     ),
     "reducers": ("visual_tokens", f"{_CHILD} TokenReducer"),
     "tree": ("tree", f"{_CHILD} TreeShape"),
+    "siblings": ("siblings", f"{_CHILD} SiblingRule"),
     "kv_cache": ("kv_cache", f"{_CHILD} CacheMethod or CacheQuantizer"),
     "attention": ("attention", f"{_CHILD} AttentionMethod"),
     "drafts": ("drafts", f"{_CHILD} DraftSource"),

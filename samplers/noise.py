@@ -41,6 +41,8 @@ class Stream(IntEnum):
     FRESH = 1  # uniforms per slot, new at every pass
     CHOICE = 2  # Gumbel noise of a choice among slots, new at every pass
     CODE = 3  # one uniform a seed, the shift of its evenly spread codes
+    SIBLINGS = 4  # draws of drafts beside the first, new at every pass
+    COINS = 5  # uniforms that decide about them, new at every pass
 
 
 class Fresh(NamedTuple):
@@ -207,11 +209,14 @@ class Noise:
         Returns:
             `[B, W, V]` float32.
         """
+        return to_gumbel(self.uniforms(slots, vocab_size, stream, step))  # [B, W, V]
+
+    def uniforms(self, slots: Tensor, n_values: int, stream: Stream, step: int | Tensor) -> Tensor:
+        """Uniforms in (0, 1) of every slot, `[B, W, n]` float32; arguments as in `gumbel`."""
         if dispatch.takes("noise", slots.device.type):
-            return to_gumbel(self._uniforms(slots, vocab_size, stream, step))
-        blocks = torch.arange((vocab_size + 3) // 4, device=slots.device)
-        words = self._words(blocks, slots, stream, step)  # four of [B, W, V / 4]
-        return to_gumbel(spread(words, vocab_size))  # [B, W, V]
+            return self._uniforms(slots, n_values, stream, step)
+        blocks = torch.arange((n_values + 3) // 4, device=slots.device)
+        return spread(self._words(blocks, slots, stream, step), n_values)
 
     def fresh(self, slots: Tensor, step: int | Tensor) -> Fresh:
         """Uniforms for one pass: the words of one block.

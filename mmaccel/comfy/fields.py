@@ -47,6 +47,7 @@ _NUMBERS = {  # field -> least, most, step
 _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a method may refuse some
     "drafts": NAMES,
     "tree": tuple(METHODS["tree"]),
+    "siblings": tuple(METHODS["siblings"]),
     "coupling": COUPLINGS,
     "order": ORDERS,
     "cache": KINDS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 _OTHER_SLOTS = {  # slot -> title of its table, what a method chooses
     "drafts": ("Draft sources (--drafts)", "where drafts come from"),
     "tree": ("Trees (--tree)", "what is verified beside the drafts"),
+    "siblings": ("Siblings (--set siblings=…)", "which of several drafts of a slot is accepted"),
     "kv_cache": ("Caches (--kv-cache)", "which entries of a prompt stay"),
     "attention": ("Attention (--attention)", "which keys a pass attends to"),
 }

@@ -284,6 +284,10 @@ class DraftSource:
     has_model: ClassVar[bool] = False
     name: ClassVar[str] = ""
 
+    def draws_trees(self) -> bool:
+        """Whether the drafter's `distributions` says what follows the entries of a tree."""
+        return False
+
     def propose(self, frontier: Frontier) -> Drafts:
         """Drafts `[B, K]` of the window's slots, or scores `[B, 1 or K, V]` to draw them from.
 
@@ -378,6 +382,16 @@ class Drafter:
             k: the most children of an entry; the drafter may know fewer.
         """
         return None
+
+    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor) -> Tensor:
+        """What may follow each entry of a tree, `[B, E, V]`: probabilities to draw drafts from.
+
+        Args:
+            run: whose token buffer holds the window's drafts.
+            tokens: `[B, E]` int64, what the entries hold; the window's first one is not read.
+            parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
+        """
+        raise NotImplementedError
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         """Read what a pass said, before any of its tokens is accepted.

@@ -7,7 +7,9 @@ Departures: every row proceeds at its own pace; the draft model uses the target'
 parameters, guidance included; after a fully accepted window it processes the tokens it has not read
 together with the next, so that no pass is spent on catching up; drafts that the last pass predicted
 are read and not drawn again. Where a prompt has images, the draft model reads the text
-alone, at positions of its own: images come from the target, and drafts change speed only.
+alone, at positions of its own: images come from the target, and drafts change speed only. Behind
+drafts of a tree it reads the whole tree again for each generation of nodes; what was accepted is
+read once more with the next drafts, so that its cache keeps no path.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from mmaccel.samplers.acceptance import draw, one_hot
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 from mmaccel.samplers.prompt_chunks import prefill_together
+from mmaccel.samplers.trees.contract import count_spare
+from mmaccel.samplers.trees.entries import TreeEntries
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
@@ -64,6 +68,10 @@ class DraftModel(DraftSource):
                 f"{show(self.model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
         object.__setattr__(self, "model", open_draft_model(self.model))
+
+    def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
+        return self.model.takes_trees
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
@@ -107,6 +115,9 @@ class ModelDrafter(Drafter):
         if scheduler is not None:
             scheduler.register(self.model)
         tokens, lengths = run.prompt.text
+        tree = run.policy.tree
+        if tree is not None and self.model.takes_trees:
+            self.model.make_room(count_spare(tree, self.model, run.policy.window))
         self.model.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
         if tokens.shape[1] > 1 and (scheduler is None or size is None):
             n_passes = prefill_together(self.model, tokens[:, :-1], lengths - 1, size)
@@ -156,6 +167,30 @@ class ModelDrafter(Drafter):
         """See `Drafter.accepted`."""
         if self.judge is not None:
             self.judge.accepted(run, n_new)
+
+    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor) -> Tensor:
+        """See `Drafter.distributions`: a pass over the last known token and the tree behind it."""
+        buffer = run.buffer
+        branches = run.prompt.branches
+        _, lengths = run.prompt.text
+        depths = TreeEntries(tokens, parents, run.width).depths()
+        last = buffer.model_inputs(buffer.columns[:, :1] - 1, buffer.tokens)  # [R, 1]
+        entries = torch.cat([last, tokens[:, 1:].repeat(branches, 1)], 1)
+        start = (lengths - 1 + buffer.n_generated.repeat(branches)).clamp(min=0)
+        logits = self.model.forward(Pass(entries, start, parents=parents.repeat(branches, 1)))
+        run.stats.draft_passes += 1
+        self.next_slot.hold(buffer.slots[:, 0].clone())  # the tree stands where drafts stood
+        slots = buffer.slots[:, :1] + depths
+        columns = slots + buffer.origin
+        scores = run.params.apply(
+            logits, branches, buffer.tokens, columns, slots, run.prompt.layout
+        )
+        return scores.softmax(-1)
+
+    def close(self, run: OpenRun) -> None:
+        """See `Drafter.close`: the model's next run may have no tree."""
+        if run.policy.tree is not None and self.model.takes_trees:
+            self.model.make_room(0)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `Drafter.begin_rows`; the scheduler prefills the model too."""

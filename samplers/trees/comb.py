@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_int
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
-from mmaccel.samplers.trees.contract import TreeShape
+from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,22 @@ class Comb(TreeShape):
     def can_grow(self, source: DraftSource) -> bool:
         """See `TreeShape.can_grow`."""
         return source.has_branches
+
+    def plan(self, width: int) -> Plan:
+        """See `TreeShape.plan`. Branch b leaves the chain after b drafts: the first draft has a
+        sibling, then the next one; where the window has no more, each has a second one.
+        """
+        n_forks = width - self.length
+        found: list[list[Planned]] = [[] for _ in range(self.length)]
+        for branch in range(self.branches):
+            fork = branch % n_forks
+            parent = fork
+            for step in range(self.length):
+                rank = 0 if step else 1 + branch // n_forks
+                number = width + branch * self.length + step
+                found[step].append(Planned(number, parent, rank, fork + step + 1))
+                parent = number
+        return tuple(map(tuple, found))
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`. Branches are shorter where a narrow window ends a row."""

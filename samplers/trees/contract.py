@@ -6,14 +6,16 @@ chain or a node before it. The pass then covers the window and, behind it, all n
 attends to those that it follows.
 
 With the noise of slots held fixed, one token is right at every slot. What is accepted is a path
-from the window's first entry: the longest whose drafts are all right.
+from the window's first entry: the longest whose drafts are all right (`walk.py`). Policies that are
+exact in distribution go from entry to entry instead and accept a child of each by a rule
+(`rule_walk.py`); nodes are then drafts that are certain, or drawn for a tree that is planned.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +25,26 @@ from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
+
+
+class Planned(NamedTuple):
+    """A node of a tree that is the same in every pass.
+
+    Attributes:
+        number: of the node, from the widest window's W on.
+        parent: the entry of the widest window's pass that it follows.
+        rank: among the children of that entry; the chain's draft has rank 0.
+        depth: how many drafts there are on its path.
+    """
+
+    number: int
+    parent: int
+    rank: int
+    depth: int
+
+
+Plan = tuple[tuple[Planned, ...], ...]
+"""Generations of nodes: the first follow the chain, all others the generation before."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,18 @@ class TreeShape(ABC):
     @abstractmethod
     def can_grow(self, source: DraftSource) -> bool:
         """Whether drafters of a source answer what `grow` asks them."""
+
+    def plan(self, width: int) -> Plan | None:
+        """The tree that every pass has, for drafts that are drawn; None: it depends on the drafts.
+
+        Args:
+            width: W, of the widest window.
+        """
+        return None
+
+    def can_draw(self, source: DraftSource) -> bool:
+        """Whether drafters of a source draw the drafts of `plan`."""
+        return source.draws_trees() and self.plan(self.depth + 1) is not None
 
     @abstractmethod
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
@@ -81,7 +115,7 @@ def check_tree(tree: object, window: int | str, source: DraftSource) -> None:
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
             f"window={window!r}; give a wider window or shorter branches"
         )
-    if not tree.can_grow(source):
+    if not (tree.can_grow(source) or tree.can_draw(source)):
         raise OptionError(
             f"tree: expected drafts that have alternatives for {tree!r}, received {source!r}; take "
             "drafts='coarse', drafts='token-recycling' or leave tree out"

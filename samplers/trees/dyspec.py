@@ -62,10 +62,12 @@ class DySpec(TreeShape):
         found = tree.children(entries, self.ranks)
         if found is None:
             return None
-        on_chain = _round(found.log_probs[..., 0]).cumsum(1)  # [B, W-1], of the drafts' paths
-        values = torch.cat([torch.zeros_like(on_chain[:, :1]), on_chain[:, :-1]], 1)
-        chances = self._add(tree, entries, values, found.tokens[..., 1:], found.log_probs[..., 1:])
-        chances, is_new = self._prune(tree, chances, torch.ones_like(chances, dtype=torch.bool))
+        values = chances_of_chain(found.log_probs)
+        chances = add_children(
+            tree, entries, values, found.tokens[..., 1:], found.log_probs[..., 1:]
+        )
+        is_new = torch.ones_like(chances, dtype=torch.bool)
+        chances, is_new = keep_likeliest(tree, chances, is_new, self.nodes)
 
         for _ in range(self.depth - 1):
             entries = torch.arange(chances.shape[1], device=chances.device) + tree.width
@@ -73,29 +75,57 @@ class DySpec(TreeShape):
             found = tree.children(entries, self.ranks)
             assert found is not None
             values = chances.masked_fill(~is_new, _NEVER)  # the others' children are there
-            more = self._add(tree, entries, values, found.tokens, found.log_probs)
+            more = add_children(tree, entries, values, found.tokens, found.log_probs)
             n_old = chances.shape[1]
             is_new = torch.arange(n_old + more.shape[1], device=more.device) >= n_old
             chances = torch.cat([chances, more], 1)
-            chances, is_new = self._prune(tree, chances, is_new.expand_as(chances))
-        return tree.nodes(chances > _NEVER)
+            chances, is_new = keep_likeliest(tree, chances, is_new.expand_as(chances), self.nodes)
+        return tree.nodes(self.is_needed(chances))
 
-    def _add(
-        self, tree: Growth, entries: Tensor, values: Tensor, tokens: Tensor, log_probs: Tensor
-    ) -> Tensor:
-        """Add all children of entries `[B, n]`; the logarithms of their chances, `[B, n k]`."""
-        parents = entries[..., None].expand_as(tokens).flatten(1)
-        tree.add(parents, tokens.flatten(1))
-        return (values[..., None] + _round(log_probs)).flatten(1)
+    def is_needed(self, chances: Tensor) -> Tensor:
+        """Which nodes are verified, `[B, N]` bool.
 
-    def _prune(self, tree: Growth, chances: Tensor, is_new: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the likeliest nodes; at a tie the first, as nodes stand behind their parents."""
-        best = chances.sort(dim=1, descending=True, stable=True).indices[:, : self.nodes]
-        tree.keep(best + tree.width)
-        return chances.gather(1, best), is_new.gather(1, best)
+        Args:
+            chances: `[B, N]`, logarithms, of the likeliest nodes of each row, falling; -inf for
+                one that is none.
+        """
+        return chances > _NEVER
 
 
-def _round(log_probs: Tensor) -> Tensor:
+def add_children(
+    tree: Growth, entries: Tensor, values: Tensor, tokens: Tensor, log_probs: Tensor
+) -> Tensor:
+    """Add children of entries; the logarithms of their chances, `[B, n k]`.
+
+    Args:
+        entries: `[B, n]` int64.
+        values: `[B, n]`, logarithms of the chances of the entries.
+        tokens: `[B, n, k]` int64.
+        log_probs: `[B, n, k]`, of being right behind an entry that is.
+    """
+    parents = entries[..., None].expand_as(tokens).flatten(1)
+    tree.add(parents, tokens.flatten(1))
+    return (values[..., None] + round_chances(log_probs)).flatten(1)
+
+
+def keep_likeliest(tree: Growth, chances: Tensor, is_new: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Keep the n likeliest nodes; at a tie the first, as nodes stand behind their parents."""
+    best = chances.sort(dim=1, descending=True, stable=True).indices[:, :n]
+    tree.keep(best + tree.width)
+    return chances.gather(1, best), is_new.gather(1, best)
+
+
+def chances_of_chain(log_probs: Tensor) -> Tensor:
+    """`[B, W-1]`, logarithms of the chances of what the chain's drafts follow.
+
+    Args:
+        log_probs: `[B, W-1, k]`, of the children of its entries, the next draft first.
+    """
+    on_chain = round_chances(log_probs[..., 0]).cumsum(1)
+    return torch.cat([torch.zeros_like(on_chain[:, :1]), on_chain[:, :-1]], 1)
+
+
+def round_chances(log_probs: Tensor) -> Tensor:
     """Multiples of 1/1024, whose sums are exact: what differs by rounding errors, which depend on
     the other rows of a batch, is equal.
     """

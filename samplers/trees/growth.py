@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from mmaccel.samplers.drafting.contract import Children, Drafter, Nodes, OpenRun, Paths
-
-
-class Planned(NamedTuple):
-    """A node of a tree that is the same in every pass.
-
-    Attributes:
-        number: of the node, from the widest window's W on.
-        parent: the entry of the widest window's pass that it follows.
-        rank: among the children of that entry, see `Growth.children`.
-        depth: how many drafts there are on its path.
-    """
-
-    number: int
-    parent: int
-    rank: int
-    depth: int
+from mmaccel.samplers.trees.contract import Plan
 
 
 class Growth:
@@ -136,7 +119,7 @@ class Growth:
         return Nodes(tokens, parents)
 
 
-def grow_planned(tree: Growth, plan: tuple[tuple[Planned, ...], ...]) -> Nodes | None:
+def grow_planned(tree: Growth, plan: Plan) -> Nodes | None:
     """The nodes of a plan; None for a pass without. A rank that the drafter never has and what is
     deeper than a narrow window are left out.
 

@@ -8,7 +8,8 @@ the same with a limit of the depth.
 
 Departures: chances also depend on how many drafts are before (a draft of the window's end was made
 for a text that has changed since). The chain of the window is in the tree in any case and costs no
-node. With frozen noise nothing is sampled: rank r is the drafter's r-th best.
+node. With frozen noise nothing is sampled: rank r is the drafter's r-th best. Where a draft model
+draws the tree, rank r is the r-th draw, as in the paper.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch import Tensor
 from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
-from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.trees.growth import Growth, Planned, grow_planned
+from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
+from mmaccel.samplers.trees.growth import Growth, grow_planned
 
 Chances = tuple[tuple[float, ...], ...]  # by the number of drafts before, by rank
 
@@ -69,14 +70,16 @@ class Sequoia(TreeShape):
 
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""
-        plan = plan_tree(self.nodes, self.depth, self.acceptance, run.chooser.widest)
+        plan = self.plan(run.chooser.widest)
         return grow_planned(Growth(run, drafter, drafts, noise), plan)
+
+    def plan(self, width: int) -> Plan:
+        """See `TreeShape.plan`."""
+        return plan_tree(self.nodes, self.depth, self.acceptance, width)
 
 
 @lru_cache(64)
-def plan_tree(
-    n_nodes: int, depth: int, acceptance: Chances, width: int
-) -> tuple[tuple[Planned, ...], ...]:
+def plan_tree(n_nodes: int, depth: int, acceptance: Chances, width: int) -> Plan:
     """The best tree beside a chain of `width` - 1 drafts, generation by generation.
 
     Args:

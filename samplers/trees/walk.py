@@ -81,12 +81,13 @@ class TreeStep:
         return PassPath(view, is_branch, tokens), slot < n_right
 
 
-def can_walk(run: WindowRun, shape: TreeShape) -> bool:
+def can_walk(run: WindowRun, shape: TreeShape, *, is_bitwise: bool = True) -> bool:
     """Whether the passes of a run may cover a tree; a note in its statistics says why not.
 
     Args:
         run: fresh.
         shape: of the tree.
+        is_bitwise: whether frozen noise walks it; otherwise its drafts may be drawn, too.
 
     Raises:
         OptionError: a model whose layers take no trees.
@@ -97,8 +98,10 @@ def can_walk(run: WindowRun, shape: TreeShape) -> bool:
             f"{type(run.model).__name__} whose do not; leave tree out"
         )
     reason = ""
-    if not shape.can_grow(run.drafter.source):
-        reason = f"drafts of {run.drafter.source!r} have no alternatives"
+    source = run.drafter.source
+    is_grown = shape.can_grow(source) or (not is_bitwise and shape.can_draw(source))
+    if not is_grown:
+        reason = f"drafts of {source!r} have no alternatives"
     elif run.params.processor is not None:
         reason = "logits processors read the tokens before a slot, and branches have others"
     elif run.params.is_spread:

@@ -11,20 +11,25 @@ Departures: every row proceeds at its own pace; see also those of the draft sour
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
 import torch
-from torch import Tensor
 
 from mmaccel.catalog import open_draft_model
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import draft_by
+from mmaccel.samplers.trees.contract import TreeShape
+from mmaccel.samplers.trees.rule_walk import RuleStep
+from mmaccel.samplers.trees.siblings.contract import SiblingRule
+from mmaccel.samplers.trees.siblings.rsd import RSD
+from mmaccel.samplers.trees.walk import can_walk
+from mmaccel.samplers.window.fresh_drafts import draft_afresh, verify_chain
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
@@ -39,26 +44,37 @@ class Speculative(WindowPolicy):
             None for `drafts`. It reads no images: of a prompt with some, only the text.
         drafts: where drafts come from without a draft model, a draft source or its name: "ngram",
             prompt lookup, or "vegas", the model itself over part of its cache.
+        tree: what a pass verifies beside the window's chain of drafts, such as
+            `mmaccel.Comb(branches=4, length=3)`; None: nothing. It asks for a draft model, which
+            draws a `Comb` or a `Sequoia`, or for drafts that have alternatives.
+        siblings: how several drafts of one slot are drawn from the draft model's distribution, and
+            which one is accepted. Drafts without randomness need no rule.
     """
 
     window: int = 8
     draft_model: TokenModel | torch.nn.Module | None = field(default=None, repr=False)
     drafts: str | DraftSource = "ngram"
+    tree: TreeShape | None = None
+    siblings: SiblingRule = RSD()
 
     exactness: ClassVar[Exactness] = "distribution"
     takes_corrections: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         model = self.draft_model
-        if model is None or isinstance(model, TokenModel):
-            return
-        if not isinstance(model, torch.nn.Module):
+        if isinstance(model, torch.nn.Module) and not isinstance(model, TokenModel):
+            object.__setattr__(self, "draft_model", open_draft_model(model))
+        elif model is not None and not isinstance(model, TokenModel):
             raise OptionError(
                 f"draft_model: expected a causal LM of transformers or None, received "
                 f"{show(model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
-        object.__setattr__(self, "draft_model", open_draft_model(model))
+        if not isinstance(self.siblings, SiblingRule):
+            raise OptionError(
+                f"siblings: expected a rule such as mmaccel.RSD(), received {show(self.siblings)}; "
+                "give one, or leave siblings out"
+            )
+        super().__post_init__()
 
     def draft_source(self) -> DraftSource:
         if self.draft_model is None:
@@ -66,33 +82,19 @@ class Speculative(WindowPolicy):
         return draft_by(cast(TokenModel, self.draft_model))
 
     def decode(self, run: WindowRun) -> Generation:
+        step = self._open_step(run)
         while run.width:
-            run.buffer.forget_drafts()
-            drafts, p_draft = _drafts(run)
-            p_target = run.forward().softmax(-1)  # [B, W, V]
-            run.observe(None)
-            fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
-            accepted = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
-            if run.is_retry:  # no draft model has read these drafts
-                accepted = torch.zeros_like(accepted)
-                p_draft = torch.zeros_like(p_draft)
-            rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
-            redrawn = draw(rest, fresh.redraws)  # [B, W]
-            tokens = torch.where(accepted, drafts, redrawn[:, :-1])
-            tokens = torch.cat([tokens, redrawn[:, -1:]], 1)
-            run.accept(tokens, accepted)
+            step()
             run.sync()
         return run.finish()
 
+    def _open_step(self, run: WindowRun) -> Callable[[], None]:
+        if self.tree is not None and can_walk(run, self.tree, is_bitwise=False):
+            return RuleStep(run, self.tree, self.siblings)
 
-def _drafts(run: WindowRun) -> tuple[Tensor, Tensor]:
-    """Drafts `[B, W-1]`, and the distributions `[B, W-1, V]` from which they were drawn."""
-    found = run.propose()
-    tokens = found.tokens
-    p_draft = found.distribution
-    if tokens is None:
-        assert found.scores is not None
-        p_draft = found.scores.softmax(-1).expand(-1, run.width - 1, -1)
-        tokens = draw(p_draft, run.fresh_noise().drafts[:, :-1])
-    drafts = run.write_drafts(tokens)
-    return drafts, one_hot(drafts, run.vocab_size) if p_draft is None else p_draft
+        def verify() -> None:
+            drafts, p_draft = draft_afresh(run)
+            fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
+            verify_chain(run, drafts, p_draft, fresh)
+
+        return verify

@@ -20,8 +20,8 @@ from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.samplers.acceptance import count_leading, residual
 from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.samplers.window import fresh_drafts, speculative_jacobi
 from mmaccel.samplers.window import rows as run_rows
-from mmaccel.samplers.window import speculative, speculative_jacobi
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.toy_models import ToyLanguage
 
@@ -82,7 +82,7 @@ def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor],
 
 def redraw_from_target(patch: Patch) -> None:
     """Lumina-2: after a rejection the token comes from p instead of (p - q)+."""
-    for module in (acceptance, speculative):
+    for module in (acceptance, fresh_drafts):
         patch.setattr(module, "residual", lambda p_target, p_draft: p_target)
 
 
@@ -94,7 +94,7 @@ def filter_residual_again(patch: Patch, **options: Any) -> None:
         rest = residual(p_target, p_draft).log()
         return truncate(rest, again.temperature, again.top_k, again.top_p, again.min_p).softmax(-1)
 
-    for module in (acceptance, speculative):
+    for module in (acceptance, fresh_drafts):
         patch.setattr(module, "residual", twice)
 
 
@@ -169,7 +169,7 @@ def record_uniform_distribution(patch: Patch) -> None:
     def flat(tokens: Tensor, vocab_size: int) -> Tensor:
         return torch.full((*tokens.shape, vocab_size), 1 / vocab_size)
 
-    for module in (speculative_jacobi, speculative):
+    for module in (speculative_jacobi, fresh_drafts):
         patch.setattr(module, "one_hot", flat)
 
 

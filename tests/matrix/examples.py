@@ -136,6 +136,11 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),
     ("tree", "dyspec"): Example(_method("tree", "dyspec", nodes=5, depth=2)),
     ("tree", "sequoia"): Example(_method("tree", "sequoia", nodes=5, depth=2)),
+    ("tree", "forked-comb"): Example(
+        _method("tree", "forked-comb", branches=2, length=1, twigs=2, twig_length=1)
+    ),
+    ("tree", "spec-exec"): Example(_method("tree", "spec-exec", nodes=9, depth=2, expand=3)),
+    ("tree", "tetris"): Example(_method("tree", "tetris", nodes=6, depth=2, budget=4)),
     ("kv_cache", "snapkv"): Example(
         _method("kv_cache", "snapkv", budget=9, window=3), ({"budget": 64},)
     ),

@@ -139,7 +139,7 @@ def test_an_entry_that_needs_a_row_says_so(target: Target, monkeypatch: pytest.M
 
 
 def test_every_method_of_the_catalog_has_an_example(target: Target) -> None:
-    for slot in ("policies", "drafts", "tree", "kv_cache", "attention"):
+    for slot in ("policies", "drafts", "tree", "siblings", "kv_cache", "attention"):
         for name in names(slot):
             made = make(slot, name, target)
             if slot in ("kv_cache", "attention") or getattr(made, "exactness", "") == "relaxed":

@@ -1,0 +1,147 @@
+"""DrawnTree: a planned tree whose nodes are drawn from the drafter's distributions.
+
+The plan is the same in every pass, so that which entries have how many siblings depends on no
+draft. A generation of nodes is drawn behind the one before: the drafter says what may follow those
+entries, and the rule of siblings draws from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.drafting.contract import Drafter, OpenRun
+from mmaccel.samplers.trees.contract import Plan, Planned
+from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise
+
+
+class DrawnTree(NamedTuple):
+    """The E entries of a pass, and what they were drawn from.
+
+    Attributes:
+        tokens: `[B, E]` int64.
+        parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
+        p_draft: `[B, E, V]`, of what follows an entry; zeros where nothing was drawn.
+        children: `[E, K]` int64, the entries that follow one, in the order of their draws; -1 for
+            none.
+        is_there: `[B, E]` bool, whether an entry could be drawn, and all that it follows.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    p_draft: Tensor
+    children: Tensor
+    is_there: Tensor
+
+
+def draw_tree(
+    run: OpenRun,
+    drafter: Drafter,
+    rule: SiblingRule,
+    plan: Plan,
+    drafts: Tensor,
+    p_draft: Tensor,
+) -> DrawnTree | None:
+    """Draw a tree beside the chain; None where the window has no room for a node.
+
+    Args:
+        plan: for the widest window; nodes that are deeper than this one are left out.
+        drafts: `[B, W-1]` int64, the chain, each draft the first child of the one before.
+        p_draft: `[B, W-1, V]`, from which they were drawn.
+    """
+    n_drafts = drafts.shape[1]
+    width = n_drafts + 1
+    widest = run.chooser.widest
+    tree = _begin(drafts, p_draft)
+    entry_of = {entry: entry for entry in range(width)}  # of the plan -> of this pass
+    families: dict[int, list[int]] = {entry: [entry + 1] for entry in range(n_drafts)}
+    for generation in plan:
+        wanted = [node for node in generation if node.parent in entry_of and node.depth < width]
+        if not wanted:
+            break
+        wanted.sort(key=lambda node: node.rank)  # siblings in the order of their draws
+        is_behind_chain = wanted[0].parent < widest
+        if not is_behind_chain:
+            found = drafter.distributions(run, tree.tokens, tree.parents)
+            tree = tree._replace(p_draft=_fill(tree, found, width))
+        tree = _add(run, rule, tree, wanted, entry_of, drafts if is_behind_chain else None)
+        for node in wanted:
+            parent = entry_of[node.parent]
+            families.setdefault(parent, []).append(entry_of[node.number])
+    if len(entry_of) == width:
+        return None
+    most = max(map(len, families.values()))
+    children = torch.full((tree.tokens.shape[1], most), -1, dtype=torch.int64)
+    for parent, entries in families.items():
+        children[parent, : len(entries)] = torch.tensor(entries)
+    return tree._replace(children=children.to(drafts.device))
+
+
+def _begin(drafts: Tensor, p_draft: Tensor) -> DrawnTree:
+    """The chain alone."""
+    rows, n_drafts = drafts.shape
+    number = torch.arange(-1, n_drafts, device=drafts.device)
+    tokens = torch.cat([torch.zeros_like(drafts[:, :1]), drafts], 1)
+    last = p_draft.new_zeros(rows, 1, p_draft.shape[2])
+    return DrawnTree(
+        tokens,
+        parents=number.expand(rows, -1),
+        p_draft=torch.cat([p_draft, last], 1),
+        children=number.new_zeros(0, 0),
+        is_there=torch.ones_like(tokens, dtype=torch.bool),
+    )
+
+
+def _fill(tree: DrawnTree, found: Tensor, width: int) -> Tensor:
+    """Distributions `[B, E, V]`: those of the chain as they are, and of nodes what was found."""
+    return torch.cat([tree.p_draft[:, :width], found[:, width:]], 1)
+
+
+def _add(
+    run: OpenRun,
+    rule: SiblingRule,
+    tree: DrawnTree,
+    wanted: list[Planned],
+    entry_of: dict[int, int],
+    drafts: Tensor | None,
+) -> DrawnTree:
+    """Draw a generation of nodes.
+
+    Args:
+        wanted: its nodes, siblings in the order of their ranks; `entry_of` gets their entries.
+        drafts: `[B, W-1]` int64, the first children where the nodes follow the chain; None where
+            they follow nodes.
+    """
+    device = tree.tokens.device
+    depth_of = {entry_of[node.parent]: node.depth - 1 for node in wanted}
+    parents = sorted(depth_of)
+    n_drawn = {parent: 0 if drafts is None else 1 for parent in parents}
+    places = []  # of each node: which parent, which of its draws
+    for node in wanted:
+        parent = entry_of[node.parent]
+        places.append((parents.index(parent), n_drawn[parent]))
+        n_drawn[parent] += 1
+    for number, node in enumerate(wanted, start=tree.tokens.shape[1]):
+        entry_of[node.number] = number
+    index = torch.tensor(parents, device=device)
+    depths = torch.tensor([depth_of[parent] for parent in parents], device=device)
+
+    # siblings of all parents at once
+    slots = run.buffer.slots[:, :1] + depths
+    noise = SlotNoise(run.noise, slots, run.counters.passes)
+    first = None if drafts is None else drafts[:, index]
+    drawn = rule.draw(tree.p_draft[:, index], noise, max(n_drawn.values()), first)  # [B, n, K]
+    at, number = torch.tensor(places, device=device).T
+    tokens = drawn[:, at, number]
+    above = index[at].expand(len(tokens), -1)
+    is_there = (tokens >= 0) & tree.is_there.gather(1, above)
+    p_draft = tree.p_draft.new_zeros(*tokens.shape, tree.p_draft.shape[2])
+    return DrawnTree(
+        torch.cat([tree.tokens, tokens.clamp(min=0)], 1),
+        torch.cat([tree.parents, above], 1),
+        torch.cat([tree.p_draft, p_draft], 1),
+        tree.children,
+        torch.cat([tree.is_there, is_there], 1),
+    )

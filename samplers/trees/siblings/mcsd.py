@@ -1,0 +1,53 @@
+"""MCSD: independent siblings, accepted by recursive rejection.
+
+S. Yang, S. Huang, X. Dai, J. Chen, "Multi-Candidate Speculative Decoding", 2024 (arXiv 2401.06706):
+K drafts of a slot are drawn from q with replacement and verified in turn; where x_k is
+rejected, the next one is verified against the residual of the target and the same q.
+
+Departures: none. A token that is drawn again after it was rejected has no chance, as the residual
+does not contain it: on peaked distributions siblings are spent on that, see
+`mmaccel.samplers.trees.siblings.rsd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.acceptance import draw
+from mmaccel.samplers.trees.siblings.contract import (
+    Choice,
+    SiblingRule,
+    SlotNoise,
+    Uniforms,
+    choose_in_turn,
+)
+
+
+@dataclass(frozen=True)
+class MCSD(SiblingRule):
+    """With replacement."""
+
+    name = "mcsd"
+
+    def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
+        """See `SiblingRule.draw`."""
+        return draw_independent(p_draft, noise, k, first)
+
+    def choose(
+        self, p_target: Tensor, p_draft: Tensor, siblings: Tensor, uniforms: Uniforms
+    ) -> Choice:
+        """See `SiblingRule.choose`."""
+        return choose_in_turn(p_target, p_draft, siblings, uniforms, lambda same, token: same)
+
+
+def draw_independent(p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
+    """K draws from q with replacement; see `SiblingRule.draw`."""
+    n_drawn = k if first is None else k - 1
+    uniforms = noise.uniforms(n_drawn)  # [B, n, k]
+    drawn = [draw(p_draft, uniforms[..., i]) for i in range(n_drawn)]
+    if first is not None:
+        drawn.insert(0, first)
+    return torch.stack(drawn, -1)

@@ -1,0 +1,51 @@
+"""TETRIS: one budget of nodes for all rows of a batch.
+
+Z. Wu, Z. Zhou, A. Verma, A. Prakash, D. Rus, B. K. H. Low, "TETRIS: Optimal Draft Token Selection
+for Batch Speculative Decoding", ACL 2025 (arXiv 2502.15197): of the drafts of all rows those with
+the largest chance of acceptance are verified, a draft's being the product of the chances on its
+path. A row that is easy to guess gets more, and one that has ended nothing.
+
+Departures: nodes of trees instead of the drafts of chains; the chains themselves are always
+verified. Passes are rectangular: a row has room for `nodes` of them, whether it uses it or not, so
+that the budget bounds what is verified and not what is computed. Tokens do not depend on other
+rows; how many passes a row takes does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.samplers.trees.dyspec import DySpec
+
+
+@dataclass(frozen=True)
+class TETRIS(DySpec):
+    """The likeliest nodes of all rows together.
+
+    Args:
+        nodes: the most of a row.
+        depth: the most nodes of a path, less than the window; the drafter is asked as often.
+        ranks: of an entry's children that are looked at, the chain's draft among them.
+        budget: nodes a row in the mean over the batch.
+    """
+
+    nodes: int = 48
+    budget: int = 24
+
+    name = "tetris"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("TETRIS.budget", self.budget, 1, self.nodes, hint="half of nodes suits most")
+
+    def is_needed(self, chances: Tensor) -> Tensor:
+        """See `DySpec.is_needed`: the likeliest of the batch, parents before their children."""
+        flat = chances.flatten()
+        best = flat.sort(descending=True, stable=True).indices[: self.budget * len(chances)]
+        is_best = torch.zeros_like(flat, dtype=torch.bool)
+        is_best[best] = True
+        return is_best.view_as(chances) & super().is_needed(chances)

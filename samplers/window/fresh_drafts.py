@@ -1,0 +1,47 @@
+"""Drafts that are all new in every pass, and the speculative rule over a chain of them.
+
+Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
+from mmaccel.samplers.noise import Fresh
+from mmaccel.samplers.window.run import WindowRun
+
+
+def draft_afresh(run: WindowRun) -> tuple[Tensor, Tensor]:
+    """Drafts `[B, W-1]`, and the distributions `[B, W-1, V]` from which they were drawn."""
+    run.buffer.forget_drafts()
+    found = run.propose()
+    tokens = found.tokens
+    p_draft = found.distribution
+    if tokens is None:
+        assert found.scores is not None
+        p_draft = found.scores.softmax(-1).expand(-1, run.width - 1, -1)
+        tokens = draw(p_draft, run.fresh_noise().drafts[:, :-1])
+    drafts = run.write_drafts(tokens)
+    return drafts, one_hot(drafts, run.vocab_size) if p_draft is None else p_draft
+
+
+def verify_chain(run: WindowRun, drafts: Tensor, p_draft: Tensor, fresh: Fresh) -> None:
+    """A pass over the window alone; the leading drafts that the rule accepts are generated.
+
+    Args:
+        drafts, p_draft: see `draft_afresh`.
+        fresh: of the window's slots.
+    """
+    p_target = run.forward().softmax(-1)  # [B, W, V]
+    run.observe(None)
+    accepted = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
+    if run.is_retry:  # no draft model has read these drafts
+        accepted = torch.zeros_like(accepted)
+        p_draft = torch.zeros_like(p_draft)
+    rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
+    redrawn = draw(rest, fresh.redraws)  # [B, W]
+    tokens = torch.where(accepted, drafts, redrawn[:, :-1])
+    tokens = torch.cat([tokens, redrawn[:, -1:]], 1)
+    run.accept(tokens, accepted)

@@ -1,0 +1,379 @@
+"""Trees whose siblings are drawn: the distribution of the plain loop, and bugs that must show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel import (
+    MCSD,
+    RSD,
+    Autoregressive,
+    Comb,
+    Noise,
+    OptionError,
+    Sequoia,
+    SpecTr,
+    Speculative,
+)
+from mmaccel.kernels.truncation import truncate
+from mmaccel.samplers.trees import drawn, rule_walk
+from mmaccel.samplers.trees.siblings import contract, rsd
+from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise, Uniforms
+from mmaccel.samplers.trees.siblings.spectr import solve_gamma
+from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
+from tests.exactness.bitwise_runs import OPTIONS, PROMPTS, assert_same, run
+from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
+from tests.fixtures.tree_language import TreeLanguage
+
+RULES: tuple[SiblingRule, ...] = (RSD(), MCSD(), SpecTr())
+CHANCES = ((0.5, 0.3, 0.15),)
+TREES = (Comb(4, 2), Sequoia(7, depth=2, acceptance=CHANCES), Comb(2, 1))
+NAMES = ("plain", "guided", "hot, top-k", "hot, top-p", "min-p", "all, guided, ragged",
+         "structural tokens", "frames, guided")  # fmt: skip
+
+
+def setting(name: str) -> Setting:
+    return replace(SETTINGS[name], kind=TreeLanguage)
+
+
+def policy(name: str, rule: SiblingRule, tree: Any, window: int = 4) -> Speculative:
+    """Drafts of another language, drawn as a tree."""
+    return Speculative(window, setting(name).language(seed=2), tree=tree, siblings=rule)
+
+
+CELLS = [
+    (name, rule, TREES[(turn + number) % len(TREES)])
+    for turn, name in enumerate(NAMES)
+    for number, rule in enumerate(RULES)
+    if name in ("plain", "guided") or turn % len(RULES) == number
+]
+
+
+@pytest.mark.parametrize(("name", "rule", "tree"), CELLS, ids=repr)
+def test_the_distribution(name: str, rule: SiblingRule, tree: Any) -> None:
+    assert_exact(policy(name, rule, tree), setting(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "tree"), [("guided", Comb(4, 2)), ("hot, top-p", mmaccel.DySpec(6, depth=2))], ids=repr
+)
+def test_the_distribution_with_drafts_that_are_certain(name: str, tree: Any) -> None:
+    assert_exact(Speculative(4, drafts="token-recycling", tree=tree), setting(name))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_a_rule_keeps_the_target(rule: SiblingRule, k: int) -> None:
+    """Of peaked, equal, disjoint and partly empty distributions, each drawn 60 000 times."""
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    drafts = {
+        "flat": torch.full((5,), 0.2),
+        "equal": p,
+        "peaked": torch.tensor([0.96, 0.01, 0.01, 0.01, 0.01]),
+        "two tokens": torch.tensor([0.0, 0.0, 0.3, 0.7, 0.0]),
+        "elsewhere": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]),
+    }
+    n = 60_000
+    for number, (name, q) in enumerate(drafts.items()):
+        token, _ = sample(rule, p, q, k, n, seed=number)
+        found = token.bincount(minlength=5) / n
+        assert found[p == 0].eq(0).all()
+        assert float((found - p).abs().sum() / 2) < 0.01, (name, found)
+
+
+def sample(
+    rule: SiblingRule, p: Tensor, q: Tensor, k: int, n: int, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Tokens `[n]` behind siblings that were drawn from q, and whether one was accepted."""
+    noise = Noise.from_seed(seed, n)
+    slots = torch.zeros(n, 1, dtype=torch.int64)
+    rows = q.expand(n, 1, -1)
+    siblings = rule.draw(rows, SlotNoise(noise, slots, slots[:, 0]), k, None)[:, 0]
+    generator = torch.Generator().manual_seed(seed)
+    coins, redraws = torch.rand(n, k, generator=generator), torch.rand(n, generator=generator)
+    found = rule.choose(p.expand(n, -1), rows[:, 0], siblings, Uniforms(coins, redraws))
+    taken = siblings.gather(1, found.sibling.clamp(min=0)[:, None])[:, 0]
+    assert found.tokens.equal(torch.where(found.sibling >= 0, taken, found.tokens))
+    return found.tokens, found.sibling >= 0
+
+
+def test_more_siblings_are_accepted_more_often() -> None:
+    generator = torch.Generator().manual_seed(3)
+    p, q = torch.randn(2, 12, generator=generator).mul(1.5).softmax(-1)
+    leviathan = float(torch.minimum(p, q).sum())
+    for rule in RULES:
+        rates = [float(sample(rule, p, q, k, 20_000)[1].double().mean()) for k in (1, 2, 4)]
+        assert rates[0] == pytest.approx(leviathan, abs=0.015)
+        assert rates[2] > rates[1] + 0.02 > rates[0] + 0.04
+    assert float(sample(RSD(), p, q, 12, 5_000)[1].double().mean()) == 1.0  # one of all tokens
+
+
+def test_gamma_is_the_least_that_leaves_no_token_too_often() -> None:
+    generator = torch.Generator().manual_seed(4)
+    p, q = torch.randn(2, 50, 9, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
+    n = torch.full((50, 1), 3)
+
+    def excess(gamma: Tensor) -> Tensor:
+        beta = torch.minimum(q, p / gamma).sum(-1, keepdim=True)
+        return 1 - (1 - beta) ** n - gamma * beta
+
+    gamma = solve_gamma(p, q, n)
+    assert bool((excess(gamma) <= 0).all()) and bool((excess(gamma - 1e-5) > 0).all())
+    assert bool((gamma > 1).all()) and bool((gamma < 3).all())
+    assert solve_gamma(p, q, torch.ones_like(n)).sub(1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("rule", [RSD(), MCSD()], ids=repr)
+def test_siblings_behind_a_first_one_are_as_if_all_were_drawn(rule: SiblingRule) -> None:
+    q, n = torch.tensor([0.6, 0.25, 0.1, 0.05]), 100_000
+    noise = Noise.from_seed(5, n)
+    at = torch.zeros(n, 1, dtype=torch.int64)
+    slots = SlotNoise(noise, at, at[:, 0])
+    first = torch.multinomial(q, n, True, generator=torch.Generator().manual_seed(6))[:, None]
+    pairs = []
+    for given in (first, None):
+        drawn = rule.draw(q.expand(n, 1, -1), slots, 2, given)[:, 0]
+        pairs.append((drawn[:, 0] * 4 + drawn[:, 1]).bincount(minlength=16) / n)
+    assert float((pairs[0] - pairs[1]).abs().sum() / 2) < 0.01
+    assert (float(pairs[0][[0, 5, 10, 15]].sum()) == 0) == isinstance(rule, RSD)
+
+
+@dataclass(frozen=True)
+class Alone(RSD):
+    """The first sibling alone."""
+
+    def draw(self, p_draft: Tensor, noise: SlotNoise, k: int, first: Tensor | None) -> Tensor:
+        found = super().draw(p_draft, noise, k, first)
+        return torch.cat([found[..., :1], torch.full_like(found[..., 1:], -1)], -1)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_tree_of_the_chain_has_its_tokens_and_passes(options: dict[str, Any]) -> None:
+    made = []
+    for given in ({}, {"tree": Comb(4, 2), "siblings": Alone()}):
+        source = Speculative(5, TreeLanguage(5, seed=3, depth=6), **given)
+        made.append(run(source, options, model=TreeLanguage(5, depth=6), grid=None))
+    assert_same(*made)
+    assert made[0].passes.equal(made[1].passes)
+    assert made[1].stats.tokens_processed > made[0].stats.tokens_processed
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_siblings_save_passes(rule: SiblingRule) -> None:
+    passes = []
+    for tree in (None, Comb(4, 2), Comb(12, 2)):
+        source = Speculative(5, TreeLanguage(5, seed=3, depth=6), tree=tree, siblings=rule)
+        made = run(source, {}, model=TreeLanguage(5, depth=6), grid=None, length=120)
+        passes.append(made.stats.row_passes)
+    assert passes[1] < 0.97 * passes[0] and passes[2] < 0.97 * passes[1]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("options", [OPTIONS["greedy"], OPTIONS["guided greedy"]])
+def test_at_temperature_0_the_tokens_are_the_plain_loops(
+    options: dict[str, Any], rule: SiblingRule
+) -> None:
+    """Also in rows that are admitted later, and alone."""
+    plain = run(Autoregressive(), options, grid=None)
+    source = Speculative(6, TreeLanguage(5, seed=3, depth=6), tree=Comb(4, 2), siblings=rule)
+    for batching in (None, mmaccel.ContinuousBatching(2)):
+        model = TreeLanguage(5, depth=6)
+        assert_same(run(source, options, model=model, grid=None, batching=batching), plain)
+
+
+def test_a_row_alone_has_its_tokens() -> None:
+    source = Speculative(6, TreeLanguage(5, seed=3, depth=6), tree=TREES[1])
+    whole = run(source, {}, model=TreeLanguage(5, depth=6), grid=None)
+    for row in range(len(PROMPTS)):
+        made = run(source, {}, [row], model=TreeLanguage(5, depth=6), grid=None)
+        assert made.tokens[0].equal(whole.tokens[row]) and made.passes[0] == whole.passes[row]
+
+
+class Broken(TreeLanguage):
+    """A draft model whose logits are no numbers."""
+
+    def forward(self, entries: Any) -> Tensor:
+        return torch.full_like(super().forward(entries), float("nan"))
+
+
+def test_a_draft_model_of_no_numbers_costs_passes_alone() -> None:
+    options = OPTIONS["greedy"]
+    source = Speculative(6, Broken(5, depth=6), tree=Comb(4, 2))
+    made = run(source, options, model=TreeLanguage(5, depth=6), grid=None)
+    assert_same(made, run(Autoregressive(), options, grid=None))
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_an_attached_model(guided: bool) -> None:
+    rows = [[5, 6, 7, 8, 9], [4, 5], [7, 7, 8]]
+    given: dict[str, Any] = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": PAD}
+    if guided:
+        given |= {"guidance_scale": 1.7, "negative_prompt_ids": torch.tensor([[9], [7], [5]])}
+    made, widest = [], 0
+    drafter = build_lm("llama")
+    for tree in (None, Comb(5, 3)):
+        source = Speculative(8, drafter, tree=tree) if tree else Autoregressive()
+        with mmaccel.attach(build_lm("llama"), source, seed=3, strict=True) as handle:
+            model: Any = handle._target
+            made.append(model.generate(**left_padded(rows), **given))
+        assert handle.stats is not None and not handle.stats.notes
+        widest = handle.stats.tokens_processed
+    assert made[0].equal(made[1]) and widest > 0
+
+
+# ---- bugs
+
+
+def _longest_path(patch: pytest.MonkeyPatch) -> None:
+    """SJD-PAC: a second choice among siblings counts if the path behind it is longer."""
+    walk, choose_drawn = rule_walk.walk, rule_walk.choose_drawn
+    others: list[Any] = []
+
+    def both(tree: Any, rule: Any, coins: Tensor, redraws: Tensor) -> Any:
+        others.append(choose_drawn(tree, rule, coins.mul(7.3).frac(), redraws))
+        return choose_drawn(tree, rule, coins, redraws)
+
+    def longest(width: int, scores: Tensor, choose: Any) -> Any:
+        one, two = walk(width, scores, choose), walk(width, scores, others.pop())
+        is_longer = two[1] > one[1]
+        pairs = zip(one, two, strict=True)
+        return tuple(torch.where(is_longer.view(-1, *[1] * (a.ndim - 1)), b, a) for a, b in pairs)
+
+    patch.setattr(rule_walk, "choose_drawn", both)
+    patch.setattr(rule_walk, "walk", longest)
+
+
+def _forget_residual(patch: pytest.MonkeyPatch) -> None:
+    """Every sibling is verified against the target itself."""
+    patch.setattr(contract, "residual", lambda p_target, p_draft: p_target)
+
+
+def _keep_rejected(patch: pytest.MonkeyPatch) -> None:
+    """Siblings without replacement are verified as if they were independent."""
+    patch.setattr(rsd, "_without", lambda p_draft, token: p_draft)
+
+
+def _renormalise_not(patch: pytest.MonkeyPatch) -> None:
+    """The drafter's distribution without the rejected siblings keeps its other probabilities."""
+    patch.setattr(rsd, "_without", lambda p_draft, token: p_draft.scatter(1, token, 0.0))
+
+
+def _alter_draws(patch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    draw = RSD.draw
+
+    def wrong(self: RSD, p_draft: Tensor, noise: SlotNoise, k: int, first: Any) -> Tensor:
+        return draw(self, change(p_draft), noise, k, first)
+
+    patch.setattr(RSD, "draw", wrong)
+
+
+def _filter_twice(patch: pytest.MonkeyPatch) -> None:
+    """The siblings are drawn from a distribution that was filtered once more."""
+    _alter_draws(patch, lambda q: truncate(q.log(), 0.6, None, 0.8, None).softmax(-1))
+
+
+def _draw_from_residual(patch: pytest.MonkeyPatch) -> None:
+    """SJD-PAC: the alternatives come from a residual and are verified as if drawn from q."""
+
+    def rest(q: Tensor) -> Tensor:
+        left = (q - 0.7 / q.shape[-1]).clamp(min=1e-9)
+        return left / left.sum(-1, keepdim=True)
+
+    _alter_draws(patch, rest)
+
+
+def _record_parent(patch: pytest.MonkeyPatch) -> None:
+    """A draft is verified by the distribution of the slot before it."""
+    add = drawn._add
+
+    def verified(*given: Any) -> Any:
+        tree = given[2]
+        made = add(*given)
+        right = torch.cat([tree.p_draft[:, :1], tree.p_draft[:, :-1]], 1)
+        return made._replace(
+            p_draft=torch.cat([right, made.p_draft[:, tree.p_draft.shape[1] :]], 1)
+        )
+
+    patch.setattr(drawn, "_add", verified)
+
+
+def _mask_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    forward = ScorePasses.forward_tree
+
+    def wrong(self: Any, tokens: Tensor, parents: Tensor, slots: Tensor) -> Any:
+        width = self._rows.buffer.slots.shape[1]
+        behind = parents[:, width:]
+        behind = behind - ((behind > 0) & (behind < width)).long()
+        return forward(self, tokens, torch.cat([parents[:, :width], behind], 1), slots)
+
+    patch.setattr(ScorePasses, "forward_tree", wrong)
+
+
+def _in_draft_order(patch: pytest.MonkeyPatch) -> None:
+    """The cache keeps the chain's entries, whichever path was accepted."""
+    commit = ModelCalls.commit
+
+    def wrong(self: Any, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
+        commit(self, start, torch.arange(entries.shape[1]).expand_as(entries), n_new)
+
+    patch.setattr(ModelCalls, "commit", wrong)
+
+
+def _share_coins(patch: pytest.MonkeyPatch) -> None:
+    """All siblings of a slot meet the same coin."""
+    choose_drawn = rule_walk.choose_drawn
+
+    def same(tree: Any, rule: Any, coins: Tensor, redraws: Tensor) -> Any:
+        return choose_drawn(tree, rule, coins[..., :1].expand_as(coins), redraws)
+
+    patch.setattr(rule_walk, "choose_drawn", same)
+
+
+BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], SiblingRule, str]] = {
+    "longest path": (_longest_path, RSD(), "plain"),
+    "residual of a sibling forgotten": (_forget_residual, RSD(), "plain"),
+    "residual of a sibling forgotten, with replacement": (_forget_residual, MCSD(), "plain"),
+    "rejected siblings kept in q": (_keep_rejected, RSD(), "plain"),
+    "q without siblings not renormalised": (_renormalise_not, RSD(), "plain"),
+    "drafter filtered twice": (_filter_twice, RSD(), "hot, top-p"),
+    "siblings drawn from a residual": (_draw_from_residual, RSD(), "plain"),
+    "verified by another entry's distribution": (_record_parent, RSD(), "plain"),
+    "mask off by one": (_mask_off_by_one, RSD(), "plain"),
+    "cache in draft order": (_in_draft_order, RSD(), "plain"),
+    "one coin for all siblings": (_share_coins, RSD(), "plain"),
+}
+
+
+@pytest.mark.parametrize(("plant", "rule", "name"), BUGS.values(), ids=BUGS)
+def test_planted_bugs_are_seen(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    rule: SiblingRule,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plant(monkeypatch)
+    assert_rejected(policy(name, rule, TREES[1]), setting(name))
+
+
+@pytest.mark.parametrize(("rule", "name"), [(RSD(), "plain"), (MCSD(), "plain")], ids=repr)
+def test_without_a_bug_nothing_is_rejected(rule: SiblingRule, name: str) -> None:
+    assert_exact(policy(name, rule, TREES[1]), setting(name))
+
+
+def test_drawn_trees_that_are_refused() -> None:
+    drafter = TreeLanguage(5, depth=6)
+    for fields, named in (
+        ({"siblings": "first"}, "mmaccel.RSD"),
+        ({"tree": mmaccel.DySpec(4, depth=2)}, "alternatives"),
+        ({"tree": Comb(2, 9)}, "more than 9 tokens"),
+    ):
+        with pytest.raises(OptionError, match=named):
+            Speculative(8, drafter, **fields)  # type: ignore[arg-type]
