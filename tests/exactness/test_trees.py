@@ -27,7 +27,14 @@ from tests.fixtures.tree_language import Known, TreeLanguage, Useless, Written
 
 COMBS = (Comb(branches=1, length=1), Comb(branches=3, length=4), Comb(branches=6, length=2))
 CHANCES = ((0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
-SHAPES = (*COMBS, DySpec(14, depth=4), Sequoia(14, depth=4, acceptance=CHANCES))
+SHAPES = (
+    *COMBS,
+    DySpec(14, depth=4),
+    Sequoia(14, depth=4, acceptance=CHANCES),
+    mmaccel.ForkedComb(3, 3, 2, 1),
+    mmaccel.SpecExec(14, depth=4, expand=5),
+    mmaccel.TETRIS(14, depth=4, budget=9),
+)
 
 
 def language() -> TreeLanguage:
@@ -56,7 +63,8 @@ def test_rows_that_are_admitted_later(drafts: str, shape: Any, coarse: mmaccel.C
     batching = mmaccel.ContinuousBatching(2)
     made = run(policy, {}, model=language(), grid=None, batching=batching)
     assert_same(made, whole)
-    if not isinstance(shape, Comb):  # whose branches are there in a row's first pass, too
+    is_alike = not isinstance(shape, Comb | mmaccel.TETRIS)  # TETRIS: rows share a budget
+    if is_alike:  # a comb's branches are there in a row's first pass, too
         assert made.passes.equal(whole.passes)
 
 
@@ -97,6 +105,39 @@ def test_branches_that_fork_again_are_drafted(options: dict[str, Any]) -> None:
         assert made.passes.tolist() == [-(-LENGTH // 6)] * len(PROMPTS)
         few = run(Jacobi(9, source, replace(shape, nodes=1)), options, model=language(), grid=None)
         assert few.passes.gt(made.passes).all()
+
+
+def test_a_large_search_has_the_nodes_of_dyspec_and_a_small_one_its_best() -> None:
+    """SpecExec with room for all that is open asks about the same nodes."""
+    source = Known(known(1, {}).texts, **TWICE)
+    passes = {}
+    for shape in (
+        DySpec(40, depth=4),
+        mmaccel.SpecExec(40, depth=4, expand=40),
+        mmaccel.SpecExec(40, depth=4, expand=1),
+        mmaccel.TETRIS(40, depth=4, budget=40),
+        mmaccel.TETRIS(40, depth=4, budget=1),
+    ):
+        passes[shape] = run(Jacobi(9, source, shape), {}, model=language(), grid=None).passes
+    dyspec, wide, narrow, rich, poor = passes.values()
+    assert dyspec.equal(wide) and dyspec.equal(rich)
+    assert int(narrow.sum()) > int(wide.sum()) and int(poor.sum()) > int(rich.sum())
+
+
+def test_tetris_shares_its_budget() -> None:
+    """Over all rows the likeliest, each with its path."""
+    chances = torch.tensor([[-0.1, -0.2, -0.3, -9.0], [-0.2, -1.0, -float("inf"), -float("inf")]])
+    wanted = mmaccel.TETRIS(4, depth=2, budget=2).is_needed(chances)
+    assert wanted.tolist() == [[True, True, True, False], [True, False, False, False]]
+
+
+def test_twigs_fork_from_branches() -> None:
+    """The right token is the second child twice: a comb goes right once, a forked one twice."""
+    source = Known(known(1, {}).texts, wrong=1, seconds=(1, 3))
+    made = run(Jacobi(9, source, mmaccel.ForkedComb(2, 3, 4, 3)), {}, model=language(), grid=None)
+    alone = run(Jacobi(9, source, mmaccel.ForkedComb(2, 3, 1, 1)), {}, model=language(), grid=None)
+    assert_same(made, run(Autoregressive(), {}, grid=None))
+    assert int(made.passes.sum()) < int(alone.passes.sum())
 
 
 def test_dyspec_has_the_likeliest_nodes() -> None:
