@@ -335,7 +335,8 @@ def comb_tables(reports: dict[str, Report]) -> str:
 def tree_tables(reports: dict[str, Report]) -> str:
     """Tokens a pass by shape of the tree."""
     parts = []
-    for report in (r for r in reports.values() if "trees" in r):
+    found = [(r, key) for r in reports.values() for key in ("trees", "tuned") if key in r]
+    for report, key in found:
         count = report["captions"]
         parts += [
             f"`scenes`, {count} captions, the shipped coarse model, temperature 1. Made by "
@@ -351,7 +352,34 @@ def tree_tables(reports: dict[str, Report]) -> str:
                         f"{row['tokens_per_pass']:.2f} ± {row['half_width']:.2f}",
                         f"{row['identical']} of {count}",
                     )
-                    for row in report["trees"]
+                    for row in report[key]
+                ],
+            ),
+        ]
+    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def sibling_tables(reports: dict[str, Report]) -> str:
+    """How often rules of siblings accept a draft, and how often any rule could."""
+    parts = []
+    keys = ("mcsd", "spectr", "ceiling_with", "rsd", "ceiling_without")
+    for report in (r for r in reports.values() if "siblings" in r):
+        parts += [
+            f"Means of {report['pairs']} pairs of distributions over {report['size']} tokens, "
+            f"exact. Made by `{report['command']}`.",
+            grid(
+                (
+                    "pairs",
+                    "K",
+                    "`MCSD`",
+                    "`SpecTr`",
+                    "ceiling with replacement",
+                    "`RSD`",
+                    "ceiling without",
+                ),
+                [
+                    (row["pairs"], str(row["k"]), *(f"{row[key]:.3f}" for key in keys))
+                    for row in report["siblings"]
                 ],
             ),
         ]
@@ -462,6 +490,7 @@ _OWN = {
     "versions": version_tables,
     "comb": comb_tables,
     "trees": tree_tables,
+    "siblings": sibling_tables,
     "canvas": canvas_tables,
     "choosing": choosing_tables,
     "compatibility": compatibility_tables,

@@ -2,7 +2,7 @@
 
     python benchmarks/sibling_ceiling.py --json benchmarks/results/sibling-ceiling.json
 
-Pairs of distributions over V tokens are drawn from a seed; everything else is exact, by enumeration.
+Pairs of distributions over V tokens are drawn from a seed; all else is exact, by enumeration.
 A rule sees the drafts and says which token follows, so that it is a transport from sets of drafts
 to tokens: the ceiling is the largest mass that a transport can put on tokens of the set, a linear
 programme (Z. Sun et al., arXiv 2310.15141). There is one for drafts with replacement, as MCSD and
