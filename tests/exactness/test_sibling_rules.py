@@ -17,7 +17,6 @@ from mmaccel import (
     Autoregressive,
     Comb,
     Noise,
-    OptionError,
     Sequoia,
     SpecTr,
     Speculative,
@@ -366,14 +365,3 @@ def test_planted_bugs_are_seen(
 @pytest.mark.parametrize(("rule", "name"), [(RSD(), "plain"), (MCSD(), "plain")], ids=repr)
 def test_without_a_bug_nothing_is_rejected(rule: SiblingRule, name: str) -> None:
     assert_exact(policy(name, rule, TREES[1]), setting(name))
-
-
-def test_drawn_trees_that_are_refused() -> None:
-    drafter = TreeLanguage(5, depth=6)
-    for fields, named in (
-        ({"siblings": "first"}, "mmaccel.RSD"),
-        ({"tree": mmaccel.DySpec(4, depth=2)}, "alternatives"),
-        ({"tree": Comb(2, 9)}, "more than 9 tokens"),
-    ):
-        with pytest.raises(OptionError, match=named):
-            Speculative(8, drafter, **fields)  # type: ignore[arg-type]

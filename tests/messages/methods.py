@@ -16,6 +16,7 @@ from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.toy_models import ToyLanguage
 from tests.messages.case import Refused
 
 _REROTATING = mmaccel.StreamingLLM(budget=64, rerotate=True)
@@ -461,6 +462,21 @@ CASES = (
         "chances of acceptance that are none",
         lambda: mmaccel.Sequoia(acceptance=((0.9, 0.2),)),
         says=("acceptance", "0.9", "sum up to 1"),
+    ),
+    Refused(
+        "a rule of siblings that is none",
+        lambda: mmaccel.Speculative(siblings="first"),  # type: ignore[arg-type]
+        says=("siblings", "mmaccel.RSD()", "first"),
+    ),
+    Refused(
+        "a tree that no draft model draws",
+        lambda: mmaccel.Speculative(8, ToyLanguage(), tree=mmaccel.DySpec(4, depth=2)),
+        says=("tree", "DySpec", "DraftModel"),
+    ),
+    Refused(
+        "a budget of a batch beyond the nodes of its rows",
+        lambda: mmaccel.TETRIS(nodes=8, budget=9),
+        says=("TETRIS.budget", "9"),
     ),
     Refused(
         "a tree beside sparse attention",
