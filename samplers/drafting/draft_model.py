@@ -117,7 +117,9 @@ class ModelDrafter(Drafter):
         tokens, lengths = run.prompt.text
         tree = run.policy.tree
         if tree is not None and self.model.takes_trees:
-            self.model.make_room(count_spare(tree, self.model, run.policy.window))
+            width = run.policy.window
+            assert isinstance(width, int), "checked with the tree"
+            self.model.make_room(count_spare(tree, self.model, width))
         self.model.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
         if tokens.shape[1] > 1 and (scheduler is None or size is None):
             n_passes = prefill_together(self.model, tokens[:, :-1], lengths - 1, size)
