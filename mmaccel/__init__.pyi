@@ -139,7 +139,13 @@ from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.comb import Comb
 from mmaccel.samplers.trees.dyspec import DySpec
+from mmaccel.samplers.trees.forked_comb import ForkedComb
 from mmaccel.samplers.trees.sequoia import Sequoia
+from mmaccel.samplers.trees.siblings.mcsd import MCSD
+from mmaccel.samplers.trees.siblings.rsd import RSD
+from mmaccel.samplers.trees.siblings.spectr import SpecTr
+from mmaccel.samplers.trees.spec_exec import SpecExec
+from mmaccel.samplers.trees.tetris import TETRIS
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
 from mmaccel.samplers.window.jacobi import Jacobi
@@ -197,6 +203,7 @@ __all__ = [
     "FastV",
     "FiCoCoL",
     "FiCoCoV",
+    "ForkedComb",
     "Frames",
     "FrustratinglySimple",
     "Generation",
@@ -225,6 +232,7 @@ __all__ = [
     "LongHeads",
     "Lookahead",
     "LosslessUnmask",
+    "MCSD",
     "MInference",
     "MMAccelError",
     "MaskedParallel",
@@ -244,6 +252,7 @@ __all__ = [
     "PyramidKV",
     "QuantizedCache",
     "Quest",
+    "RSD",
     "RaaS",
     "RandomEviction",
     "RandomTokens",
@@ -262,12 +271,15 @@ __all__ = [
     "SourceImage",
     "SourceText",
     "SpecDecPP",
+    "SpecExec",
+    "SpecTr",
     "Speculative",
     "SpeculativeJacobi",
     "Speech",
     "Stats",
     "Stepwise",
     "StreamingLLM",
+    "TETRIS",
     "TOVA",
     "TextToImage",
     "TextToSpeech",
