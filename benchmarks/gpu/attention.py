@@ -142,7 +142,7 @@ def time_ragged(
         widths, rooms: queries, and positions of the cache.
     """
     kernel = _triton_twin() if ours is None else ours
-    found = []
+    found: list[dict[str, Any]] = []
     for room in rooms:
         for width in widths:
             q, k, v, _ = cache(rows, heads.query, heads.key, width, heads.width, room, device)
@@ -150,7 +150,12 @@ def time_ragged(
                 lengths = [max(find_length(row, rows, room), width) for row in range(rows)]
                 start = torch.tensor(lengths, device=device) - width
                 call = partial(kernel, q, k, v, start, scale=heads.width**-0.5)
-                row = {"lengths": name, "rows": rows, "width": width, "room": room}
+                row: dict[str, Any] = {
+                    "lengths": name,
+                    "rows": rows,
+                    "width": width,
+                    "room": room,
+                }
                 row["splits_ms"] = timer(partial(call, ragged=False))
                 row["ragged_ms"] = timer(partial(call, ragged=True))
                 found.append(row)
@@ -186,7 +191,7 @@ def attention_parts(device: torch.device, tiny: bool = False) -> list[Part]:
         return made if device.type == "cuda" else made | {"figures": {}}
 
     def run_ragged(device: torch.device) -> dict[str, Any]:
-        given = {key: options[key] for key in ("ours", "timer") if key in options}
+        given: dict[str, Any] = {k: options[k] for k in ("ours", "timer") if k in options}
         if tiny:
             given |= {"heads": HEADS["scenes"], "rows": 2, "widths": (4,), "rooms": (64,)}
         made = time_ragged(device, **given)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.contracts import Pass
+from mmaccel.contracts import Pass, PrefixGroups
 from mmaccel.errors import ShapeError
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
@@ -47,6 +47,7 @@ class PassedWindow(Protocol):
     kept_layers: tuple[int, ...]
     read_prompt: PromptReader | None
     ragged: bool
+    prefixes: PrefixGroups | None
     last_states: Tensor | None
     needs_head: ClassVar[bool]
     runner: Any

@@ -79,6 +79,7 @@ class LayerMethods:
         is_chosen = self.attention is not None and not self.attention.chooses_prompts
         return self.evictor is not None or is_chosen
 
+    @property
     def reads_hidden(self) -> bool:
         """Whether the hidden states of a prompt's entries are looked at."""
         return self.evictor is not None and self.evictor.reads_hidden

@@ -68,7 +68,7 @@ def prepare(work: Path) -> None:
     tokenizer.save_pretrained(work / "tokenizer")
     facts = {"training": _facts(training), "held_out": _facts(held_out)}
     (work / "data.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    parts = {
+    parts: dict[str, Any] = {
         name: np.concatenate([_encode(tokenizer, module) for module in part])
         for name, part in (("training", training), ("held_out", held_out))
     }

@@ -154,8 +154,9 @@ class Alone(RSD):
         return torch.cat([found[..., :1], torch.full_like(found[..., 1:], -1)], -1)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_a_tree_of_the_chain_has_its_tokens_and_passes(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "spread"])  # bitwise alone
+def test_a_tree_of_the_chain_has_its_tokens_and_passes(name: str) -> None:
+    options = OPTIONS[name]
     made = []
     for given in ({}, {"tree": Comb(4, 2), "siblings": Alone()}):
         source = Speculative(5, TreeLanguage(5, seed=3, depth=6), **given)
