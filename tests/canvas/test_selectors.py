@@ -4,6 +4,7 @@ they carry from pass to pass.
 
 from __future__ import annotations
 
+import re
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,7 @@ def test_stability_is_forgotten_where_a_block_is_new() -> None:
         (mmaccel.LearnedFilter(threshold=0.6), [[0, 1, 2, 3, 4], [5]]),
         (mmaccel.LearnedFilter(lambda seen: seen.slots / 4), [[4, 5], [0], [1], [2], [3]]),
     ],
-    ids=repr,
+    ids=lambda given: re.sub(r" at 0x\w+", "", repr(given)),
 )
 def test_which_slots_a_rule_commits(policy: Any, passes: list[list[int]]) -> None:
     """Independent slots, whose distributions never change; the last two are stable and not sure."""
