@@ -4,8 +4,8 @@ they carry from pass to pass.
 
 from __future__ import annotations
 
-import re
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
