@@ -470,8 +470,9 @@ with mmaccel.attach(model, mmaccel.Jacobi(window=8, drafts="ngram")):
 ```
 
 Modules and prompts: `mmaccel.demo.stdlib`. Two drafters stand beside it, and say in their JSON how
-they were made: a coarse model, which `drafts="coarse"` and `"auto"` find by themselves, and an EAGLE
-head, `drafts=mmaccel.Eagle(f"{{model.name_or_path}}/head")`. What they save: `docs/text-drafts.md`.
+they were made: a coarse model, which `drafts="coarse"` and `"auto"` find by themselves, and an
+EAGLE head, `drafts=mmaccel.Eagle(f"{{model.name_or_path}}/head")`. What they save:
+`docs/text-drafts.md`.
 
 ## Bits a byte
 
