@@ -123,7 +123,9 @@ class SamplingParams:
         if self.min_p is not None:
             check_number("min_p", self.min_p, 0, 1, "0 keeps all")
         if self.spread is not None:
-            check_int("spread", self.spread, 2, hint="the number of rows that share a seed")
+            check_int(
+                "spread", self.spread, 2, 2**31 - 1, hint="the number of rows that share a seed"
+            )
         for name, (high, hint) in _DOMAINS.items():
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), 0, high, hint, above_low=True)

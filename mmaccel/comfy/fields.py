@@ -20,6 +20,7 @@ from mmaccel.samplers.canvas.cache_plan import KINDS
 from mmaccel.samplers.canvas.masked_parallel import SCHEDULES
 from mmaccel.samplers.canvas.orders import ORDERS
 from mmaccel.samplers.drafting.sources import NAMES
+from mmaccel.samplers.trees.siblings.contract import SiblingRule
 
 SWITCH = (AUTO, "on", "off")
 
@@ -176,10 +177,13 @@ def _text(
 ) -> Widget:
     """A choice, or a text where nothing is known of it; auto or an empty text stands for None."""
     if not choices:
-        unset: tuple[tuple[Any, Any], ...] = (("", None),) if is_optional else ()
-        return Widget(name, "text", default or "", note, stands_for=unset)
+        if not is_optional:
+            return Widget(name, "text", default or "", note)
+        text = _in_its_words(note, None, "empty")
+        return Widget(name, "text", default or "", text, stands_for=(("", None),))
     if not is_optional:
-        return Widget(name, "choice", default, note, choices=tuple(choices))
+        named = default.name if isinstance(default, SiblingRule) else default
+        return Widget(name, "choice", named, note, choices=tuple(choices))
     return Widget(
         name,
         "choice",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, Frontier, OpenRun
 from mmaccel.samplers.drafting.copying import tokens_at
 
 _LONGEST = 3  # tokens of a suffix that is looked for
@@ -18,15 +18,27 @@ _LONGEST = 3  # tokens of a suffix that is looked for
 
 @dataclass(frozen=True)
 class NGram(DraftSource):
-    """The continuation of the last n-gram's most recent earlier occurrence, prompt included."""
+    """The continuation of the last n-gram's most recent earlier occurrence, prompt included.
+
+    Of a text a window is drafted anew in every pass; of slots with a layout those alone that no
+    pass has predicted.
+    """
 
     is_capturable = True
-    keeps_predictions = False  # what stands behind a wrong draft is mostly wrong
     reads_last_scores = False
     name = "ngram"
 
+    def open(self, run: OpenRun) -> Drafter:
+        """See `DraftSource.open`."""
+        return Drafter(_OfText() if run.prompt.layout is None else self)
+
     def propose(self, frontier: Frontier) -> Drafts:
         return Drafts(_continue_ngram(frontier))
+
+
+@dataclass(frozen=True)
+class _OfText(NGram):
+    keeps_predictions = False  # what stands behind a wrong draft is mostly wrong
 
 
 def _continue_ngram(frontier: Frontier) -> Tensor:

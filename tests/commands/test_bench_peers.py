@@ -19,7 +19,8 @@ from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
 
 SETTINGS = [
     "Jacobi(window=32, drafts='auto')",
-    "GroupedSpeculative(window=16, group=7, max_gap=0.15, coupling='maximal', drafts='auto')",
+    "GroupedSpeculative(window=16, group=7, max_gap=0.15, coupling='maximal', drafts='auto', "
+    "groups='ranks', neighbours=16, delta=0.1, cap=None)",
     "SpeculativeJacobi(window=16, coupling='independent', drafts='random')",
 ]
 MARK = "<!-- table: first-screen -->\nold\n<!-- end -->"

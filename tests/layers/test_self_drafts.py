@@ -20,7 +20,7 @@ from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.pipelines.layers.drafting import DraftBlocks
 from mmaccel.pipelines.layers.methods import LayerMethods
-from mmaccel.samplers.drafting import self_draft
+from mmaccel.samplers.drafting import in_turn
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 from tests.models.test_llamagen import open_text
@@ -167,7 +167,7 @@ def test_speculative_has_the_whole_caches_distribution(name: str) -> None:
 
 
 def test_a_wrong_distribution_of_drafts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(self_draft, "draw", lambda chances, coins: chances.argmax(-1))
+    monkeypatch.setattr(in_turn, "draw", lambda chances, coins: chances.argmax(-1))
     assert measure(SOURCES["vegas"]) < 1e-4
 
 

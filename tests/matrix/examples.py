@@ -75,7 +75,9 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         forms=({"order": "halton"}, {"order": "random"}, {"order": "position"}),
     ),
     ("policies", "speculative"): Example(
-        lambda target, **given: make_policy("speculative", draft_model=target.drafter, **given)
+        lambda target, **given: make_policy(
+            "speculative", draft_model=None if "drafts" in given else target.drafter, **given
+        )
     ),
     ("policies", "gsd"): Example(_policy("gsd", group=1, max_gap=0.5), ({"group": 0},)),
     ("policies", "entropy-bounded"): Example(

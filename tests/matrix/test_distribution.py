@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,9 @@ def cells() -> Iterator[tuple[str, str, str, int]]:
     """Policy, setting, draft source and window; sources that were used least come first."""
     for number, policy in enumerate(EXACT):
         used: Counter[str] = Counter()
-        for turn, (name, setting) in enumerate(SETTINGS.items()):
+        n_sources = len(taken(policy)) if has_field(policy, "drafts") else 0
+        again = islice(cycle(SETTINGS.items()), max(len(SETTINGS), n_sources))
+        for turn, (name, setting) in enumerate(again):
             sources = [each for each in taken(policy) if fits(each, setting)]
             sources = sources[number % 3 :] + sources[: number % 3]
             drafts = min(sources, key=lambda each: used[each])

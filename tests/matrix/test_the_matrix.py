@@ -13,7 +13,7 @@ from mmaccel.samplers.drafting.contract import Drafts, DraftSource
 from mmaccel.samplers.drafting.sources import SOURCES
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.policy import WindowPolicy
-from mmaccel.samplers.window.seeded_sampling import open_draws
+from mmaccel.samplers.window.seeded_sampling import choose_draws
 from tests.fixtures.toy_models import ToyLanguage
 from tests.fixtures.tree_language import TreeLanguage
 from tests.matrix import test_window as window
@@ -32,6 +32,8 @@ class Bold(WindowPolicy):
     exactness: ClassVar[str] = "bitwise"  # type: ignore[assignment]
 
     def decode(self, run: Any) -> Any:
+        open_draws = choose_draws(run)
+
         def step_fn() -> None:
             draws = open_draws(run)
             drafts = run.write_drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
@@ -46,6 +48,8 @@ class Honest(Bold):
     """The same, but accepts what is right."""
 
     def decode(self, run: Any) -> Any:
+        open_draws = choose_draws(run)
+
         def step_fn() -> None:
             draws = open_draws(run)
             drafts = run.write_drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
@@ -72,6 +76,8 @@ class Slow(Jacobi):
     """Takes a pass for every token, whatever was drafted."""
 
     def decode(self, run: Any) -> Any:
+        open_draws = choose_draws(run)
+
         def step_fn() -> None:
             draws = open_draws(run)
             run.write_drafts(torch.zeros_like(run.buffer.slots[:, :-1]))
