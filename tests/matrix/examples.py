@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import mmaccel
 from mmaccel.catalog import METHODS, POLICIES, load, make_policy, read_method
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
@@ -122,6 +123,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _policy("learned-filter", filter=lambda seen: seen.peak * 2, threshold=0.5),
         ({"filter": "", "threshold": 1.0},),
     ),
+    ("drafts", "lookahead"): Example(lambda target: mmaccel.Lookahead(pool=16)),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
     **{
         ("drafts", f"draft-model {name}"): Example(
