@@ -470,8 +470,8 @@ with mmaccel.attach(model, mmaccel.Jacobi(window=8, drafts="ngram")):
 ```
 
 Modules and prompts: `mmaccel.demo.stdlib`. Two drafters stand beside it, and say in their JSON how
-they were made: a coarse model, which `drafts="coarse"` and `"auto"` find by themselves, and an
-EAGLE head, `drafts=mmaccel.Eagle(f"{{model.name_or_path}}/head")`. What they save:
+they were made: an EAGLE head, `drafts=mmaccel.Eagle(f"{{model.name_or_path}}/head")`, and a coarse
+model, `drafts=mmaccel.Coarse(f"{{model.name_or_path}}/coarse")`, which loses. What they save:
 `docs/text-drafts.md`.
 
 ## Bits a byte

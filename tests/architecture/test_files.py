@@ -82,7 +82,7 @@ def test_shipped_weights_are_small() -> None:
     assert 0 < sizes.pop("stdlib") <= 8.5e6
     stdlib = ROOT / "mmaccel" / "demo" / "weights" / "stdlib"
     assert 0 < (stdlib / "model.safetensors").stat().st_size <= 6e6
-    for drafter in ("coarse.safetensors", "head/model.safetensors"):
+    for drafter in ("coarse/coarse.safetensors", "head/model.safetensors"):
         assert 0 < (stdlib / drafter).stat().st_size <= 2e6
     assert 0 < sum(sizes.values()) <= 12e6  # the masked models
 
