@@ -154,8 +154,9 @@ class Frontier:
         origin: column of slot 0 in `token_buffer`.
         filled: `[B]` int64, first column of `token_buffer` that no pass has predicted.
         slots: `[B, K]` int64, the drafts' slots.
-        last_scores: `[B, V]`, scores of the right-most slot of the last pass; None before the first
-            pass, and for a source that does not read them.
+        last_scores: `[B, V]`, scores of the right-most slot of the last pass, or of the last one
+            that was accepted where all drafts are new; None before the first pass, and for a source
+            that does not read them.
         layout: what is known about the slots.
         vocab_size: V.
         impossible: `[S]` int64, ids that no slot can have; None if none are known.

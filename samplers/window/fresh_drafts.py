@@ -34,7 +34,8 @@ def verify_chain(run: WindowRun, drafts: Tensor, p_draft: Tensor, fresh: Fresh) 
         drafts, p_draft: see `draft_afresh`.
         fresh: of the window's slots.
     """
-    p_target = run.forward().softmax(-1)  # [B, W, V]
+    scores = run.forward()
+    p_target = scores.softmax(-1)  # [B, W, V]
     run.observe(None)
     accepted = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
     if run.is_retry:  # no draft model has read these drafts
@@ -45,3 +46,4 @@ def verify_chain(run: WindowRun, drafts: Tensor, p_draft: Tensor, fresh: Fresh) 
     tokens = torch.where(accepted, drafts, redrawn[:, :-1])
     tokens = torch.cat([tokens, redrawn[:, -1:]], 1)
     run.accept(tokens, accepted)
+    run.scores.keep_accepted(scores, run.rows.n_new)

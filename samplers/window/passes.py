@@ -278,6 +278,18 @@ class ScorePasses:
             shown = scores if self.params.temperature else processed
             self._observed = PassScores(shown, processed[:, -1].clone(), path)
 
+    def keep_accepted(self, scores: Tensor, n_new: Tensor) -> None:
+        """Let the next drafts begin from the last accepted slot, and not from the right-most one,
+        which depends on how many tokens other rows want.
+
+        Args:
+            scores: `[B, W, V]`, of the pass.
+            n_new: `[B]` int64, tokens that were accepted.
+        """
+        if self.reads_last:
+            rows = torch.arange(len(scores), device=scores.device)
+            self.last_scores.hold(scores[rows, (n_new - 1).clamp(min=0)])
+
     def record(self, logits: Tensor, peak: Tensor, last: Tensor | None = None) -> None:
         """Record what `forward` records of its scores, where a kernel sampled without any.
 

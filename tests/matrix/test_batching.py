@@ -99,13 +99,8 @@ def check_rows(given: list[FinishedRow], alone: list[Generation], rel: float = 1
 
 
 def chains() -> list[Variant]:
-    """Policies with their sources, without trees and what rows share; "auto" is "coarse".
-
-    All drafts of "speculative neighbour" are of the last pass's last slot, and the width of a pass
-    is that of the row that wants most: docs/policies/speculative.md says so.
-    """
+    """Policies with their sources, without trees and what rows share; "auto" is "coarse"."""
     own = [each for each in variants() if each.drafts != "auto" and not each.tree]
-    own = [each for each in own if each[:2] != ("speculative", "neighbour")]
     return [each for each in own if not each.shares]
 
 
