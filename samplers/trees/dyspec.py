@@ -15,6 +15,7 @@ better than it, so that the N that are left are those of one by one, as long as 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,17 +56,10 @@ class DySpec(TreeShape):
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
-        if tree.width == 1:
+        forks = fork_chain(tree, self.ranks)
+        if forks is None:
             return None
-        # the chain: how likely each draft is, and its alternatives
-        entries = tree.parents[:, 1:]
-        found = tree.children(entries, self.ranks)
-        if found is None:
-            return None
-        values = chances_of_chain(found.log_probs)
-        chances = add_children(
-            tree, entries, values, found.tokens[..., 1:], found.log_probs[..., 1:]
-        )
+        chances = add_children(tree, *forks)
         is_new = torch.ones_like(chances, dtype=torch.bool)
         chances, is_new = keep_likeliest(tree, chances, is_new, self.nodes)
 
@@ -90,6 +84,39 @@ class DySpec(TreeShape):
                 one that is none.
         """
         return chances > _NEVER
+
+
+class Forks(NamedTuple):
+    """Alternatives to the drafts of the chain.
+
+    Attributes:
+        entries: `[B, W-1]` int64, which they follow.
+        values: `[B, W-1]`, logarithms of the chances of these entries.
+        tokens: `[B, W-1, k-1]` int64, the likeliest first.
+        log_probs: `[B, W-1, k-1]`, of being right behind an entry that is.
+    """
+
+    entries: Tensor
+    values: Tensor
+    tokens: Tensor
+    log_probs: Tensor
+
+
+def fork_chain(tree: Growth, ranks: int) -> Forks | None:
+    """What may stand beside the chain's drafts; None for a pass without a tree.
+
+    Args:
+        tree: without nodes.
+        ranks: k, of an entry's children that are looked at, the chain's draft among them.
+    """
+    if tree.width == 1:
+        return None
+    entries = tree.parents[:, 1:]
+    found = tree.children(entries, ranks)
+    if found is None:
+        return None
+    values = chances_of_chain(found.log_probs)
+    return Forks(entries, values, found.tokens[..., 1:], found.log_probs[..., 1:])
 
 
 def add_children(

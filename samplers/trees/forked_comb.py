@@ -18,7 +18,7 @@ from torch import Tensor
 from mmaccel.checks import check_int
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.trees.dyspec import chances_of_chain, round_chances
+from mmaccel.samplers.trees.dyspec import fork_chain, round_chances
 from mmaccel.samplers.trees.growth import Growth
 
 _NEVER = float("-inf")
@@ -66,15 +66,12 @@ class ForkedComb(TreeShape):
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
-        if tree.width == 1:
+        forks = fork_chain(tree, self.ranks)
+        if forks is None:
             return None
-        entries = tree.parents[:, 1:]
-        found = tree.children(entries, self.ranks)
-        if found is None:
-            return None
-        values = chances_of_chain(found.log_probs)[..., None] + round_chances(found.log_probs)
-        forks = (entries, found.tokens[..., 1:], values[..., 1:])
-        branches, others = _extend(tree, *forks, self.branches, self.length, self.ranks)
+        chances = forks.values[..., None] + round_chances(forks.log_probs)
+        children = (forks.entries, forks.tokens, chances)
+        branches, others = _extend(tree, *children, self.branches, self.length, self.ranks)
         needed = [branches]
         if others is not None:
             twigs, _ = _extend(tree, *others, self.twigs, self.twig_length, self.ranks)

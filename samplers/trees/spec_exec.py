@@ -21,7 +21,7 @@ from torch import Tensor
 from mmaccel.checks import check_int
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
-from mmaccel.samplers.trees.dyspec import add_children, chances_of_chain, keep_likeliest
+from mmaccel.samplers.trees.dyspec import add_children, fork_chain, keep_likeliest
 from mmaccel.samplers.trees.growth import Growth
 
 _NEVER = float("-inf")
@@ -58,16 +58,10 @@ class SpecExec(TreeShape):
     def grow(self, run: OpenRun, drafter: Drafter, drafts: Tensor, noise: Tensor) -> Nodes | None:
         """See `TreeShape.grow`."""
         tree = Growth(run, drafter, drafts, noise)
-        if tree.width == 1:
+        forks = fork_chain(tree, self.ranks)
+        if forks is None:
             return None
-        entries = tree.parents[:, 1:]
-        found = tree.children(entries, self.ranks)
-        if found is None:
-            return None
-        values = chances_of_chain(found.log_probs)
-        chances = add_children(
-            tree, entries, values, found.tokens[..., 1:], found.log_probs[..., 1:]
-        )
+        chances = add_children(tree, *forks)
         is_open = torch.ones_like(chances, dtype=torch.bool)
         chances, is_open = keep_likeliest(tree, chances, is_open, self.nodes)
 
