@@ -65,6 +65,42 @@ def describe(tree: Any) -> dict[str, Any]:
     return {"tree": f"{type(tree).__name__}({tree.nodes})"}
 
 
+def describe_call(captions: list[str], scale: float, batch_size: int) -> dict[str, Any]:
+    """Arguments of a call of the pipeline: a seed for each caption."""
+    return {
+        "prompt": captions,
+        "seed": list(range(len(captions))),
+        "guidance_scale": scale,
+        "batch_size": batch_size,
+    }
+
+
+def count_passes(made: Any, plain: Any) -> dict[str, Any]:
+    """Tokens a pass of images, half of the 95 % interval, and how many are the plain loop's."""
+    passes = made.passes.double()
+    a_pass = made.tokens.shape[1] / passes
+    return {
+        "tokens_per_pass": float(made.tokens.numel() / passes.sum()),
+        "half_width": float(1.96 * a_pass.std() / len(passes) ** 0.5),
+        "identical": int((made.tokens == plain.tokens).all(1).sum()),
+    }
+
+
+def write_study(file: Path | None, count: int, name: str, rows: list[dict[str, Any]]) -> None:
+    """Write rows with the command and the machine, where a file is given."""
+    if file is None:
+        return
+    module = Path(sys.argv[0]).stem
+    report = {
+        "command": shlex.join(["python", "-m", f"benchmarks.{module}", *sys.argv[1:]]),
+        "machine": describe_machine("cpu"),
+        "captions": count,
+        name: rows,
+    }
+    text = json.dumps(report, indent=1) + "\n"
+    write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
+
+
 def main() -> None:
     """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -75,40 +111,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", compile=False)
-    captions, rows = make_captions(EVALUATION_SEED, range(given.count)), []
+    captions = make_captions(EVALUATION_SEED, range(given.count))
+    rows: list[dict[str, Any]] = []
     for scale in given.guidance:
-        options: dict[str, Any] = {
-            "prompt": captions,
-            "seed": list(range(given.count)),
-            "guidance_scale": scale,
-            "batch_size": given.batch_size,
-        }
+        options = describe_call(captions, scale, given.batch_size)
         plain = pipe(policy=mmaccel.Autoregressive(), **options)
         for window, tree in SHAPES[given.shapes]:
             made = pipe(policy=mmaccel.Jacobi(window, tree=tree), **options)
-            passes = made.passes.double()
-            a_pass = made.tokens.shape[1] / passes
             rows.append(
                 {
                     "guidance": scale,
                     "window": window,
                     **describe(tree),
                     "drafts": window - 1 + (0 if tree is None else tree.nodes),
-                    "tokens_per_pass": float(made.tokens.numel() / passes.sum()),
-                    "half_width": float(1.96 * a_pass.std() / given.count**0.5),
-                    "identical": int((made.tokens == plain.tokens).all(1).sum()),
+                    **count_passes(made, plain),
                 }
             )
             print(rows[-1], flush=True)
-    if given.json is not None:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "machine": describe_machine("cpu"),
-            "captions": given.count,
-            given.shapes: rows,
-        }
-        text = json.dumps(report, indent=1) + "\n"
-        write_whole(given.json, lambda path: path.write_text(text, encoding="utf-8"))
+    write_study(given.json, given.count, given.shapes, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What parallel rounds of coarse drafts are worth: tokens a pass by window, rounds and tree.
 
-    python benchmarks/rounds_study.py --count 16 --json benchmarks/results/scenes-rounds-study.json
+    python -m benchmarks.rounds_study --count 16 --json benchmarks/results/scenes-rounds-study.json
 
 Passes are counted, no seconds: the figures do not depend on the machine. The drafts are those of
 the coarse model that ships with the model.
@@ -9,18 +9,14 @@ the coarse model that ships with the model.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import mmaccel
+from benchmarks.comb_study import count_passes, describe_call, write_study
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
-from mmaccel.outputs.machine import describe_machine
-from mmaccel.outputs.whole_files import write_whole
 from mmaccel.samplers.drafting.coarse import shipped_source
 
 SHAPES: tuple[tuple[int, Any], ...] = (  # window, tree
@@ -43,42 +39,26 @@ def main() -> None:
     pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", compile=False)
     shipped = shipped_source(pipe.model)
     assert shipped is not None
-    captions, rows = make_captions(EVALUATION_SEED, range(given.count)), []
+    captions = make_captions(EVALUATION_SEED, range(given.count))
+    rows: list[dict[str, Any]] = []
     for scale in given.guidance:
-        options: dict[str, Any] = {
-            "prompt": captions,
-            "seed": list(range(given.count)),
-            "guidance_scale": scale,
-            "batch_size": given.batch_size,
-        }
+        options = describe_call(captions, scale, given.batch_size)
         plain = pipe(policy=mmaccel.Autoregressive(), **options)
         for window, tree in SHAPES:
             for rounds in (None, *given.rounds):
                 source = mmaccel.Coarse(shipped.folder, rounds=rounds)
                 made = pipe(policy=mmaccel.Jacobi(window, source, tree), **options)
-                passes = made.passes.double()
-                a_pass = made.tokens.shape[1] / passes
                 rows.append(
                     {
                         "guidance": scale,
                         "window": window,
                         "tree": "none" if tree is None else f"Comb({tree.branches}, {tree.length})",
                         "rounds": rounds,
-                        "tokens_per_pass": float(made.tokens.numel() / passes.sum()),
-                        "half_width": float(1.96 * a_pass.std() / given.count**0.5),
-                        "identical": int((made.tokens == plain.tokens).all(1).sum()),
+                        **count_passes(made, plain),
                     }
                 )
                 print(rows[-1], flush=True)
-    if given.json is not None:
-        report = {
-            "command": shlex.join(["python", *sys.argv]),
-            "machine": describe_machine("cpu"),
-            "captions": given.count,
-            "rounds_study": rows,
-        }
-        text = json.dumps(report, indent=1) + "\n"
-        write_whole(given.json, lambda path: path.write_text(text, encoding="utf-8"))
+    write_study(given.json, given.count, "rounds_study", rows)
 
 
 if __name__ == "__main__":
