@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from mmaccel import Jacobi
 from mmaccel.errors import OptionError, UnsupportedModelError
 from tests.exactness.bitwise_runs import run
 from tests.fixtures.coarse import StateLanguage, strong_coarse
+from tests.fixtures.spoiled import Spoil, cut, edit_weights
 from tests.messages.case import Refused
 
 WEIGHTS, CONFIG = "coarse.safetensors", "coarse.json"
 
 
-def edit_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        weights = load_file(folder / WEIGHTS)
-        change(weights)
-        save_file(weights, folder / WEIGHTS)
-
-    return edit
-
-
-def edit_config(**changes: Any) -> Callable[[Path], None]:
+def edit_config(**changes: Any) -> Spoil:
     def edit(folder: Path) -> None:
         content = json.loads((folder / CONFIG).read_text())
         content["config"] |= changes
@@ -42,24 +32,20 @@ def of_another_model(folder: Path) -> None:
     strong_coarse(torch.eye(5) * 2, folder)
 
 
-def cut(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:200])
-
-
-BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]] = {
+BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
     "NaN": (
-        edit_weights(lambda w: w["mix.weight"].fill_(float("nan"))),
+        edit_weights(WEIGHTS, lambda w: w["mix.weight"].fill_(float("nan"))),
         UnsupportedModelError, ("received NaN or infinity in mix.weight",)
     ),
     "too large for float32": (
-        edit_weights(lambda w: w.update({"mix.bias": w["mix.bias"].double() + 1e300})),
+        edit_weights(WEIGHTS, lambda w: w.update({"mix.bias": w["mix.bias"].double() + 1e300})),
         UnsupportedModelError, ("received NaN or infinity in mix.bias",)
     ),
     "a tensor lacks": (
-        edit_weights(lambda w: w.pop("gates.weight")), UnsupportedModelError, ("received none",)
+        edit_weights(WEIGHTS, lambda w: w.pop("gates.weight")), UnsupportedModelError, ("received none",)
     ),
     "other sizes": (edit_config(width=17), UnsupportedModelError, ("[5, 17]", "received [5, 16]",)),
-    "cut": (cut, UnsupportedModelError, ("safetensors cannot read",)),
+    "cut": (cut(WEIGHTS), UnsupportedModelError, ("safetensors cannot read",)),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), OptionError, (f"received no {WEIGHTS}",)),
     "no config": (lambda f: (f / CONFIG).unlink(), OptionError, (f"received no {CONFIG}",)),
     "no JSON": (lambda f: (f / CONFIG).write_text("{"), UnsupportedModelError, ("a JSON object",)),
@@ -74,7 +60,7 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]
 }  # fmt: skip
 
 
-def _open(spoil: Callable[[Path], object]) -> Any:
+def _open(spoil: Spoil) -> Any:
     """A run with a coarse model whose folder was spoiled."""
 
     def call() -> Any:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
 from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams
 from mmaccel.errors import OptionError, UnsupportedModelError
+from tests.fixtures.spoiled import Spoil, cut, edit_weights
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 from tests.messages.case import Refused
@@ -21,16 +20,7 @@ from tests.window.test_eagle import make_head
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
-def edit_weights(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        weights = load_file(folder / WEIGHTS)
-        change(weights)
-        save_file(weights, folder / WEIGHTS)
-
-    return edit
-
-
-def edit_config(**changes: Any) -> Callable[[Path], None]:
+def edit_config(**changes: Any) -> Spoil:
     def edit(folder: Path) -> None:
         content = json.loads((folder / CONFIG).read_text())
         (folder / CONFIG).write_text(json.dumps(content | changes))
@@ -42,23 +32,19 @@ def pickle_weights(folder: Path) -> None:
     (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
 
 
-def cut(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:200])
-
-
-BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]] = {
+BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
     "no weights": (lambda f: (f / WEIGHTS).unlink(), OptionError, (f"no {WEIGHTS}", "make one")),
     "pickled": (pickle_weights, OptionError, ("pickled weights are not opened", "safetensors")),
     "no config": (lambda f: (f / CONFIG).unlink(), OptionError, (f"received no {CONFIG}",)),
-    "cut": (cut, UnsupportedModelError, ("safetensors cannot read",)),
+    "cut": (cut(WEIGHTS), UnsupportedModelError, ("safetensors cannot read",)),
     "NaN": (
-        edit_weights(lambda w: w["fc.weight"].fill_(float("nan"))),
+        edit_weights(WEIGHTS, lambda w: w["fc.weight"].fill_(float("nan"))),
         UnsupportedModelError,
         ("received NaN or infinity in fc.weight",),
     ),
     "another vocabulary": (edit_config(vocab_size=41), OptionError, ("40 tokens", "for 41")),
     "other states": (
-        edit_weights(lambda w: w.update({"fc.weight": torch.zeros(32, 64)})),
+        edit_weights(WEIGHTS, lambda w: w.update({"fc.weight": torch.zeros(32, 64)})),
         OptionError,
         ("states of 96, received one for 40 and 64",),
     ),
@@ -73,17 +59,17 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]
         ("gate_proj.weight", "take a head of the layout"),
     ),
     "a tensor of another head": (
-        edit_weights(lambda w: w.update({"medusa.0.weight": torch.zeros(2)})),
+        edit_weights(WEIGHTS, lambda w: w.update({"medusa.0.weight": torch.zeros(2)})),
         UnsupportedModelError,
         ("medusa.0.weight",),
     ),
     "a tensor lacks": (
-        edit_weights(lambda w: w.pop("midlayer.self_attn.k_proj.weight")),
+        edit_weights(WEIGHTS, lambda w: w.pop("midlayer.self_attn.k_proj.weight")),
         UnsupportedModelError,
         ("no ['k_proj.weight']",),
     ),
     "two layers": (
-        edit_weights(lambda w: w.update({"layers.1.mlp.up_proj.weight": torch.zeros(2)})),
+        edit_weights(WEIGHTS, lambda w: w.update({"layers.1.mlp.up_proj.weight": torch.zeros(2)})),
         UnsupportedModelError,
         ("a head of one layer", "layers.1.mlp.up_proj.weight"),
     ),
@@ -96,7 +82,7 @@ BAD: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]
 }
 
 
-def _open(spoil: Callable[[Path], object]) -> Any:
+def _open(spoil: Spoil) -> Any:
     """A run with a head whose folder was spoiled."""
 
     def call() -> None:
