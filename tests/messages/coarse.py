@@ -42,7 +42,8 @@ BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
         UnsupportedModelError, ("received NaN or infinity in mix.bias",)
     ),
     "a tensor lacks": (
-        edit_weights(WEIGHTS, lambda w: w.pop("gates.weight")), UnsupportedModelError, ("received none",)
+        edit_weights(WEIGHTS, lambda w: w.pop("gates.weight")),
+        UnsupportedModelError, ("received none",)
     ),
     "other sizes": (edit_config(width=17), UnsupportedModelError, ("[5, 17]", "received [5, 16]",)),
     "cut": (cut(WEIGHTS), UnsupportedModelError, ("safetensors cannot read",)),
