@@ -15,6 +15,7 @@ otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -85,10 +86,10 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
 @triton.jit
 def draft_slot(  # type: ignore[no-untyped-def]
     table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
-    hidden_seen, ids, values, last, gates, noise, work, layer, at, draft, n_neighbours, width,
+    hidden_seen, ids, values, last, gates, noise, work, layer, at, kept, n_neighbours, width,
     n_candidates, n_corrected, n_values, scale, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The draft of slot `at` of all rows' slots; `draft` where it stays.
+    """The draft of slot `at` of all rows' slots; the token at `kept` where it stays.
 
     `last`, `work` and `layer` are those of the slot's row; `layer` is scratch of this program.
     """
@@ -121,7 +122,7 @@ def draft_slot(  # type: ignore[no-untyped-def]
         tl.store(layer + h, low, mask=inside)
         tl.debug_barrier()  # all entries are written before any is read
         total = tl.load(inner_bias + h, mask=inside, other=0.0)
-        for first in range(0, width, ROWS):
+        for first in tl.range(0, width, ROWS, disable_licm=True):
             source = first + part
             there = source < width
             entry = tl.load(layer + source, mask=there, other=0.0)
@@ -170,6 +171,8 @@ def draft_slot(  # type: ignore[no-untyped-def]
                 True,
             )
             draft = found.to(tl.int64)
+    else:
+        draft = tl.load(kept)
     return draft
 
 
@@ -189,7 +192,7 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
         column = tl.load(columns + at)
         draft = draft_slot(
             table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
-            hidden_seen, ids, values, last, gates, noise, work, layer, at, tl.load(work + column),
+            hidden_seen, ids, values, last, gates, noise, work, layer, at, work + column,
             n_neighbours, width, n_candidates, n_corrected, n_values, scale, WIDTH, ROWS,
         )  # fmt: skip
         tl.store(work + column, draft)
@@ -247,10 +250,10 @@ def count_warps(width: int) -> int:
 
 def builds() -> list[Build]:
     """Every configuration this file launches: widths up to 16, 32 … 512."""
-    return builds_of(_sweep_kernel)
+    return builds_of(_sweep_kernel, count_warps)
 
 
-def builds_of(kernel: Any) -> list[Build]:
+def builds_of(kernel: Any, warps: Callable[[int], int]) -> list[Build]:
     """A build of a kernel for each width; its arguments are those of a sweep, by their names."""
     ids = ("columns", "neighbours", "seen", "ids", "before", "work", "written", "drafts")
     kinds = dict.fromkeys(ids, "*i64") | {"is_seen": "*u8", "is_fixed": "*u8", "scale": "fp32"}
@@ -269,7 +272,7 @@ def builds_of(kernel: Any) -> list[Build]:
     widths = (16, 32, 64, 128, 256, 512)
     return [
         Build(
-            kernel, signature, block_sizes(width), count_warps(width), 1, 128,
+            kernel, signature, block_sizes(width), warps(width), 1, 128,
             (*pointers, "width"),
         )
         for width in widths

@@ -21,9 +21,6 @@ pytestmark = [
 # A release's assembler may take fewer registers than it is given: bytes that it spills so.
 KNOWN_SPILLS = {
     ("3.6", "accept_prefix 2 sm_80"): 8,
-    ("3.7", "coarse_sweep 2 sm_90"): 16,
-    ("3.7", "coarse_rounds 2 sm_90"): 8,
-    ("3.7", "coarse_rounds 5 sm_90"): 8,
     ("3.9", "window_attention 16 sm_80"): 8,
 }
 
