@@ -28,6 +28,8 @@ from mmaccel.kernels.coarse_sweep_triton import (
     refuse_coarse_sweep,
 )
 
+_WARPS = 8  # of a program; with 4 or 16 some builds spill registers; no GPU has timed them
+
 
 @triton.jit
 def _round_kernel(  # type: ignore[no-untyped-def]
@@ -38,13 +40,14 @@ def _round_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64)
     batch_row = at // n_slots
+    out = written + batch_row * n_columns + tl.load(columns + at)
     draft = draft_slot(
         table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
         hidden_seen, ids, values, last + batch_row * n_values, gates, noise,
-        work + batch_row * n_columns, layer + at * width, at, before + at,
+        work + batch_row * n_columns, layer + at * width, at, before + at, out,
         n_neighbours, width, n_candidates, n_corrected, n_values, scale, WIDTH, ROWS,
     )  # fmt: skip
-    tl.store(written + batch_row * n_columns + tl.load(columns + at), draft)
+    tl.store(out, draft)
     tl.store(drafts + at, draft)
 
 
@@ -88,18 +91,13 @@ def coarse_rounds(
         _round_kernel[(batch * n_slots,)](
             *operands, before, tokens, other, layer, drafts, n_slots, tokens.stride(0),
             slots.neighbours.shape[2], width, n_candidates, n_corrected, len(weights.head), scale,
-            **block_sizes(width), num_warps=_warps(width), num_stages=1,
+            **block_sizes(width), num_warps=_WARPS, num_stages=1,
         )  # fmt: skip
     read = tokens.gather(1, slots.neighbours.flatten(1)).view(slots.neighbours.shape)
     work.scatter_(1, slots.columns, drafts)
     return Redrafted(drafts, read)
 
 
-def _warps(width: int) -> int:
-    """Warps of a program; with these no build spills registers. No GPU has timed others."""
-    return 16 if width <= 128 else 8
-
-
 def builds() -> list[Build]:
     """Every configuration this file launches: widths up to 16, 32 … 512."""
-    return builds_of(_round_kernel, _warps)
+    return builds_of(_round_kernel, lambda width: _WARPS)

@@ -86,16 +86,18 @@ def _argmax_of_products(  # type: ignore[no-untyped-def]
 @triton.jit
 def draft_slot(  # type: ignore[no-untyped-def]
     table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
-    hidden_seen, ids, values, last, gates, noise, work, layer, at, kept, n_neighbours, width,
+    hidden_seen, ids, values, last, gates, noise, work, layer, at, kept, out, n_neighbours, width,
     n_candidates, n_corrected, n_values, scale, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The draft of slot `at` of all rows' slots; the token at `kept` where it stays.
+    """The draft of slot `at` of all rows' slots; the token at `kept` where it stays. A new one is
+    written to `out`.
 
     `last`, `work` and `layer` are those of the slot's row; `layer` is scratch of this program.
     """
     h, lane, part = tl.arange(0, WIDTH), tl.arange(0, LANES), tl.arange(0, ROWS)
     inside = h < width
     around = at * n_neighbours
+    draft = tl.load(kept)
     changes = tl.zeros([LANES], tl.int32)
     for first in tl.range(0, n_neighbours, LANES, disable_licm=True):
         there = first + lane < n_neighbours
@@ -122,7 +124,7 @@ def draft_slot(  # type: ignore[no-untyped-def]
         tl.store(layer + h, low, mask=inside)
         tl.debug_barrier()  # all entries are written before any is read
         total = tl.load(inner_bias + h, mask=inside, other=0.0)
-        for first in tl.range(0, width, ROWS, disable_licm=True):
+        for first in range(0, width, ROWS):
             source = first + part
             there = source < width
             entry = tl.load(layer + source, mask=there, other=0.0)
@@ -171,8 +173,7 @@ def draft_slot(  # type: ignore[no-untyped-def]
                 True,
             )
             draft = found.to(tl.int64)
-    else:
-        draft = tl.load(kept)
+        tl.store(out, draft)
     return draft
 
 
@@ -192,10 +193,9 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
         column = tl.load(columns + at)
         draft = draft_slot(
             table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
-            hidden_seen, ids, values, last, gates, noise, work, layer, at, work + column,
+            hidden_seen, ids, values, last, gates, noise, work, layer, at, work + column, work + column,
             n_neighbours, width, n_candidates, n_corrected, n_values, scale, WIDTH, ROWS,
         )  # fmt: skip
-        tl.store(work + column, draft)
         tl.store(drafts + at, draft)
         tl.debug_barrier()  # the next slot reads this slot's token and writes its own layer
 
