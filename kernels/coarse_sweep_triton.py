@@ -193,8 +193,9 @@ def _sweep_kernel(  # type: ignore[no-untyped-def]
         column = tl.load(columns + at)
         draft = draft_slot(
             table, inner, inner_bias, head, head_bias, neighbours, is_seen, is_fixed, seen, base,
-            hidden_seen, ids, values, last, gates, noise, work, layer, at, work + column, work + column,
-            n_neighbours, width, n_candidates, n_corrected, n_values, scale, WIDTH, ROWS,
+            hidden_seen, ids, values, last, gates, noise, work, layer, at, work + column,
+            work + column, n_neighbours, width, n_candidates, n_corrected, n_values, scale,
+            WIDTH, ROWS,
         )  # fmt: skip
         tl.store(drafts + at, draft)
         tl.debug_barrier()  # the next slot reads this slot's token and writes its own layer

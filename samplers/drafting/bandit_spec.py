@@ -77,7 +77,7 @@ class BanditSpec(DraftSource):
         for each in given:
             if not isinstance(each, DraftSource):
                 _refuse("draft sources", each)
-            if each.reads_last_scores or each.corrects or each.needs_layers:
+            if each.reads_last_scores or each.corrects or each.needs_layers or each.has_model:
                 _refuse("sources that read tokens and the scores of passes alone", each)
         is_width = [isinstance(each, int) and 2 <= each <= 1024 for each in self.widths]
         if not is_width or not all(is_width):

@@ -134,7 +134,7 @@ class ModelDrafter(Drafter):
         empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device)
         probabilities = [empty]  # of each draft, [B, 1, V]
         confidences = empty[:, :, 0]  # [B, k], of those made so far
-        goes_on = torch.ones(len(work), dtype=torch.bool, device=work.device)
+        goes_on = ~run.rows.ended
         n_passes = 0
         for k in range(run.width - 1):
             column = buffer.columns[:, k : k + 1]
@@ -161,7 +161,9 @@ class ModelDrafter(Drafter):
                 goes_on = goes_on & self.judge.goes_on(run, Drafted(certain[:, 0], confidences))
         run.stats.draft_passes += n_passes
         if n_passes:
-            self.next_slot.hold(buffer.slots[:, 0] + n_passes - 1)
+            # beside a tree the accepted tokens may be others than the chain's, which were read
+            n_read = n_passes - 1 if run.policy.tree is None else 0
+            self.next_slot.hold(buffer.slots[:, 0] + n_read)
         drafts = work.gather(1, buffer.columns[:, :-1])
         return Drafts(drafts, distribution=torch.cat(probabilities, 1))
 
@@ -181,7 +183,6 @@ class ModelDrafter(Drafter):
         start = (lengths - 1 + buffer.n_generated.repeat(branches)).clamp(min=0)
         logits = self.model.forward(Pass(entries, start, parents=parents.repeat(branches, 1)))
         run.stats.draft_passes += 1
-        self.next_slot.hold(buffer.slots[:, 0].clone())  # the tree stands where drafts stood
         slots = buffer.slots[:, :1] + depths
         columns = slots + buffer.origin
         scores = run.params.apply(

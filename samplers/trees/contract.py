@@ -23,6 +23,7 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
+from mmaccel.results import Exactness
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.entries import TreeEntries
 
@@ -49,9 +50,16 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 @dataclass(frozen=True)
 class TreeShape(ABC):
-    """Base of tree shapes."""
+    """Base of tree shapes.
+
+    Attributes:
+        name: short name.
+        only_bitwise: whether a row's nodes depend on other rows, so that its tokens would, too,
+            under a policy that is exact in distribution.
+    """
 
     name: ClassVar[str] = ""
+    only_bitwise: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -94,21 +102,28 @@ class TreeShape(ABC):
         """
 
 
-def check_tree(tree: object, window: int | str, source: DraftSource) -> None:
+def check_tree(tree: object, window: int | str, source: DraftSource, exactness: Exactness) -> None:
     """Refuse a tree that a policy cannot have.
 
     Args:
         tree: of the policy.
         window: of the policy.
         source: of its drafts.
+        exactness: of the policy.
 
     Raises:
-        OptionError: no tree; a window that changes, or is too narrow; drafts without alternatives.
+        OptionError: no tree; one for bitwise policies alone; a window that changes, or is too
+            narrow; drafts without alternatives.
     """
     if not isinstance(tree, TreeShape):
         raise OptionError(
             f"tree: expected a shape such as mmaccel.Comb(branches=12, length=7), received "
             f"{show(tree)}; give one, or leave tree out"
+        )
+    if tree.only_bitwise and exactness != "bitwise":
+        raise OptionError(
+            f"tree: expected a bitwise policy for {tree!r}, whose rows share nodes, received one "
+            f"whose exactness is {exactness}; take mmaccel.DySpec(nodes={tree.nodes}), or Jacobi()"
         )
     if not isinstance(window, int) or window <= tree.depth:
         raise OptionError(

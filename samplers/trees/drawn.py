@@ -57,6 +57,9 @@ def draw_tree(
     tree = _begin(drafts, p_draft)
     entry_of = {entry: entry for entry in range(width)}  # of the plan -> of this pass
     families: dict[int, list[int]] = {entry: [entry + 1] for entry in range(n_drafts)}
+    filled = (
+        width  # entries whose distribution is known: the one that their children are drawn from
+    )
     for generation in plan:
         wanted = [node for node in generation if node.parent in entry_of and node.depth < width]
         if not wanted:
@@ -65,7 +68,9 @@ def draw_tree(
         is_behind_chain = wanted[0].parent < widest
         if not is_behind_chain:
             found = drafter.distributions(run, tree.tokens, tree.parents)
-            tree = tree._replace(p_draft=_fill(tree, found, width))
+            known = [tree.p_draft[:, :filled], found[:, filled:]]
+            tree = tree._replace(p_draft=torch.cat(known, 1))
+            filled = tree.tokens.shape[1]
         tree = _add(run, rule, tree, wanted, entry_of, drafts if is_behind_chain else None)
         for node in wanted:
             parent = entry_of[node.parent]
@@ -92,11 +97,6 @@ def _begin(drafts: Tensor, p_draft: Tensor) -> DrawnTree:
         children=number.new_zeros(0, 0),
         is_there=torch.ones_like(tokens, dtype=torch.bool),
     )
-
-
-def _fill(tree: DrawnTree, found: Tensor, width: int) -> Tensor:
-    """Distributions `[B, E, V]`: those of the chain as they are, and of nodes what was found."""
-    return torch.cat([tree.p_draft[:, :width], found[:, width:]], 1)
 
 
 def _add(

@@ -32,7 +32,7 @@ class ForkedComb(TreeShape):
         branches: N.
         length: L.
         twigs: M.
-        twig_length: K; L + K is less than the window.
+        twig_length: K; L + K - 1 is less than the window.
         ranks: of an entry's children that are looked at, the chain's draft among them.
     """
 
@@ -56,8 +56,8 @@ class ForkedComb(TreeShape):
 
     @property
     def depth(self) -> int:
-        """L + K, as a twig may leave a branch's last draft but one."""
-        return self.length + self.twig_length
+        """L + K - 1, as a twig may leave a branch's last draft but one."""
+        return self.length + self.twig_length - 1
 
     def can_grow(self, source: DraftSource) -> bool:
         """See `TreeShape.can_grow`."""

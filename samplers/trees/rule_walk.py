@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from mmaccel.samplers.acceptance import draw, is_kept, residual
-from mmaccel.samplers.drafting.contract import PassPath
 from mmaccel.samplers.noise import Fresh, Stream
 from mmaccel.samplers.trees.contract import TreeShape, check_nodes
 from mmaccel.samplers.trees.drawn import DrawnTree, draw_tree
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.trees.siblings.contract import Choice, SiblingRule, Uniforms
+from mmaccel.samplers.trees.walk import find_path
 from mmaccel.samplers.window.fresh_drafts import draft_afresh, verify_chain
 from mmaccel.samplers.window.run import WindowRun
 
@@ -64,19 +64,15 @@ class RuleStep:
         last, n_right, tokens = walk(entries.width, pass_scores.target, choose)
 
         # from here on the pass is one over the window that the path is in
-        view = entries.view(last)
-        buffer = run.buffer
-        columns = buffer.columns - 1
-        is_branch = view >= entries.width
-        held = torch.where(
-            is_branch, entries.tokens.gather(1, view), buffer.tokens.gather(1, columns)
-        )
-        path = PassPath(view, is_branch, buffer.tokens.scatter(1, columns, held))
+        path = find_path(run, entries, last)
         run.scores.keep(pass_scores, path)
         run.observe(None)
-        index = torch.arange(entries.width - 1, device=view.device)
-        run.accept(tokens, index < n_right[:, None])
-        run.calls.commit(run.rows.first_positions(), view, run.rows.n_new)
+        index = torch.arange(entries.width, device=last.device)
+        # behind the path stand guesses, which some drafters learn from
+        likeliest = pass_scores.target.argmax(-1).gather(1, path.entries)
+        tokens = torch.where(index <= n_right[:, None], tokens, likeliest)
+        run.accept(tokens, index[:-1] < n_right[:, None])
+        run.calls.commit(run.rows.first_positions(), path.entries, run.rows.n_new)
 
     def _grow(
         self, drafts: Tensor, p_draft: Tensor, fresh: Fresh

@@ -7,8 +7,9 @@ path. A row that is easy to guess gets more, and one that has ended nothing.
 
 Departures: nodes of trees instead of the drafts of chains; the chains themselves are always
 verified. Passes are rectangular: a row has room for `nodes` of them, whether it uses it or not, so
-that the budget bounds what is verified and not what is computed. Tokens do not depend on other
-rows; how many passes a row takes does.
+that the budget bounds what is verified and not what is computed. How many passes a row takes
+depends on other rows, and with fresh noise its tokens would, too: the shape goes with bitwise
+policies alone.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class TETRIS(DySpec):
     budget: int = 24
 
     name = "tetris"
+    only_bitwise = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

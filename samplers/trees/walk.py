@@ -67,18 +67,27 @@ class TreeStep:
         """The view of each row, and which of its drafts are right, `[B, W-1]` bool."""
         right_depths = entries.depths().masked_fill(~entries.is_right(found), -1)
         last = right_depths.argmax(1)  # at a tie the first
-        view = entries.view(last)
-        is_branch = view >= entries.width
-        # the token buffer as the view's entries read it
-        buffer = self._run.buffer
-        columns = buffer.columns - 1
-        drafts = torch.where(
-            is_branch, entries.tokens.gather(1, view), buffer.tokens.gather(1, columns)
-        )
-        tokens = buffer.tokens.scatter(1, columns, drafts)
         n_right = right_depths.gather(1, last[:, None])
         slot = torch.arange(entries.width - 1, device=found.device)
-        return PassPath(view, is_branch, tokens), slot < n_right
+        return find_path(self._run, entries, last), slot < n_right
+
+
+def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
+    """The window that a path is in, as the next passes take it for one without a tree.
+
+    Args:
+        entries: of the pass.
+        last: `[B]` int64, the last entry of each row's path.
+    """
+    view = entries.view(last)
+    is_branch = view >= entries.width
+    # the token buffer as the view's entries read it
+    buffer = run.buffer
+    columns = buffer.columns - 1
+    drafts = torch.where(
+        is_branch, entries.tokens.gather(1, view), buffer.tokens.gather(1, columns)
+    )
+    return PassPath(view, is_branch, buffer.tokens.scatter(1, columns, drafts))
 
 
 def can_walk(run: WindowRun, shape: TreeShape, *, is_bitwise: bool = True) -> bool:

@@ -41,7 +41,7 @@ class WindowPolicy:
         check_window(self.window, adaptive=self.exactness == "bitwise")
         check_drafts(self.drafts, self.exactness, self.takes_corrections)
         if self.tree is not None:
-            check_tree(self.tree, self.window, self.draft_source())
+            check_tree(self.tree, self.window, self.draft_source(), self.exactness)
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""

@@ -61,7 +61,7 @@ class SpreadCodes:
             token = torch.where(is_spread, inside.int().argmax(-1), tokens[:, w])
             mass = p[:, w].gather(-1, token[:, None])[:, 0]
             start = ends[:, w].gather(-1, token[:, None])[:, 0] - mass
-            stretched = ((code * total - start) / mass).clamp(0, 1)
+            stretched = ((code * total - start) / mass).clamp(0, 1 - 2**-53)
             after = torch.stack([stretched, width * mass / total], -1)
             state = torch.where(is_spread[:, None], after, state)
             chosen.append(token)

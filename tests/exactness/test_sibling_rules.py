@@ -27,6 +27,7 @@ from mmaccel.samplers.trees.siblings import contract, rsd
 from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise, Uniforms
 from mmaccel.samplers.trees.siblings.spectr import solve_gamma
 from mmaccel.samplers.window.passes import ModelCalls, ScorePasses
+from mmaccel.samplers.window.run import WindowRun
 from tests.exactness.bitwise_runs import OPTIONS, PROMPTS, assert_same, run
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact, assert_rejected
@@ -195,6 +196,59 @@ def test_a_row_alone_has_its_tokens() -> None:
     for row in range(len(PROMPTS)):
         made = run(source, {}, [row], model=TreeLanguage(5, depth=6), grid=None)
         assert made.tokens[0].equal(whole.tokens[row]) and made.passes[0] == whole.passes[row]
+
+
+class Rounding(TreeLanguage):
+    """A draft model whose logits depend on how many entries a pass has, as by rounding."""
+
+    def forward(self, entries: Any) -> Tensor:
+        logits = super().forward(entries)
+        waves = torch.arange(logits.shape[-1]) * (1 + entries.tokens.shape[1])
+        return logits + 2 * torch.sin(waves.float())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_siblings_are_verified_by_what_they_were_drawn_from(rule: SiblingRule) -> None:
+    """Later passes of the draft model say something else of the same entries."""
+    model = Rounding(3, 2, SETTINGS["plain"].spread)
+    assert_exact(Speculative(4, model, tree=Comb(3, 3), siblings=rule), setting("plain"))
+
+
+def test_a_draft_model_reads_the_accepted_tokens_and_not_its_chain() -> None:
+    """Drafts that are the target's own are all right, also behind an accepted node."""
+    source = Speculative(6, TreeLanguage(5, depth=6), tree=Comb(4, 1))
+    made = run(source, OPTIONS["greedy"], model=TreeLanguage(5, depth=6), grid=None)
+    assert set(made.passes.tolist()) == {-(-made.tokens.shape[1] // 6)}
+    flatter = TreeLanguage(8, seed=3, depth=6)
+    forward = flatter.forward
+    flatter.forward = lambda entries: 0.5 * forward(entries)  # type: ignore[method-assign]
+    passes = []
+    for shape in (Comb(4, 1), None):
+        made = run(
+            Speculative(6, flatter, tree=shape),
+            {},
+            model=TreeLanguage(8, seed=3, depth=6),
+            grid=None,
+            length=100,
+        )
+        passes.append(made.stats.row_passes)
+    assert passes[0] < 1.1 * passes[1]  # 1.22 where the chain is what it has read
+
+
+def test_lookahead_learns_from_guesses_behind_a_path() -> None:
+    """Under Speculative with a tree a window ends in what the pass says, and not in token 0."""
+    source = Speculative(6, drafts="lookahead", tree=mmaccel.DySpec(8, depth=3))
+    zeros = []
+    accept = WindowRun.accept
+
+    def look(self: Any, tokens: Tensor, *given: Any) -> None:
+        zeros.append(float((tokens == 0).float().mean()))
+        accept(self, tokens, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WindowRun, "accept", look)
+        run(source, {}, model=TreeLanguage(8, depth=6), grid=None, length=60)
+    assert sum(zeros) / len(zeros) < 0.4
 
 
 class Broken(TreeLanguage):

@@ -141,7 +141,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("tree", "dyspec"): Example(_method("tree", "dyspec", nodes=5, depth=2)),
     ("tree", "sequoia"): Example(_method("tree", "sequoia", nodes=5, depth=2)),
     ("tree", "forked-comb"): Example(
-        _method("tree", "forked-comb", branches=2, length=1, twigs=2, twig_length=1)
+        _method("tree", "forked-comb", branches=2, length=2, twigs=2, twig_length=1)
     ),
     ("tree", "spec-exec"): Example(_method("tree", "spec-exec", nodes=9, depth=2, expand=3)),
     ("tree", "tetris"): Example(_method("tree", "tetris", nodes=6, depth=2, budget=4)),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmaccel import Autoregressive, OptionError
-from mmaccel.catalog import POLICIES, load
+from mmaccel.catalog import METHODS, POLICIES, load
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation, Progress
@@ -115,7 +115,10 @@ def variants() -> Iterator[Variant]:
                 continue
             yield Variant(policy, drafts)
             if has_field(policy, "tree") and source.has_branches:
-                yield from (Variant(policy, drafts, tree) for tree in names("tree"))
+                for tree in names("tree"):
+                    shares = load(METHODS["tree"][tree].target).only_bitwise
+                    if not shares or Variant(policy).exactness == "bitwise":
+                        yield Variant(policy, drafts, tree)
 
 
 EVERY = pytest.mark.parametrize(

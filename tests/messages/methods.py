@@ -474,6 +474,16 @@ CASES = (
         says=("tree", "DySpec", "DraftModel"),
     ),
     Refused(
+        "nodes that rows share under a policy that draws",
+        lambda: mmaccel.Speculative(8, tree=mmaccel.TETRIS(8, 2, 6, 4), drafts="token-recycling"),
+        says=("expected a bitwise policy", "TETRIS", "mmaccel.DySpec(nodes=8)"),
+    ),
+    Refused(
+        "a model among the sources of a bandit",
+        lambda: mmaccel.BanditSpec((mmaccel.DraftModel(ToyLanguage()),)),
+        says=("sources that read tokens and the scores of passes alone", "DraftModel"),
+    ),
+    Refused(
         "a budget of a batch beyond the nodes of its rows",
         lambda: mmaccel.TETRIS(nodes=8, budget=9),
         says=("TETRIS.budget", "9"),

@@ -138,6 +138,7 @@ def order_by_noise(found: Children, noise: Tensor, depths: Tensor, k: int) -> Ch
     values = found.log_probs + _take(noise, depths, found.tokens)
     best = values.sort(dim=-1, descending=True, stable=True)
     share = found.log_probs.logsumexp(-1, keepdim=True)  # that it is one of them at all
+    share = share.clamp(max=0)  # kept in float16 they may add up to more
     log_probs = best.values.log_softmax(-1) + share
     return Children(found.tokens.gather(2, best.indices)[..., :k], log_probs[..., :k])
 
