@@ -34,6 +34,7 @@ class ImageTokenWindow(CausalLMWindow):
         ids: `[N + S]` int64, the model's id of every image token.
     """
 
+    own_vocabulary = True
     row_inputs = ("_lengths",)
     follows_tokens = True  # in a prompt all tokens are before its length
     constants = ("ids", "_weight", "_bias")

@@ -77,6 +77,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     options = (*StaticModelBuffers.options, "stride", "route")
     needs_head: ClassVar[bool] = True  # whether logits come from the model's own head
+    own_vocabulary: ClassVar[bool] = False  # whether its tokens are others than the model's
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
     takes_embeddings = True
     caches: LayerCaches | None = None
@@ -407,7 +408,16 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def input_matrix(self) -> Tensor:
         """See `mmaccel.samplers.drafting.states.LayerStates.input_matrix`."""
         weight: Tensor = self.model.get_input_embeddings().weight
-        return weight[: self.vocab_size]
+        return weight.to(self.device)[: self.vocab_size]
+
+    @property
+    def state_obstacle(self) -> str:
+        """See `mmaccel.samplers.drafting.states.LayerStates.state_obstacle`."""
+        if self.own_vocabulary:
+            return "whose tokens have embeddings and a head of their own"
+        layers = getattr(self.model.get_decoder(), "layers", None)
+        is_known = isinstance(layers, torch.nn.ModuleList) and len(layers) == self.n_layers
+        return "" if is_known else "whose decoder has no list of its layers"
 
     @property
     def n_layers(self) -> int:
@@ -424,3 +434,4 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.keeps_states = wanted
         self.kept_layers = layers
         self.read_prompt = read_prompt
+        self.last_states = None

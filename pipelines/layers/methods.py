@@ -85,7 +85,7 @@ class LayerMethods:
         return self.evictor is not None and self.evictor.reads_hidden
 
     def find_misfit(self, sizes: LayerSizes) -> str:
-        """See `CacheMethod.find_misfit`."""
+        """See `CacheMethod.find_misfit`; asked of methods that read hidden states."""
         return "" if self.evictor is None else self.evictor.find_misfit(sizes)
 
     @property

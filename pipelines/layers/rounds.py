@@ -234,7 +234,7 @@ class Rounds:
         if name not in layouts:
             layouts[name] = self._whole.shorten(start - n_kept, room)
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, layouts[name])
-        self._seen[index] = self._seen[index].take(keep)
+        self._seen[index] = self._seen[index].fill(size).take(keep)
 
     def _decide(self, index: int, layer: WindowLayer, boundary: Tensor, due: Tensor) -> None:
         """Choose what a layer's rows drop next.

@@ -92,6 +92,7 @@ class GlmImageWindow(CausalLMWindow):
         vocab_size: as in `CausalLMWindow`.
     """
 
+    own_vocabulary = True
     row_inputs = ("_table",)
 
     def __init__(

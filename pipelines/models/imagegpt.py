@@ -50,6 +50,7 @@ class ImageGPT(CausalLM):
 class ImageGPTWindow(CausalLMWindow):
     """ImageGPT as a token model."""
 
+    own_vocabulary = True
     reserved = (*CausalLMWindow.reserved, "_table")
     prompt_step = 1  # the table has no room for surplus tokens
     takes_embeddings = False

@@ -131,6 +131,7 @@ class JanusCodes(CausalLMWindow):
         lengths: `[R]` int64, prompt lengths of the next run; `begin` sets them too.
     """
 
+    own_vocabulary = True
     row_inputs = ("_lengths",)
     follows_tokens = True  # in a prompt all tokens are before its length
     needs_head = False

@@ -26,7 +26,7 @@ from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
 
-Opened = dict[tuple[Any, ...], OpenedCoarse]
+Opened = dict[tuple[Any, ...], Any]  # by what it was opened for, its source first
 _OPENED: WeakKeyDictionary[object, Opened] = WeakKeyDictionary()  # by token model
 
 

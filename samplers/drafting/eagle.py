@@ -6,8 +6,8 @@ After a pass the head reads the states of the accepted tokens, each with the tok
 before the next one it drafts token by token, and reads its own states in place of those that are
 not known.
 
-Departures: drafts are a chain; under guidance the head reads the guided states, and is one row for
-all branches.
+Departures: drafts are a chain; under guidance the head is one row for all branches: it reads the
+guided states of passes, and those of the first branch of a prompt.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from mmaccel.checks import show
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
+from mmaccel.samplers.drafting.coarse import opened_for
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
-from mmaccel.samplers.drafting.eagle_model import EagleModel, HeadCache, load_eagle
+from mmaccel.samplers.drafting.eagle_model import WEIGHTS, EagleModel, HeadCache, load_eagle
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.window.step_state import Held
@@ -65,12 +66,12 @@ class Eagle(DraftSource):
                 f"drafts: expected a model that hands out its hidden states for {self!r}, "
                 f"received a {type(model).__name__}; use drafts='ngram'"
             )
-        head = load_eagle(
-            self.folder,
-            embedding=model.input_matrix(),
-            output=model.output_matrix(),
-            n_layers=model.n_layers,
-        )
+        if model.state_obstacle:
+            raise OptionError(
+                f"drafts: expected a model whose layers a head reads for {self!r}, received one "
+                f"{model.state_obstacle}; draft by another source"
+            )
+        head = self._open_head(model)
         drafter = EagleDrafter(
             self,
             head,
@@ -82,6 +83,24 @@ class Eagle(DraftSource):
         )
         model.keep_states(True, head.config.aux_layers, drafter.read_prompt(run))
         return drafter
+
+    def _open_head(self, model: LayerStates) -> EagleModel:
+        """Load once for each model, and again when the weights' file has changed."""
+        output = model.output_matrix()
+        file = Path(self.folder) / WEIGHTS
+        key = (self, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
+        opened = opened_for(model)
+        if key not in opened:
+            for old in [key for key in opened if isinstance(key[0], Eagle)]:
+                del opened[old]
+            opened[key] = load_eagle(
+                self.folder,
+                embedding=model.input_matrix(),
+                output=output,
+                n_layers=model.n_layers,
+            )
+        found: EagleModel = opened[key]
+        return found
 
 
 @dataclass(eq=False)
@@ -154,6 +173,7 @@ class EagleDrafter(Drafter):
         self.keys.hold(cache.keys)
         self.values.hold(cache.values)
         self.first.hold(cache.first)
+        self._begun = None
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         state = self.state.value

@@ -45,6 +45,7 @@ _PUBLISHED = {  # the authors' prefix of our names
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "midlayer.mlp."),
 }
+_UNKNOWN = -1e4  # a logit of no probability, but not none
 _LEFT_OUT = ("t2d", "rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")  # follow from others
 
 
@@ -223,7 +224,9 @@ class EagleModel(nn.Module):
         return after
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits `[..., V]` float32 of states `[..., C]`; -inf for tokens that it never scores."""
+        """Logits `[..., V]` float32 of states `[..., C]`; very small ones of tokens that it never
+        scores, which may be all that a slot can have.
+        """
         if not self.config.is_third:
             return F.linear(states, self.output.to(states.dtype)).float()
         known = self.lm_head(self.norm(states)).float()
@@ -231,7 +234,7 @@ class EagleModel(nn.Module):
             found: Tensor = known
             return found
         shape = (*known.shape[:-1], self.config.vocab_size)
-        return known.new_full(shape, float("-inf")).index_copy(-1, self.targets, known)
+        return known.new_full(shape, _UNKNOWN).index_copy(-1, self.targets, known)
 
     def _angles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[B, K, 1, d]` of columns `[B, K]`."""
@@ -321,6 +324,12 @@ def load_eagle(
     model = EagleModel(config, embedding if own is None else own.to(embedding), output)
     offsets = tensors.pop("d2t", None)
     _check_shapes(model, tensors, folder)
+    if own is not None and own.shape != embedding.shape:
+        raise UnsupportedModelError(
+            f"drafts: expected embeddings {list(embedding.shape)} in {folder / WEIGHTS}, received "
+            f"{list(own.shape)}; take the head of this model"
+        )
+    _check_targets(config, offsets, folder)
     if "fc.bias" not in tensors and not config.is_third:
         tensors["fc.bias"] = torch.zeros(config.hidden_size)
     model.load_state_dict(tensors, strict=False)
@@ -384,11 +393,12 @@ def _read_config(
         features = fc.shape[1] if is_third else fc.shape[1] - known["hidden_size"]
     aux_layers = _read_layers(found, n_layers) if is_third else ()
     wanted = width * max(1, len(aux_layers))
-    if known["vocab_size"] != vocab_size or features != wanted:
+    is_fit = known["vocab_size"] == vocab_size and known["hidden_size"] == width
+    if not is_fit or features != wanted:
         raise OptionError(
-            f"drafts: expected an EAGLE head for {vocab_size} tokens and states of {wanted}, "
-            f"received one for {known['vocab_size']} and {features} in {folder}; take the head of "
-            "this model"
+            f"drafts: expected a head of width {width} for {vocab_size} tokens and states of "
+            f"{wanted}, received one of width {known['hidden_size']} for {known['vocab_size']} and "
+            f"{features} in {folder}; take the head of this model"
         )
     if sizes.get("rope_scaling") is not None:
         raise UnsupportedModelError(
@@ -411,14 +421,28 @@ def _read_layers(found: dict[str, Any], n_layers: int) -> tuple[int, ...]:
     nested = found.get("eagle_config") or {}
     named = found.get("eagle_aux_hidden_state_layer_ids")
     named = named or nested.get("eagle_aux_hidden_state_layer_ids")
-    if named is None:
-        return (2, n_layers // 2, n_layers - 3)
-    if not all(isinstance(layer, int) and 0 <= layer < n_layers for layer in named):
+    named = (2, n_layers // 2, n_layers - 3) if named is None else named
+    is_list = isinstance(named, list | tuple)
+    if not is_list or not all(isinstance(n, int) and 0 <= n < n_layers for n in named):
         raise OptionError(
             f"drafts: expected eagle_aux_hidden_state_layer_ids in 0..{n_layers - 1}, received "
             f"{show(named)}; take the head of this model"
         )
     return tuple(named)
+
+
+def _check_targets(config: EagleConfig, offsets: Tensor | None, folder: Path) -> None:
+    """Raise UnsupportedModelError unless `d2t` says where every scored token is."""
+    n_ids = config.draft_vocab_size
+    if offsets is None and n_ids == config.vocab_size:
+        return
+    targets = torch.zeros(0) if offsets is None else torch.arange(len(offsets)) + offsets
+    is_whole = len(targets) == n_ids
+    if not is_whole or int(targets.min()) < 0 or int(targets.max()) >= config.vocab_size:
+        raise UnsupportedModelError(
+            f"drafts: expected d2t of {n_ids} tokens among {config.vocab_size} in "
+            f"{folder / WEIGHTS}, received {len(targets)}; copy the file again"
+        )
 
 
 def _check_shapes(model: EagleModel, tensors: dict[str, Tensor], folder: Path) -> None:

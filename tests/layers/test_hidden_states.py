@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel import Noise, SamplingParams
 from mmaccel.contracts import Pass
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -25,6 +26,7 @@ from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, LayerSizes
 from tests.fixtures.fused_lms import RECOGNISED, build_decoder
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
+from tests.fixtures.toy_models import make_prompt
 from tests.layers import test_denoisers as denoisers
 from tests.layers.masked_model import greedy, masked
 from tests.layers.test_eviction import N_NEW, Hiding, Plans, Prompt, draw_rows, generate
@@ -102,6 +104,26 @@ def check_tokens(policy: Any, fused: bool, **options: Any) -> None:
 @pytest.mark.parametrize("chunk", [None, 7])
 def test_eviction_goes_by_what_attention_reads(policy: Any, fused: bool, chunk: int | None) -> None:
     check_tokens(policy, fused, prefill_chunk_size=chunk)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_rounds_rate_what_was_generated(fused: bool) -> None:
+    """Where all heads keep the same number: again and again, windows as the plain loop."""
+    made = []
+    for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(window=3)):
+        window = CausalLMWindow(build_lm("qwen2"), fused=fused)
+        window.use_methods(LayerMethods(kv_cache=ByHidden(budget=9, every=4)))
+        made.append(
+            policy.sample(
+                window,
+                make_prompt([list(range(4, 24)), list(range(7, 19))]),
+                30,
+                params=SamplingParams(),
+                noise=Noise.from_seed(3, 2),
+            )
+        )
+        assert window.n_evicted[0] > 32 - 2 * 9  # more than the prompts' entries
+    assert torch.equal(made[0].tokens, made[1].tokens)
 
 
 def test_a_prompt_of_embeddings_is_evicted_like_its_ids() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams
+from mmaccel import CausalLMWindow, Eagle, Jacobi, Noise, SamplingParams, TextToImage
 from mmaccel.errors import OptionError, UnsupportedModelError
+from tests.fixtures.checkpoints import SIZES, build_checkpoint, captions
 from tests.fixtures.spoiled import Spoil, cut, edit_weights
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
@@ -46,7 +47,7 @@ BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
     "other states": (
         edit_weights(WEIGHTS, lambda w: w.update({"fc.weight": torch.zeros(32, 64)})),
         OptionError,
-        ("states of 96, received one for 40 and 64",),
+        ("states of 96, received one of width 32 for 40 and 64",),
     ),
     "a layer that is not there": (
         edit_config(eagle_aux_hidden_state_layer_ids=[0, 1, 2]),
@@ -57,6 +58,22 @@ BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
         edit_config(intermediate_size=47),
         UnsupportedModelError,
         ("gate_proj.weight", "take a head of the layout"),
+    ),
+    "targets elsewhere": (
+        edit_weights(WEIGHTS, lambda w: w["d2t"].fill_(50)),
+        UnsupportedModelError,
+        ("expected d2t of 40 tokens among 40",),
+    ),
+    "another width": (edit_config(hidden_size=48), OptionError, ("of width 32", "of width 48")),
+    "layers that are no list": (
+        edit_config(eagle_aux_hidden_state_layer_ids=2),
+        OptionError,
+        ("in 0..1, received 2",),
+    ),
+    "layers that a small model lacks": (
+        edit_config(eagle_aux_hidden_state_layer_ids=None),
+        OptionError,
+        ("in 0..1, received (2, 1, -1)",),
     ),
     "a tensor of another head": (
         edit_weights(WEIGHTS, lambda w: w.update({"medusa.0.weight": torch.zeros(2)})),
@@ -95,6 +112,13 @@ def _open(spoil: Spoil) -> Any:
     return call
 
 
+def _draw(family: str) -> None:
+    with TemporaryDirectory() as folder:
+        checkpoint = build_checkpoint(family, Path(folder))
+        pipe = TextToImage.from_pretrained(checkpoint, device="cpu", size=SIZES.get(family))
+        pipe(captions(family)[0], policy=Jacobi(window=4, drafts=Eagle("head")))
+
+
 def _decode(window: Any, source: Eagle) -> None:
     Jacobi(window=4, drafts=source).sample(
         window, make_prompt([[5, 6]]), 6, params=SamplingParams(), noise=Noise.from_seed(0, 1)
@@ -105,6 +129,16 @@ CASES = (
     *(
         Refused(name, _open(spoil), says=says, error=error)
         for name, (spoil, error, says) in BAD.items()
+    ),
+    Refused(
+        "a model whose layers are no list",
+        lambda: _decode(CausalLMWindow(build_lm("gpt2")), Eagle("head")),
+        says=("whose decoder has no list of its layers", "another source"),
+    ),
+    Refused(
+        "a window over image tokens",
+        lambda: _draw("emu3"),
+        says=("whose tokens have embeddings and a head of their own",),
     ),
     Refused(
         "a model without hidden states",

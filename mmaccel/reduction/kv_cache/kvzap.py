@@ -19,6 +19,7 @@ rounds, where the paper drops each when it leaves the last ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from mmaccel.checks import check_int, show
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, LayerSizes
 from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
-from mmaccel.reduction.kv_cache.kvzap_scorer import describe, open_scorer
+from mmaccel.reduction.kv_cache.kvzap_scorer import Scorer, describe, open_scorer
 
 _TINY = 1e-30
 
@@ -90,7 +91,7 @@ class KVzap(ThresholdMethod):
         """A scorer of another model."""
         if self.scorer is None:
             return ""
-        own = open_scorer(self.scorer).sizes
+        own = self._opened.sizes
         if own == sizes:
             return ""
         return (
@@ -100,8 +101,13 @@ class KVzap(ThresholdMethod):
 
     def rate(self, index: int, hidden: Tensor) -> Tensor:
         """The scorer's logarithms `[R, H, W]`."""
+        return self._opened.score(index, hidden)
+
+    @cached_property
+    def _opened(self) -> Scorer:
+        """The scorer, as it was when it was first needed."""
         assert self.scorer is not None
-        return open_scorer(self.scorer).score(index, hidden)
+        return open_scorer(self.scorer)
 
     def score(self, layer: CachedLayer) -> Tensor:
         """Logarithms `[R, H, S]`."""

@@ -13,6 +13,7 @@ from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,15 +40,19 @@ class Scorer:
 
     def __init__(self, maps: list[list[tuple[Tensor, Tensor]]]) -> None:
         self._maps = maps
+        self._placed: dict[tuple[int, torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
         first = maps[0]
         self.sizes = LayerSizes(len(maps), first[-1][0].shape[0], first[0][0].shape[1])
 
     def score(self, index: int, hidden: Tensor) -> Tensor:
         """Scores `[R, H, W]` float32 of entries with these hidden states `[R, W, C]` in a layer."""
-        for number, (weight, bias) in enumerate(self._maps[index]):
+        key = (index, hidden.device, hidden.dtype)
+        if key not in self._placed:
+            self._placed[key] = [(w.to(hidden), b.to(hidden)) for w, b in self._maps[index]]
+        for number, (weight, bias) in enumerate(self._placed[key]):
             if number:
                 hidden = F.gelu(hidden)
-            hidden = F.linear(hidden, weight.to(hidden), bias.to(hidden))
+            hidden = F.linear(hidden, weight, bias)
         return hidden.mT.float()
 
 
