@@ -16,6 +16,7 @@ _FOLDERS = {"visual_tokens": "reducers", "kv_cache": "layers", "attention": "lay
 _SHARED = {  # slot -> page of the methods that have none of their own
     "drafts": "policies/jacobi.md",
     "tree": "policies/trees.md",
+    "siblings": "policies/trees.md",
     "visual_tokens": "reducers/controls.md",
 }
 _SLOTS = {
@@ -23,6 +24,7 @@ _SLOTS = {
     "canvas": "canvas policies, for masked and diffusion models",
     "drafts": "where drafts come from: `Jacobi(drafts=…)`",
     "tree": "branches beside the drafts: `Jacobi(tree=…)`",
+    "siblings": "which of several drafts of a slot is accepted: `Speculative(siblings=…)`",
     "visual_tokens": "which visual tokens stay: `visual_tokens=`",
     "kv_cache": "which entries of a prompt stay in the caches: `kv_cache=`",
     "attention": "which cached keys a pass attends to: `attention=`",

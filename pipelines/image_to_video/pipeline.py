@@ -121,7 +121,9 @@ class ImageToVideo(Pipeline):
             seed: one, or several for as many clips with the same start. A clip depends on its own
                 seed and start alone. None draws one from torch's global generator; `stats.seed`
                 says which.
-            temperature, top_k, top_p, min_p and the other rules: see `mmaccel.SamplingParams`.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
+            entropy_temperature: see `mmaccel.SamplingParams`.
                 None takes the value that the model's authors recommend (`video.params`);
                 top_k 0 and top_p 1 keep all tokens.
             batch_size: clips that are decoded at a time at most; None decodes all together. The

@@ -49,8 +49,6 @@ class WordImages(ImageModel):
         side: int = tokenizer.size  # type: ignore[attr-defined]
         super().__init__(window, Grid(*tokenizer.grid, tokenizer.vocab_size), (side, side))
         self.tokenizer, self.words = tokenizer, words
-        if isinstance(window, TokenModel):
-            window.codes = tokenizer.codes()  # type: ignore[attr-defined]
         self.pad = words.pad
         self.examples = (words.words[0],)
 
@@ -86,6 +84,7 @@ def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
     model = load_decoder(folder, load_config, words.vocab_size)
     check_windows(model, CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
+    window.codes = tokenizer.codes()
     return WordImages(window, tokenizer, words)
 
 

@@ -198,7 +198,9 @@ class TextToImage(Pipeline):
                 image depends on its own seed and prompt alone. None draws one, see `generator`;
                 `stats.seed` says which.
             guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
-            temperature, top_k, top_p, min_p and the other rules: see `mmaccel.SamplingParams`.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
+            entropy_temperature, divergence_temperature: see `mmaccel.SamplingParams`.
                 None takes the value that the model's authors recommend (`image_model.params`);
                 top_k 0 and top_p 1 keep all tokens.
             num_images_per_prompt: images of each prompt, one after another.

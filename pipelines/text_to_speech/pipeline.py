@@ -108,7 +108,9 @@ class TextToSpeech(Pipeline):
                 one from torch's global generator; `stats.seed` says which.
             max_seconds: after which an utterance is cut. None is 30, or less where the model has
                 no positions for 30 s after the longest text.
-            temperature, top_k, top_p, min_p and the other rules: see `mmaccel.SamplingParams`.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
+            entropy_temperature: see `mmaccel.SamplingParams`.
                 None takes the value that the model's authors recommend (`speech.params`);
                 top_k 0 and top_p 1 keep all tokens.
             repetition_penalty: over prompt and utterance, as transformers counts it. 1 is none;
@@ -174,7 +176,9 @@ class TextToSpeech(Pipeline):
                 that `on_step` ends before its first token is not delivered.
             on_step: called after every pass with the state of the running rows.
             arrivals, prompt_width, prefix_tree: as in `TextToImage.serve`.
-            temperature, top_k, top_p, min_p, other rules, repetition_penalty: as in `__call__`.
+            temperature, top_k, top_p, min_p, repetition_penalty: as in `__call__`.
+            top_n_sigma, top_h, eta_cutoff: as in `__call__`.
+            entropy_temperature: as in `__call__`.
 
         Returns:
             Stats of all requests.

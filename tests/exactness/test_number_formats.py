@@ -114,6 +114,7 @@ def _cast_inside(model: Any) -> None:
 def _prepare(model: Any) -> None:
     """What a training script does to its model."""
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(True)  # of another test in this process
     accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
 
 
