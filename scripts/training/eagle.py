@@ -5,7 +5,7 @@
 
 OUT receives `config.json` and `model.safetensors` in the layout of the authors, for
 `Jacobi(drafts=mmaccel.Eagle("OUT"))`. The model reads the texts; the head learns to say what the
-model says next, after true states and after one to `--steps-ahead` states of its own (Y. Li et al.,
+model says next, after true states and after one to `--ahead` states of its own (Y. Li et al.,
 arXiv 2503.01840, section 3.2, "training-time test"): entry t of round j stands behind true states
 of entries 0 … t - j and its own of j rounds. The command goes on where it was stopped.
 

@@ -37,7 +37,7 @@ def test_lookup_and_the_head_save_passes() -> None:
         made, passes[name] = count_passes(mmaccel.Jacobi(6, source), model, prompts)
         assert all(map(torch.equal, made, plain)), name
     n_tokens = len(prompts) * N_TOKENS
-    assert passes["head"] < n_tokens / 2
+    assert passes["head"] < n_tokens / 2.5
     assert passes["coarse"] < n_tokens
     # a window of a text is drafted anew in every pass, as under Speculative
     _, speculative = count_passes(mmaccel.Speculative(6, drafts="ngram"), model, prompts)

@@ -107,7 +107,12 @@ def _open(spoil: Spoil) -> Any:
         with TemporaryDirectory() as name:
             folder = make_head(model, Path(name), third=True)
             spoil(folder)
-            _decode(CausalLMWindow(model), Eagle(name))
+            passes: list[object] = []
+            model.register_forward_pre_hook(lambda *given: passes.append(given))
+            try:
+                _decode(CausalLMWindow(model), Eagle(name))
+            finally:
+                assert not passes
 
     return call
 
