@@ -123,6 +123,8 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         _policy("learned-filter", filter=lambda seen: seen.peak * 2, threshold=0.5),
         ({"filter": "", "threshold": 1.0},),
     ),
+    # costs that are counted: with measured ones passes are those of the clock
+    ("drafts", "bandit"): Example(lambda target: mmaccel.BanditSpec(token_cost=0.03)),
     ("drafts", "lookahead"): Example(lambda target: mmaccel.Lookahead(pool=16)),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
     **{

@@ -30,6 +30,7 @@ from mmaccel.results import Generation
 from mmaccel.samplers.drafting.bandit_spec import BanditDrafter
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
+from mmaccel.samplers.drafting.pass_costs import PLAIN, Arm, MeasuredCosts
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
@@ -168,7 +169,7 @@ def cost_of(source: BanditSpec) -> tuple[float, Generation]:
     made = generate(Jacobi(16, source), model=model)
     assert_same(made, generate(Autoregressive()))
     widths = model.widths[-made.stats.passes :]
-    return sum(1 + source.token_cost * (width - 1) for width in widths), made
+    return sum(1 + (source.token_cost or 0.0) * (width - 1) for width in widths), made
 
 
 @pytest.mark.parametrize("token_cost", [0.0, 0.01, 0.03, 0.2])
@@ -179,7 +180,7 @@ def test_drafts_that_are_wrong_cost_three_percent_at_most(token_cost: float) -> 
 
 
 def test_drafts_that_are_right_are_used() -> None:
-    cost, made = cost_of(BanditSpec((wrong_by(0),)))
+    cost, made = cost_of(BanditSpec((wrong_by(0),), token_cost=0.03))
     assert made.stats.passes <= 10 and cost < 0.3 * LENGTH
 
 
@@ -189,7 +190,7 @@ def test_of_two_sources_the_right_one_drafts() -> None:
 
     texts = wrong_by(0).texts
     for sources in ((Wrong(texts, 1), Right(texts, 0)), (Right(texts, 0), Wrong(texts, 1))):
-        cost, _ = cost_of(BanditSpec(sources))
+        cost, _ = cost_of(BanditSpec(sources, token_cost=0.03))
         assert cost < 0.5 * LENGTH
 
 
@@ -197,6 +198,51 @@ def test_an_arm_that_is_played_whatever_it_costs_is_seen(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         BanditDrafter, "_debt", lambda self, run: torch.zeros(run.prompt.batch) - 1e9
     )
-    monkeypatch.setattr(BanditDrafter, "accepted", lambda *_: None)
-    cost, _ = cost_of(BanditSpec((wrong_by(1),)))
+    monkeypatch.setattr(BanditDrafter, "_choose_arm", lambda self, run, most: Arm(0, min(16, most)))
+    cost, _ = cost_of(BanditSpec((wrong_by(1),), token_cost=0.03))
     assert cost > 1.03 * LENGTH
+
+
+class Timed(ToyLanguage):
+    """Its passes take as many seconds as tokens, or a share of that; nothing else takes time."""
+
+    now = 0.0
+    each = 1.0  # seconds of a token after the first
+
+    def forward(self, entries: Pass) -> Tensor:
+        self.now += 1 + self.each * (entries.tokens.shape[1] - 1)
+        return super().forward(entries)
+
+
+@pytest.mark.parametrize("each", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("by", [0, 1])
+def test_measured_costs_bound_what_is_lost_and_find_what_is_gained(
+    each: float, by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Timed(5, seed=3, depth=2)
+    model.each = each
+    monkeypatch.setattr("time.perf_counter", lambda: model.now)
+    seconds = []
+    for _ in range(3):  # what was learned stays with the model
+        began = model.now
+        made = generate(Jacobi(16, BanditSpec((wrong_by(by),))), model=model)
+        seconds.append(model.now - began)
+        assert_same(made, generate(Autoregressive()))
+    if by == 1 or each == 1.0:  # nothing can be gained
+        assert sum(seconds) <= 1.06 * 3 * (LENGTH + 1)
+    else:
+        assert seconds[-1] < 0.5 * LENGTH
+
+
+def test_a_cost_is_a_ratio_of_medians_of_late_passes() -> None:
+    times = iter([0.0, 9.0, 10.0, 11.0, 12.0, 99.0, 101.0, 103.0, 105.0])
+    costs = MeasuredCosts(lambda: next(times))
+    wide = Arm(0, 4)
+    assert costs.expect(wide) == (math.inf, math.inf)
+    for arm in (PLAIN, PLAIN, PLAIN, PLAIN, wide, wide, wide, wide):
+        costs.begin(arm)
+    # the first pass of each arm, of 9 and 87 seconds, is not counted
+    assert costs.expect(wide) == (2.0, 2.0)
+    assert costs.expect(Arm(0, 8)) == (2.0, 4.0)
+    assert costs.expect(Arm(0, 2)) == (1.0, 2.0)
+    assert costs.expect(Arm(1, 4)) == (1.0, 4.0)
