@@ -5,9 +5,10 @@ Shapes: **B** rows, **L** tokens asked for.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor
 
@@ -34,6 +35,7 @@ class ShortRepr:
 
 
 _MOST_SHOWN = 4  # of a list
+_STRONGEST_FIRST = get_args(RunExactness)
 _WIDER = 1.05  # canvases a pass from which on a run says so
 
 
@@ -275,6 +277,36 @@ class Stats:
         lines += [("fell back", reason) for reason in self.fallbacks]
         lines += [("note", note) for note in self.notes]
         return "\n".join(f"{name:13}{value}" for name, value in lines)
+
+
+def add_stats(parts: Sequence[Stats]) -> Stats:
+    """Sum the stats of consecutive runs; the exactness is the weakest of theirs.
+
+    Args:
+        parts: at least one, all of the same policy.
+    """
+    total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
+    weakest = max(parts, key=lambda part: _STRONGEST_FIRST.index(part.exactness))
+    total["exactness"], total["dtype"] = weakest.exactness, weakest.dtype
+    runners = {p.runner for p in parts}
+    total["runner"] = runners.pop() if len(runners) == 1 else "eager"
+    total["runner_reason"] = "; ".join({p.runner_reason: None for p in parts if p.runner_reason})
+    for name in ("attention", "route", "route_reason", "reference", "drafts", "seed"):
+        total[name] = getattr(parts[-1], name)
+    total["fallbacks"] = list(dict.fromkeys(text for p in parts for text in p.fallbacks))
+    notes = Counter(text for p in parts for text in p.notes)
+    total["notes"] = [
+        text if n == len(parts) else f"{text} (in {n} of {len(parts)} batches)"
+        for text, n in notes.items()
+    ]
+    widest = max(len(p.accepted) for p in parts)
+    total["accepted"] = [
+        sum(p.accepted[k] for p in parts if k < len(p.accepted)) for k in range(widest)
+    ]
+    for f in fields(Stats):
+        if f.name not in total:
+            total[f.name] = sum(getattr(p, f.name) for p in parts)
+    return Stats(**total)
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,9 @@ from mmaccel.pipelines.pipeline import Decoding, Pipeline, read_loading
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
-from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
-from mmaccel.results import Stats
+from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi

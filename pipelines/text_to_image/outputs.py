@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,13 +12,11 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.limits import check_length
-from mmaccel.results import Exactness, RunExactness, ShortRepr, Stats
+from mmaccel.results import Exactness, ShortRepr, Stats, add_stats
 from mmaccel.samplers.noise import check_seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-_STRONGEST_FIRST = get_args(RunExactness)
 
 
 @dataclass(frozen=True)
@@ -117,36 +114,6 @@ def to_images(pixels: Tensor) -> list[Image]:
 
     values = pixels.mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(image) for image in values]
-
-
-def add_stats(parts: Sequence[Stats]) -> Stats:
-    """Sum the stats of consecutive runs; the exactness is the weakest of theirs.
-
-    Args:
-        parts: at least one, all of the same policy.
-    """
-    total: dict[str, Any] = {"policy": parts[0].policy, "branches": parts[0].branches}
-    weakest = max(parts, key=lambda part: _STRONGEST_FIRST.index(part.exactness))
-    total["exactness"], total["dtype"] = weakest.exactness, weakest.dtype
-    runners = {p.runner for p in parts}
-    total["runner"] = runners.pop() if len(runners) == 1 else "eager"
-    total["runner_reason"] = "; ".join({p.runner_reason: None for p in parts if p.runner_reason})
-    for name in ("attention", "route", "route_reason", "reference", "drafts", "seed"):
-        total[name] = getattr(parts[-1], name)
-    total["fallbacks"] = list(dict.fromkeys(text for p in parts for text in p.fallbacks))
-    notes = Counter(text for p in parts for text in p.notes)
-    total["notes"] = [
-        text if n == len(parts) else f"{text} (in {n} of {len(parts)} batches)"
-        for text, n in notes.items()
-    ]
-    widest = max(len(p.accepted) for p in parts)
-    total["accepted"] = [
-        sum(p.accepted[k] for p in parts if k < len(p.accepted)) for k in range(widest)
-    ]
-    for f in fields(Stats):
-        if f.name not in total:
-            total[f.name] = sum(getattr(p, f.name) for p in parts)
-    return Stats(**total)
 
 
 def join(parts: Sequence[ImageOutput]) -> ImageOutput:

@@ -12,8 +12,7 @@ from torch import Tensor
 import mmaccel
 from mmaccel.contracts import CanvasPass
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
-from mmaccel.pipelines.text_to_image.outputs import add_stats
-from mmaccel.results import Generation
+from mmaccel.results import Generation, add_stats
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold
 from mmaccel.samplers.canvas.selector import SelectorState

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.pipelines.text_to_image.outputs import add_stats
-from mmaccel.results import Stats, exactness_in
+from mmaccel.results import Stats, add_stats, exactness_in
 from tests.fixtures.denoiser_targets import LENGTH, PADDED, TARGETS
 from tests.fixtures.media import build_media, open_media
 from tests.fixtures.tiny_lms import build_lm, left_padded

@@ -20,10 +20,9 @@ from mmaccel.outputs.video_files import pick_format, read_frames, write_video
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.model import choose_params
-from mmaccel.pipelines.text_to_image.outputs import add_stats
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call, make_plan, pick_params
-from mmaccel.results import Stats, exactness_in
+from mmaccel.results import Stats, add_stats, exactness_in
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
