@@ -311,6 +311,10 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
         ),
         _VISION_LANGUAGE,
     ),
+    **dict.fromkeys(
+        ("csm_depth_decoder_model", "moshi_depth", "qwen3_omni_moe_talker_code_predictor"),
+        "mmaccel.pipelines.depth.family:DepthDecoderFamily",
+    ),
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",

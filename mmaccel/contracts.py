@@ -571,6 +571,8 @@ class Prompt:
         batching: how many rows are decoded at a time; None decodes all B together.
         is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
             image; None: all tokens are text.
+        n_shown: tokens at the end of every prompt that the layout's slots continue, such as the
+            frames that a clip begins with.
 
     Attributes:
         batch: B, rows asked for.
@@ -583,6 +585,7 @@ class Prompt:
     layout: Layout | None = None
     batching: ContinuousBatching | None = None
     is_text: Tensor | None = None
+    n_shown: int = 0
     batch: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

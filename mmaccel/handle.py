@@ -25,6 +25,7 @@ from mmaccel.pipelines.attach.unwrap import (
     check_switch,
     find_generator,
     is_diffusers_pipeline,
+    is_holder,
     unwrap,
 )
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
@@ -272,9 +273,10 @@ def attach(
             target, policy, own_seed, strict, layout, engine, methods, read_policy
         )
         return Handle(target, *served)
-    chosen = choose_policy(policy, layout)
-    check_combination(methods, reducers, chosen)
+    check_layout(layout)
     model, family = find_served(target)
+    chosen = choose_policy(policy, family.layout(model) if layout is None else layout)
+    check_combination(methods, reducers, chosen)
     check_vocabulary(layout, model)
     engine.check(find_device(model), chosen)
     refusal = find_refusal(model, family)  # runs the self-check now, not at the first generate
@@ -303,6 +305,9 @@ def attach(
     injection.add(model, service.methods())
     if is_diffusers_pipeline(target):
         injection.add(target, {"__call__": as_function(service.watch_pipeline)})
+    holder = unwrap(target)
+    if is_holder(holder):
+        injection.add(holder, {"generate": as_function(service.watch_calls)})
     handle = Handle(model, service, injection)
     if fused is True or compile is True:
         try:

@@ -42,7 +42,7 @@ from mmaccel.pipelines.transformers_release import VERSION, describe_untested
 from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
 from mmaccel.pipelines.vision_language.visual_call import VisualCall
-from mmaccel.results import Progress, Stats
+from mmaccel.results import Progress, Stats, add_stats
 from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
 from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.noise import Noise
@@ -51,6 +51,7 @@ _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
 _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
 _MODELS_LOOP = "a decoding loop of the model's own"
 _BATCH = "transformers' own continuous batching; generate takes a padded batch"
+_SEED_STEP = 0x9E3779B97F4A7C15  # odd: seeds of 2**63 calls differ
 _BATCHES = ("generate_batch", "init_continuous_batching")
 _OTHER_LOOPS = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
 
@@ -94,6 +95,7 @@ class GenerateService:
     def __post_init__(self) -> None:
         self.visuals = VisualCall(self.reduction)
         self._one_call = RLock()
+        self._n_calls = 0  # of the present work
         self._fallback = Fallback(
             self.policy, self.seed, self.strict, self.layout, self.history, self.warned
         )
@@ -115,6 +117,24 @@ class GenerateService:
             self._fallback.warn(reason)
             seconds = time.perf_counter() - began
             self.history.append(Stats(repr(self.policy), fallbacks=[reason], seconds=seconds))
+        return out
+
+    def watch_calls(self, holder: Any, *args: Any, **options: Any) -> Any:
+        """`generate` of a model that calls the served one many times: one work, with the sums of
+        the calls' statistics.
+        """
+        n_before = len(self.history)
+        self.family.begin_calls()
+        self._n_calls = 0
+        began = time.perf_counter()
+        out = original(holder, "generate")(*args, **options)
+        parts = self.history[n_before:]
+        if parts:
+            stats = add_stats(parts)
+            stats.seed = self.seed
+            seconds = time.perf_counter() - began
+            stats.notes.append(f"{len(parts)} calls of the decoder, {seconds:.2f} s in all")
+            self.history[n_before:] = [stats]
         return out
 
     def serve(self, call: GenerateCall) -> Any:
@@ -280,7 +300,7 @@ class GenerateService:
         if self.reduction.methods:
             call = self.visuals.apply(whole, _row_seeds(call, seed))
             cuts = self.visuals.cuts
-        prompt = call.prompt()
+        prompt = self.family.prompt(call)
         kinds, warpers = take_warpers(call.kinds, samples) if call.kinds else ([], {})
         chain = LogitsChain(kinds, whole.ids, prompt.tokens.shape[1]) if kinds else None
         params = call.params({"processor": chain} | warpers)
@@ -320,6 +340,8 @@ class GenerateService:
             )
         self._describe_reduction(whole, window, generation.stats)
         self.history.append(generation.stats)
+        self.family.finish(generation)
+        self._n_calls += 1
         if call.streamer is not None:
             call.streamer.end()
         fields = {} if outputs is None else outputs.collect()
@@ -350,10 +372,16 @@ class GenerateService:
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:
-            return self.seed
+            return self._vary(self.seed) if self.family.repeats_calls else self.seed
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, (), device="cpu"))
+
+    def _vary(self, seed: int | Sequence[int]) -> int | Sequence[int]:
+        """A seed of the next call of one work, none of which has the noise of another."""
+        if isinstance(seed, int):
+            return (seed + self._n_calls * _SEED_STEP) % 2**63
+        return [(one + self._n_calls * _SEED_STEP) % 2**63 for one in seed]
 
 
 def _can_restart(call: GenerateCall) -> bool:
@@ -378,15 +406,16 @@ def _prepare(
     """Let a window record what the call wants next to its tokens, and give it its prompt."""
     outputs = None
     names = call.records
-    if names or call.returns_cache:
-        cache = call.cache if call.returns_cache else None
+    returns_cache = call.returns_cache and family.gives_cache
+    if names or returns_cache:
+        cache = call.cache if returns_cache else None
         outputs = StepOutputs(names, Columns(call.mask), call.pad, cache)
         window.recorder = outputs
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:
             window.attention = "model"  # the kernel has no weights to give out
     is_own = bool(set(call.prompt_reasons) - family.served)
-    if not is_own and call.returns_cache and call.guidance is None and family.takes_own_prompt:
+    if not is_own and returns_cache and call.guidance is None and family.takes_own_prompt:
         is_own = not bool(call.mask.all())  # for the keys and values of padding
     if is_own:
         window.own_prompt = open_prompt(call, outputs, layers, window.methods)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.depth.decoders import HOLDERS
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
 """diffusers' pipelines whose pictures are made of tokens, and the component that makes these."""
@@ -30,8 +31,8 @@ def find_generator(target: Any) -> Any:
     """The part of `target` whose `generate` is served.
 
     Args:
-        target: a transformers model; one compiled by torch or wrapped by peft; a pipeline of
-            transformers; a pipeline of diffusers in `GENERATORS`; or a pipeline of the caller's
+        target: a transformers model; one compiled by torch or wrapped by peft; a speech model in
+            `HOLDERS`, of which the depth decoder is served; a pipeline of transformers; a pipeline of diffusers in `GENERATORS`; or a pipeline of the caller's
             own, of whose components exactly one generates.
 
     Returns:
@@ -42,6 +43,8 @@ def find_generator(target: Any) -> Any:
             such component, or with several.
     """
     target = unwrap(target)
+    if is_holder(target):
+        return target.get_submodule(HOLDERS[type(target).__name__])
     parts = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
@@ -56,6 +59,12 @@ def find_generator(target: Any) -> Any:
             f"{type(target).__name__} with {names}; attach to the component itself"
         )
     return find_generator(next(iter(found.values())))
+
+
+def is_holder(target: Any) -> bool:
+    """Whether an object is a model in `HOLDERS`, whose `generate` calls that of a part of it."""
+    kind = type(target)
+    return kind.__name__ in HOLDERS and kind.__module__.startswith("transformers.")
 
 
 def is_diffusers_pipeline(target: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import (
     UNSERVED,
@@ -21,6 +22,7 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
 from mmaccel.pipelines.original_methods import BASE, has_own, original
+from mmaccel.results import Generation
 
 _PREPARE = "prepare_inputs_for_generation"
 _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the first pass
@@ -44,6 +46,9 @@ class CausalLM:
         known: methods of `GenerationMixin` that models of this family may override.
         takes_own_prompt: whether its windows go on from the model's own prefill, see
             `mmaccel.pipelines.causal_lm.own_prompt`.
+        gives_cache: whether a call that returns transformers' cache gets it from a window.
+        repeats_calls: whether calls are parts of one work, such as the frames of speech: each then
+            has noise of its own under one seed.
     """
 
     name: ClassVar[str] = "causal_lm"
@@ -51,6 +56,8 @@ class CausalLM:
     served: ClassVar[frozenset[str]] = frozenset()
     known: ClassVar[frozenset[str]] = frozenset()
     takes_own_prompt: ClassVar[bool] = True
+    gives_cache: ClassVar[bool] = True
+    repeats_calls: ClassVar[bool] = False
 
     def check(self, model: Any) -> ModelFacts:
         """The facts of a model; refuses one whose `generate` no policy can serve.
@@ -102,6 +109,20 @@ class CausalLM:
     def open(self, call: GenerateCall) -> CausalLMWindow:
         """A window over the model, for one call."""
         return self.wrap(call.model)
+
+    def layout(self, model: Any) -> Layout | None:
+        """What is known about the slots of every call where the caller says nothing."""
+        return None
+
+    def prompt(self, call: GenerateCall) -> Prompt:
+        """The prompt of one call."""
+        return call.prompt()
+
+    def finish(self, made: Generation) -> None:
+        """See what a call has made; the next one may be a part of the same work."""
+
+    def begin_calls(self) -> None:
+        """The next call begins a work anew."""
 
     def own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]

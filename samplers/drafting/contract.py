@@ -162,6 +162,7 @@ class Frontier:
         impossible: `[S]` int64, ids that no slot can have; None if none are known.
         is_first: `[B]` bool, rows before their first pass, whose last scores are those of another
             row; None if all rows began together.
+        n_shown: see `mmaccel.contracts.Prompt`.
     """
 
     token_buffer: Tensor
@@ -173,6 +174,7 @@ class Frontier:
     vocab_size: int
     impossible: Tensor | None = None
     is_first: Tensor | None = None
+    n_shown: int = 0
 
     @property
     def columns(self) -> Tensor:

@@ -22,13 +22,15 @@ def last_known(frontier: Frontier) -> Tensor:
 
 
 def copy_back(frontier: Frontier, period: int) -> Tensor:
-    """`[B, K]`, the token one or more whole periods back that is known; else the last known one."""
+    """`[B, K]`, the token one or more whole periods back that is known, as far as slots and what
+    they continue go back; else the last known one.
+    """
     ahead = frontier.columns - frontier.filled[:, None]  # [B, K], how far beyond what is known
     periods = (ahead.clamp(min=0) // period) + 1
     back = periods * period
-    generated = back <= frontier.slots
+    is_known = back <= frontier.slots + frontier.n_shown
     left = frontier.filled[:, None] - 1
-    return tokens_at(frontier, torch.where(generated, frontier.columns - back, left))
+    return tokens_at(frontier, torch.where(is_known, frontier.columns - back, left))
 
 
 def check_period(source: str, period: int, what: str) -> None:

@@ -58,6 +58,7 @@ def make_frontier(run: DraftedRun) -> Frontier:
         run.vocab_size,
         run.impossible,
         None if run.scheduler is None else buffer.n_generated == 0,
+        run.prompt.n_shown,
     )
 
 

@@ -1,0 +1,151 @@
+"""Depth decoders of transformers: how each kind scores the codes of one frame.
+
+A speech model of several codebooks generates a frame in two stages: a temporal decoder gives a
+state and maybe the first code, and a small *depth decoder* the other codes, one after the other
+(Z. Borsos et al., "SoundStorm", 2023; D. Lee et al., "Autoregressive Image Generation using
+Residual Quantization", CVPR 2022, section 3.3). What a kind has in common is a `DepthDecoder`: its
+own forward over all codes of a frame at once, without a cache, which a window of codes needs.
+
+Shapes: **R** rows, **P** entries of a frame before the codes that are generated, **n** entries of a
+pass, **V** codes of a codebook, **D** width.
+
+Source: transformers 5.24, `csm`, `moshi` and `qwen3_omni_moe`, whose `generate` calls `generate` of
+these decoders once a frame.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class DepthDecoder(ABC):
+    """A kind of depth decoder.
+
+    Attributes:
+        given: arguments of its `generate` that a frame is scored with.
+        n_before: P.
+    """
+
+    given: ClassVar[frozenset[str]]
+    n_before: ClassVar[int]
+
+    @abstractmethod
+    def vocab_size(self, model: Any) -> int:
+        """V."""
+
+    @abstractmethod
+    def n_entries(self, model: Any) -> int:
+        """The most entries of a pass."""
+
+    @abstractmethod
+    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
+        """One teacher-forced pass over a frame.
+
+        Args:
+            model: the decoder.
+            entries: `[R, n]` int64, P entries of the frame's beginning, then codes.
+            given: by name, what the frame is scored with.
+
+        Returns:
+            Logits `[R, n, V]` of the codes that follow; those of the first P - 1 mean nothing.
+        """
+
+    def embed(self, model: Any, entries: Tensor) -> Tensor | None:
+        """`[R, n, D]`, what a call that asks for hidden states gets of its codes; None: nothing."""
+        return None
+
+
+class CsmDepth(DepthDecoder):
+    """`CsmDepthDecoderForCausalLM`: the backbone's state, the first code, then 31 others."""
+
+    given = frozenset({"backbone_last_hidden_state"})
+    n_before = 2
+
+    def vocab_size(self, model: Any) -> int:
+        return int(model.config.vocab_size)
+
+    def n_entries(self, model: Any) -> int:
+        return int(model.config.num_codebooks)
+
+    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
+        logits = model(
+            input_ids=entries,
+            backbone_last_hidden_state=given["backbone_last_hidden_state"],
+            attention_mask=torch.ones_like(entries),  # without one, 5.24 fails on its positions
+            use_cache=False,
+            return_dict=True,
+        ).logits
+        return pad(logits, (0, 0, 1, 0))  # the state's own entry has no head
+
+
+class MoshiDepth(DepthDecoder):
+    """`MoshiDepthDecoder`: the text token, then 8 codes, the main decoder's state in each entry."""
+
+    given = frozenset({"last_hidden_state"})
+    n_before = 1
+
+    def vocab_size(self, model: Any) -> int:
+        return int(model.config.audio_vocab_size)
+
+    def n_entries(self, model: Any) -> int:
+        return int(model.config.num_codebooks)
+
+    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
+        state = given["last_hidden_state"].expand(-1, entries.shape[1], -1)
+        logits: Tensor = model(
+            input_ids=entries, last_hidden_state=state, use_cache=False, return_dict=True
+        ).logits
+        return logits
+
+
+class CodePredictor(DepthDecoder):
+    """The code predictor of Qwen3-Omni's talker: embeddings of the talker's state and of the first
+    code, then 15 codes, each with an embedding and a head of its own.
+
+    Qwen3-TTS has the same modules under the same names.
+    """
+
+    given = frozenset({"inputs_embeds", "generation_steps"})
+    n_before = 2
+
+    def vocab_size(self, model: Any) -> int:
+        return int(model.vocab_size)
+
+    def n_entries(self, model: Any) -> int:
+        return len(model.lm_head) + 1
+
+    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
+        before = given["inputs_embeds"]
+        codes = self.embed(model, entries)[:, self.n_before :]
+        hidden = model.model(
+            inputs_embeds=torch.cat([before, codes], 1), use_cache=False, return_dict=True
+        ).last_hidden_state
+        scored = zip(model.lm_head, hidden[:, 1:].unbind(1))
+        return pad(torch.stack([head(state) for head, state in scored], 1), (0, 0, 1, 0))
+
+    def embed(self, model: Any, entries: Tensor) -> Tensor:
+        tables = model.get_input_embeddings()
+        codes = entries[:, self.n_before :].unbind(1)
+        found = [table(code) for table, code in zip(tables, codes)]
+        width = tables[0].embedding_dim
+        empty = tables[0].weight.new_zeros(len(entries), self.n_before, width)
+        return torch.cat([empty, *(one[:, None] for one in found)], 1)
+
+
+DECODERS: dict[str, DepthDecoder] = {  # by model_type
+    "csm_depth_decoder_model": CsmDepth(),
+    "moshi_depth": MoshiDepth(),
+    "qwen3_omni_moe_talker_code_predictor": CodePredictor(),
+}
+HOLDERS = {  # classes whose `generate` calls that of a depth decoder, and where they have it
+    "CsmForConditionalGeneration": "depth_decoder",
+    "MoshiForConditionalGeneration": "depth_decoder",
+    "Qwen3OmniMoeTalkerForConditionalGeneration": "code_predictor",
+    "Qwen3OmniMoeForConditionalGeneration": "talker.code_predictor",
+}
