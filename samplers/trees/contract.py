@@ -14,6 +14,7 @@ exact in distribution go from entry to entry instead and accept a child of each 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -102,7 +103,16 @@ class TreeShape(ABC):
         """
 
 
-def check_tree(tree: object, window: int | str, source: DraftSource, exactness: Exactness) -> None:
+def check_tree(
+    tree: object,
+    window: int | str,
+    source: DraftSource,
+    exactness: Exactness,
+    *,
+    policy: str,
+    takes: Callable[[TreeShape, DraftSource], bool],
+    remedy: str,
+) -> None:
     """Refuse a tree that a policy cannot have.
 
     Args:
@@ -110,6 +120,9 @@ def check_tree(tree: object, window: int | str, source: DraftSource, exactness: 
         window: of the policy.
         source: of its drafts.
         exactness: of the policy.
+        policy: its name.
+        takes: whether the policy can walk a tree over drafts of a source.
+        remedy: drafts and trees that it can.
 
     Raises:
         OptionError: no tree; one for bitwise policies alone; a window that changes, or is too
@@ -130,10 +143,10 @@ def check_tree(tree: object, window: int | str, source: DraftSource, exactness: 
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
             f"window={window!r}; give a wider window or shorter branches"
         )
-    if not (tree.can_grow(source) or tree.can_draw(source)):
+    if not takes(tree, source):
         raise OptionError(
-            f"tree: expected drafts that have alternatives for {tree!r}, received {source!r}; take "
-            "drafts='coarse', drafts='token-recycling' or leave tree out"
+            f"tree: expected drafts that have alternatives for {tree!r} under {policy}, received "
+            f"{source!r}; take {remedy}, or leave tree out"
         )
 
 

@@ -57,9 +57,7 @@ def draw_tree(
     tree = _begin(drafts, p_draft)
     entry_of = {entry: entry for entry in range(width)}  # of the plan -> of this pass
     families: dict[int, list[int]] = {entry: [entry + 1] for entry in range(n_drafts)}
-    filled = (
-        width  # entries whose distribution is known: the one that their children are drawn from
-    )
+    filled = width  # entries whose children's distribution is known
     for generation in plan:
         wanted = [node for node in generation if node.parent in entry_of and node.depth < width]
         if not wanted:
@@ -67,9 +65,8 @@ def draw_tree(
         wanted.sort(key=lambda node: node.rank)  # siblings in the order of their draws
         is_behind_chain = wanted[0].parent < widest
         if not is_behind_chain:
-            found = drafter.distributions(run, tree.tokens, tree.parents)
-            known = [tree.p_draft[:, :filled], found[:, filled:]]
-            tree = tree._replace(p_draft=torch.cat(known, 1))
+            found = drafter.distributions(run, tree.tokens, tree.parents, filled)
+            tree = tree._replace(p_draft=torch.cat([tree.p_draft[:, :filled], found], 1))
             filled = tree.tokens.shape[1]
         tree = _add(run, rule, tree, wanted, entry_of, drafts if is_behind_chain else None)
         for node in wanted:

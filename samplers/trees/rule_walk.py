@@ -80,17 +80,11 @@ class RuleStep:
         """The entries of the pass, and what chooses among children; None for the chain alone."""
         run = self._run
         drafter = run.drafter
-        width = drafts.shape[1] + 1
         if self._plan is not None:
             tree = draw_tree(run, drafter, self._rule, self._plan, drafts, p_draft)
             if tree is None:
                 return None
-            entries = TreeEntries(tree.tokens, tree.parents, width)
-            n_others = tree.children.shape[1] - 1
-            passes = run.counters.passes
-            others = run.noise.uniforms(run.buffer.slots, n_others, Stream.COINS, passes)
-            coins = torch.cat([fresh.coins[..., None], others], 2)  # [B, W, K]
-            return entries, choose_drawn(tree, self._rule, coins, fresh.redraws)
+            return choose_by_rule(run, tree, self._rule, fresh)
         silent = p_draft.new_zeros(*drafts.shape, 1)
         nodes = self._shape.grow(run, drafter, drafts, silent)
         if nodes is None:
@@ -127,6 +121,21 @@ def walk(width: int, scores: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Te
         if not bool(is_open.any()):
             break
     return entry, n_right, tokens
+
+
+def choose_by_rule(
+    run: WindowRun, tree: DrawnTree, rule: SiblingRule, fresh: Fresh
+) -> tuple[TreeEntries, Choose]:
+    """The entries of a drawn tree, and what chooses among their children.
+
+    Args:
+        fresh: of the window's slots.
+    """
+    entries = TreeEntries(tree.tokens, tree.parents, fresh.coins.shape[1])
+    n_others = tree.children.shape[1] - 1
+    others = run.noise.uniforms(run.buffer.slots, n_others, Stream.COINS, run.counters.passes)
+    coins = torch.cat([fresh.coins[..., None], others], 2)  # [B, W, K]
+    return entries, choose_drawn(tree, rule, coins, fresh.redraws)
 
 
 def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Tensor) -> Choose:
