@@ -37,6 +37,7 @@ class Comb(TreeShape):
     length: int = 7
 
     name = "comb"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         check_int("Comb.branches", self.branches, 1, 1024, hint="12 suits a window of 40")

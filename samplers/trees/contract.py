@@ -57,10 +57,13 @@ class TreeShape(ABC):
         name: short name.
         only_bitwise: whether a row's nodes depend on other rows, so that its tokens would, too,
             under a policy that is exact in distribution.
+        is_capturable: whether `grow` never synchronises with the host, so that steps may be
+            captured as CUDA graphs; then its nodes are not checked.
     """
 
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
+    is_capturable: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -151,7 +154,7 @@ def check_tree(
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape grew what `Nodes` describes.
+    """Raise ShapeError unless a shape, one that is not captured, grew what `Nodes` describes.
 
     Args:
         shape: that grew them.
@@ -161,6 +164,8 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 
     Cost: two host synchronisations, for the ranges and the depths.
     """
+    if shape.is_capturable:
+        return
     rows = len(drafts)
     width = drafts.shape[1] + 1
     name = f"tree: expected {shape!r} to grow"
@@ -192,6 +197,12 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 def has_tree(policy: object) -> bool:
     """Whether a policy verifies a tree."""
     return getattr(policy, "tree", None) is not None
+
+
+def takes_capture(policy: object) -> bool:
+    """Whether a policy verifies no tree, or one whose steps may be captured."""
+    tree = getattr(policy, "tree", None)
+    return not isinstance(tree, TreeShape) or tree.is_capturable
 
 
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:

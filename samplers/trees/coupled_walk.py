@@ -68,7 +68,9 @@ class CoupledWalk:
         entries, choose = choose_by_rule(run, tree, self._rule, fresh)
         slots = run.buffer.slots[:, :1] + entries.depths()
         pass_scores = run.scores.forward_tree(entries.tokens, entries.parents, slots)
-        last, n_right, walked = walk(entries.width, pass_scores.target, choose)
+        reads_back = not run.runner.is_static
+        found = walk(entries.width, pass_scores.target, choose, reads_back=reads_back)
+        last, n_right, walked = found
 
         # from here on the pass is one over the window that the path is in
         path = find_path(run, entries, last)

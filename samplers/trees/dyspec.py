@@ -43,6 +43,7 @@ class DySpec(TreeShape):
     ranks: int = 6
 
     name = "dyspec"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         check_int("DySpec.nodes", self.nodes, 1, 1024, hint="32 suits a window of 32")

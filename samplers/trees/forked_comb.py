@@ -43,6 +43,7 @@ class ForkedComb(TreeShape):
     ranks: int = 6
 
     name = "forked-comb"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         for name in ("branches", "length", "twigs", "twig_length"):

@@ -94,13 +94,16 @@ class RuleStep:
         return entries, choose_certain(entries, p_draft, fresh)
 
 
-def walk(width: int, scores: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Tensor]:
+def walk(
+    width: int, scores: Tensor, choose: Choose, *, reads_back: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """Walk all rows from the first entry on.
 
     Args:
         width: W; no path has more than W - 1 drafts.
         scores: `[B, E, V]`, of the target distribution.
         choose: among children.
+        reads_back: whether it may ask the device whether a row is still on its way.
 
     Returns:
         The last entry of each row's path `[B]` int64, how many drafts it has `[B]` int64, and the
@@ -118,7 +121,7 @@ def walk(width: int, scores: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Te
         is_open = is_open & (found.sibling >= 0)
         entry = torch.where(is_open, found.sibling, entry)
         n_right = n_right + is_open
-        if not bool(is_open.any()):
+        if reads_back and not bool(is_open.any()):
             break
     return entry, n_right, tokens
 

@@ -247,7 +247,7 @@ def test_planted_bugs_are_seen(
 def test_planted_bugs_are_seen_in_drafts_that_nothing_corrects(
     plant: Callable[[pytest.MonkeyPatch], None], tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They stay what the last pass made of them, or are a draft model's, further from the target."""
+    """They stay what the last pass made of them, or are a draft model's, far from the target."""
     plant(monkeypatch)
     window = 1 + tree.depth + 1
     source = DraftModel(setting("plain").language(seed=2))
