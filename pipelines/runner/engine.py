@@ -19,7 +19,7 @@ from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.trees.contract import has_tree
+from mmaccel.samplers.trees.contract import takes_capture
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
@@ -290,7 +290,7 @@ def _check_compile(device: torch.device) -> None:
 def is_capturable(policy: Policy) -> bool:
     """Whether a policy and its draft source declare that passes never synchronise with the host."""
     source = source_of(policy)
-    declared = getattr(policy, "is_capturable", False) and not has_tree(policy)
+    declared = getattr(policy, "is_capturable", False) and takes_capture(policy)
     return bool(declared) and (source is None or source.is_capturable)
 
 

@@ -52,6 +52,10 @@ class Coarse(DraftSource):
     corrects = True
     name = "coarse"
 
+    def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
+        return True
+
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | Path):
             raise OptionError(
@@ -106,6 +110,10 @@ class ShippedCoarse(DraftSource):
     corrects = True
     name = "coarse"
 
+    def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
+        return True
+
     def open(self, run: OpenRun) -> Drafter:
         source = shipped_source(run.model)
         if source is not None:
@@ -123,6 +131,10 @@ class Auto(DraftSource):
     has_children = True
     corrects = True
     name = "auto"
+
+    def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
+        return True
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmaccel.kernels.coarse_rounds import Redrafted
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, find_hidden, share_of
+from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.contract import Children, Nodes, OpenRun, Paths
 
 _RANKS = 6  # of a slot that are looked at
@@ -48,6 +49,9 @@ class Sweeper(Protocol):
 
     def find_scale(self, run: OpenRun) -> float:
         """What C's scores are multiplied by."""
+
+    def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
+        """Corrected scores of slots, without noise."""
 
 
 @torch.no_grad()
@@ -94,6 +98,54 @@ def find_children(
 
     A slot whose draft is fixed has that one child.
     """
+    behind = _slots_behind(drafter, run, paths, noise)
+    if behind is None:
+        return None
+    at, now = behind
+    values, tokens = _rank(drafter, run, at, now)
+
+    chances = _find_chances(values, paths.depths == 0)
+    drafts = run.buffer.tokens.gather(1, at.columns)
+    is_fixed = at.is_fixed[..., None]
+    only = torch.zeros_like(chances)
+    only[..., 0] = 1
+    tokens = torch.where(is_fixed & (only > 0), drafts[..., None], tokens)
+    log_probs = torch.where(is_fixed, only, chances).log()
+    return Children(tokens[..., :k], log_probs[..., :k])
+
+
+@torch.no_grad()
+def find_distributions(drafter: Sweeper, run: OpenRun, paths: Paths) -> Tensor:
+    """What may follow entries of a tree, `[B, n, V]`; see `Drafter.distributions`.
+
+    Of a slot whose draft is fixed it is that draft. No slot's noise has a part in it.
+    """
+    slots = run.buffer.slots[:, :1] + paths.depths
+    drafts = run.buffer.tokens.gather(1, slots + run.buffer.origin)
+    fixed = one_hot(drafts, run.vocab_size)
+    silent = fixed.new_zeros(1, 1, 1)
+    behind = _slots_behind(drafter, run, paths, silent)
+    if behind is None:
+        return fixed
+    at, now = behind
+    p_draft = drafter.find_scores(run, at, now, paths.depths).softmax(-1)
+    return torch.where(at.is_fixed[..., None], fixed, p_draft)
+
+
+def _slots_behind(
+    drafter: Sweeper, run: OpenRun, paths: Paths, noise: Tensor
+) -> tuple[SweepSlots, Tensor] | None:
+    """The slots behind n entries of a tree, and the tokens of their neighbours `[B, n, N]` int64.
+
+    Args:
+        drafter: of the run.
+        run: before its pass.
+        paths: of the entries.
+        noise: see `Drafter.correct`.
+
+    Returns:
+        None before the first pass.
+    """
     slots = drafter.sweep_slots(run, noise)
     if slots is None:
         return None
@@ -108,16 +160,7 @@ def find_children(
     is_inside = (place >= 0) & (place < paths.tokens.shape[2])
     inside = paths.tokens.gather(2, place.clamp(0, paths.tokens.shape[2] - 1))
     before = work.gather(1, at.neighbours.flatten(1)).view_as(place)
-    values, tokens = _rank(drafter, run, at, torch.where(is_inside, inside, before))
-
-    chances = _find_chances(values, paths.depths == 0)
-    drafts = work.gather(1, at.columns)
-    is_fixed = at.is_fixed[..., None]
-    only = torch.zeros_like(chances)
-    only[..., 0] = 1
-    tokens = torch.where(is_fixed & (only > 0), drafts[..., None], tokens)
-    log_probs = torch.where(is_fixed, only, chances).log()
-    return Children(tokens[..., :k], log_probs[..., :k])
+    return at, torch.where(is_inside, inside, before)
 
 
 def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tuple[Tensor, Tensor]:

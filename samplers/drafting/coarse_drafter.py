@@ -39,7 +39,11 @@ from mmaccel.kernels.coarse_sweep import (
 from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
-from mmaccel.samplers.drafting.coarse_branches import find_children, grow_branches
+from mmaccel.samplers.drafting.coarse_branches import (
+    find_children,
+    find_distributions,
+    grow_branches,
+)
 from mmaccel.samplers.drafting.coarse_model import CoarseConfig
 from mmaccel.samplers.drafting.contract import (
     Children,
@@ -53,6 +57,7 @@ from mmaccel.samplers.drafting.contract import (
 )
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
+from mmaccel.samplers.trees.entries import TreeEntries
 
 if TYPE_CHECKING:
     from mmaccel.samplers.window.step_state import Held
@@ -238,6 +243,13 @@ class CoarseDrafter(Drafter):
         """See `Drafter.children`. Cost: as a sweep's of as many slots, but all at once."""
         return find_children(self, run, paths, noise, k)
 
+    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
+        """See `Drafter.distributions`: the softmax of corrected scores, as for the chain."""
+        paths = TreeEntries(tokens, parents, run.width).paths()
+        return find_distributions(
+            self, run, Paths(paths.tokens[:, first:], paths.depths[:, first:])
+        )
+
     @property
     def sweep_weights(self) -> SweepWeights:
         """C's weights as a sweep reads them."""
@@ -294,23 +306,37 @@ class CoarseDrafter(Drafter):
         found = self.sweep_slots(run, noise)
         if found is None:
             return drafts, p_draft
-        work, ids = self.pad_tokens(run), found.ids[..., :-1]  # without the best of all others
-        corrected, now = self._sweep(run, found, work, ids.shape[-1])
+        n_corrected = found.ids.shape[-1] - 1  # without the best of all others
+        corrected, now = self._sweep(run, found, self.pad_tokens(run), n_corrected)
         is_kept = found.is_fixed | (found.is_seen & (now == found.seen).all(-1))
         if run.params.temperature == 0:
             p_corrected = one_hot(corrected, run.vocab_size)
         else:
-            weights = self.opened.weights
-            hidden = find_hidden(weights, now, found.base)
-            change = (hidden - found.hidden_seen)[..., None]
-            moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, K, M]
-            stale = self._stale_scores(run)
-            seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
-            fresh = (hidden @ weights.head.T + weights.head_bias) * _scale(run)
-            fresh = fresh + share_of(found.last[:, None], found.gates[..., None])
-            fresh = _mask(run, fresh)
-            p_corrected = torch.where(found.is_seen[..., None], seen, fresh).softmax(-1)
+            index = torch.arange(drafts.shape[1], device=drafts.device).expand_as(drafts)
+            p_corrected = self.find_scores(run, found, now, index).softmax(-1)
         return corrected, torch.where(is_kept[..., None], p_draft, p_corrected)
+
+    def find_scores(self, run: OpenRun, slots: SweepSlots, now: Tensor, index: Tensor) -> Tensor:
+        """Corrected scores of n slots, `[B, n, V]`, without noise; see `record_distribution`.
+
+        Args:
+            run: before its pass.
+            slots: n of each row.
+            now: `[B, n, N]` int64, the tokens of their neighbours.
+            index: `[B, n]` int64, which draft slots of the window they are.
+        """
+        weights = self.opened.weights
+        ids = slots.ids[..., :-1]
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        hidden = find_hidden(weights, now, slots.base)
+        change = (hidden - slots.hidden_seen)[..., None]
+        moved = (weights.head[ids] @ change)[..., 0] * _scale(run)  # [B, n, M]
+        stale = self._stale_scores(run)[rows, index]
+        seen = stale.scatter(2, ids, stale.gather(2, ids) + moved)
+        fresh = (hidden @ weights.head.T + weights.head_bias) * _scale(run)
+        fresh = fresh + share_of(slots.last[:, None], slots.gates[..., None])
+        fresh = _mask(run, fresh, run.buffer.slots[:, :1] + index)
+        return torch.where(slots.is_seen[..., None], seen, fresh)
 
     def record(self, run: OpenRun, scores: PassScores, noise: Tensor) -> None:
         """Keep what the next sweep needs of a pass; see `observe`."""
@@ -423,7 +449,7 @@ class CoarseDrafter(Drafter):
             is_fixed = is_fixed | (forced >= 0)
         last_scores = held.last.get()
         gates = model.gate(distances)[..., 0] * _scale(run)
-        noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]))
+        noise = _mask(run, noise.expand(*slots.shape, last_scores.shape[1]), slots)
         return SweepSlots(
             buffer.columns[:, :-1],
             self._neighbours(run, slots),
@@ -484,10 +510,10 @@ def _scale(run: OpenRun) -> float:
     return 1.0 / (run.params.temperature or 1.0)
 
 
-def _mask(run: OpenRun, scores: Tensor) -> Tensor:
-    """Scores `[B, W-1, V]`, -inf where the layout allows no token."""
+def _mask(run: OpenRun, scores: Tensor, slots: Tensor) -> Tensor:
+    """Scores `[B, K, V]` of slots `[B, K]`, -inf where the layout allows no token."""
     layout = run.prompt.layout
-    allowed = None if layout is None else layout.allowed(run.buffer.slots[:, :-1])
+    allowed = None if layout is None else layout.allowed(slots)
     return scores if allowed is None else scores.masked_fill(~allowed, float("-inf"))
 
 

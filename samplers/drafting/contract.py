@@ -386,13 +386,16 @@ class Drafter:
         """
         return None
 
-    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor) -> Tensor:
-        """What may follow each entry of a tree, `[B, E, V]`: probabilities to draw drafts from.
+    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
+        """What may follow the entries of a tree from one on, `[B, E - first, V]`: probabilities.
+
+        Drafts are drawn from them with noise that they do not depend on: that of later slots.
 
         Args:
             run: whose token buffer holds the window's drafts.
             tokens: `[B, E]` int64, what the entries hold; the window's first one is not read.
             parents: `[B, E]` int64, see `mmaccel.contracts.Pass`.
+            first: a node; asked once for each generation of nodes, in their order.
         """
         raise NotImplementedError
 

@@ -172,7 +172,7 @@ class ModelDrafter(Drafter):
         if self.judge is not None:
             self.judge.accepted(run, n_new)
 
-    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor) -> Tensor:
+    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
         """See `Drafter.distributions`: a pass over the last known token and the tree behind it."""
         buffer = run.buffer
         branches = run.prompt.branches
@@ -188,7 +188,7 @@ class ModelDrafter(Drafter):
         scores = run.params.apply(
             logits, branches, buffer.tokens, columns, slots, run.prompt.layout
         )
-        return scores.softmax(-1)
+        return scores[:, first:].softmax(-1)
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`: the model's next run may have no tree."""

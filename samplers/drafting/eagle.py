@@ -6,8 +6,12 @@ After a pass the head reads the states of the accepted tokens, each with the tok
 before the next one it drafts token by token, and reads its own states in place of those that are
 not known.
 
-Departures: drafts are a chain; under guidance the head is one row for all branches: it reads the
-guided states of passes, and those of the first branch of a prompt.
+Under a tree the head reads every path of a generation at once (`eagle_tree.py`), and the shapes of
+`mmaccel.samplers.trees` choose: `mmaccel.DySpec` has the dynamic tree of EAGLE-2, whose nodes are
+those with the largest product of the head's confidences.
+
+Departures: the window's chain is in every tree; under guidance the head is one row for all
+branches: it reads the guided states of passes, and those of the first branch of a prompt.
 """
 
 from __future__ import annotations
@@ -24,11 +28,24 @@ from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.drafting.coarse import opened_for
-from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
+from mmaccel.samplers.drafting.contract import (
+    Children,
+    Drafter,
+    Drafts,
+    DraftSource,
+    OpenRun,
+    PassScores,
+    Paths,
+)
 from mmaccel.samplers.drafting.eagle_model import WEIGHTS, EagleModel, HeadCache, load_eagle
+from mmaccel.samplers.drafting.eagle_tree import HeadTree
+from mmaccel.samplers.drafting.gap_model import rank_chances
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
+from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.window.step_state import Held
+
+_GAPS = (1.5, -2.0)  # beta and c of ranks under noise
 
 
 @dataclass(frozen=True)
@@ -44,6 +61,7 @@ class Eagle(DraftSource):
     keeps_predictions = False
     reads_last_scores = False
     reads_scores = True
+    has_children = True
     name = "eagle"
 
     def __post_init__(self) -> None:
@@ -52,6 +70,10 @@ class Eagle(DraftSource):
                 f"Eagle: expected a folder, received {show(self.folder)}; give its path"
             )
         object.__setattr__(self, "folder", str(self.folder))
+
+    def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
+        return True
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
@@ -121,6 +143,7 @@ class EagleDrafter(Drafter):
     first: Held
     seen: Held
     _begun: tuple[HeadCache, Tensor] | None = None  # behind the prompt, until the first step
+    _tree: HeadTree | None = None  # of the coming pass
 
     def read_prompt(self, run: OpenRun) -> PromptReader | None:
         """What reads the states of the prompt; None where rows join later, which begin without."""
@@ -144,24 +167,59 @@ class EagleDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         cache, state = self._last(run)
-        states = state[:, None]
+        states = [state[:, None]]
         buffer = run.buffer
 
         def find_logits(work: Tensor, k: int) -> Tensor:
-            nonlocal states
             if k > 0:
                 before = buffer.columns[:, k - 1 : k].clamp(min=1)
                 token = work.gather(1, before)
-                states = self.head(token, states, before - 1, cache)
+                states.append(self.head(token, states[-1], before - 1, cache))
             # all branches of a guided run say the same
-            return self.head.logits(states).repeat(run.prompt.branches, 1, 1)
+            return self.head.logits(states[-1]).repeat(run.prompt.branches, 1, 1)
 
-        return draft_in_turn(run, find_logits)
+        found = draft_in_turn(run, find_logits)
+        self._tree = None
+        if run.policy.tree is not None and found.tokens is not None and run.width > 1:
+            self._tree = HeadTree(
+                self.head,
+                cache,
+                buffer.columns[:, :1] - 1,
+                found.tokens[:, :-1],
+                torch.cat(states, 1),
+                depth=run.width - 1,
+            )
+        return found
+
+    def children(self, run: OpenRun, paths: Paths, noise: Tensor, *, k: int) -> Children | None:
+        """See `Drafter.children`: the head's likeliest tokens, with its confidence.
+
+        With noise of the slots they are in the order in which it prefers them.
+        """
+        if self._tree is None:
+            return None
+        scores = self._score(run, paths).log_softmax(-1)
+        k = min(k, scores.shape[2])
+        if noise.shape[2] == 1:
+            best = scores.topk(k, -1)
+            return Children(best.indices, best.values)
+        rows = torch.arange(len(scores), device=scores.device)[:, None]
+        best = (scores + noise[rows, paths.depths]).topk(k, -1)
+        return Children(best.indices, rank_chances(best.values, *_GAPS))
+
+    def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
+        """See `Drafter.distributions`."""
+        paths = TreeEntries(tokens, parents, run.width).paths()
+        paths = Paths(paths.tokens[:, first:], paths.depths[:, first:])
+        return self._score(run, paths).softmax(-1)
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         states = cast(LayerStates, run.model).last_states
         assert states is not None
         found = guide(states.float(), run.prompt.branches, run.params.guidance_scale)
+        if scores.path is not None:
+            rows = torch.arange(len(found), device=found.device)[:, None]
+            found = found[rows, scores.path.entries]
         self.seen.hold(found)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
@@ -183,6 +241,24 @@ class EagleDrafter(Drafter):
 
     def close(self, run: OpenRun) -> None:
         cast(LayerStates, run.model).keep_states(False)
+
+    def _score(self, run: OpenRun, paths: Paths) -> Tensor:
+        """Scores `[B, n, V]` of what may follow paths; at temperature 0 before filters, too."""
+        assert self._tree is not None
+        # all branches of a guided run say the same
+        logits = self.head.logits(self._tree.read(paths)).repeat(run.prompt.branches, 1, 1)
+        buffer = run.buffer
+        slots = buffer.slots[:, :1] + paths.depths
+        params = run.params
+        score = params.apply if params.temperature else params.to_processed_scores
+        return score(
+            logits,
+            run.prompt.branches,
+            buffer.tokens,
+            slots + buffer.origin,
+            slots,
+            run.prompt.layout,
+        )
 
     def _read(self, run: OpenRun, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
         """States `[B, K, C]` after entries with the large model's states `[B, K, F]`."""

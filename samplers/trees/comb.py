@@ -18,6 +18,10 @@ from torch import Tensor
 from mmaccel.checks import check_int
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
+from mmaccel.samplers.trees.dyspec import extend_likeliest, fork_chain, round_chances
+from mmaccel.samplers.trees.growth import Growth
+
+_RANKS = 6  # of an entry's children that are looked at, the chain's draft among them
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Comb(TreeShape):
     length: int = 7
 
     name = "comb"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         check_int("Comb.branches", self.branches, 1, 1024, hint="12 suits a window of 40")
@@ -50,7 +55,7 @@ class Comb(TreeShape):
 
     def can_grow(self, source: DraftSource) -> bool:
         """See `TreeShape.can_grow`."""
-        return source.has_branches
+        return source.has_branches or source.has_children
 
     def plan(self, width: int) -> Plan:
         """See `TreeShape.plan`. Branch b leaves the chain after b drafts: the first draft has a
@@ -73,4 +78,14 @@ class Comb(TreeShape):
         length = min(self.length, drafts.shape[1])
         if length < 1:
             return None
-        return drafter.branch(run, drafts, noise, n_branches=self.branches, length=length)
+        if drafter.source.has_branches:
+            return drafter.branch(run, drafts, noise, n_branches=self.branches, length=length)
+        # the likeliest alternatives to the chain's drafts, each followed by the drafter's best
+        tree = Growth(run, drafter, drafts, noise)
+        forks = fork_chain(tree, _RANKS)
+        if forks is None:
+            return None
+        chances = forks.values[..., None] + round_chances(forks.log_probs)
+        children = (forks.entries, forks.tokens, chances)
+        branches, _ = extend_likeliest(tree, *children, self.branches, length, _RANKS)
+        return tree.nodes(branches > float("-inf"))

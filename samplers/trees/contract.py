@@ -14,6 +14,7 @@ exact in distribution go from entry to entry instead and accept a child of each 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -56,10 +57,13 @@ class TreeShape(ABC):
         name: short name.
         only_bitwise: whether a row's nodes depend on other rows, so that its tokens would, too,
             under a policy that is exact in distribution.
+        is_capturable: whether `grow` never synchronises with the host, so that steps may be
+            captured as CUDA graphs; then its nodes are not checked.
     """
 
     name: ClassVar[str] = ""
     only_bitwise: ClassVar[bool] = False
+    is_capturable: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -102,7 +106,16 @@ class TreeShape(ABC):
         """
 
 
-def check_tree(tree: object, window: int | str, source: DraftSource, exactness: Exactness) -> None:
+def check_tree(
+    tree: object,
+    window: int | str,
+    source: DraftSource,
+    exactness: Exactness,
+    *,
+    policy: str,
+    takes: Callable[[TreeShape, DraftSource], bool],
+    remedy: str,
+) -> None:
     """Refuse a tree that a policy cannot have.
 
     Args:
@@ -110,6 +123,9 @@ def check_tree(tree: object, window: int | str, source: DraftSource, exactness: 
         window: of the policy.
         source: of its drafts.
         exactness: of the policy.
+        policy: its name.
+        takes: whether the policy can walk a tree over drafts of a source.
+        remedy: drafts and trees that it can.
 
     Raises:
         OptionError: no tree; one for bitwise policies alone; a window that changes, or is too
@@ -130,15 +146,15 @@ def check_tree(tree: object, window: int | str, source: DraftSource, exactness: 
             f"tree: expected a window of more than {tree.depth} tokens for {tree!r}, received "
             f"window={window!r}; give a wider window or shorter branches"
         )
-    if not (tree.can_grow(source) or tree.can_draw(source)):
+    if not takes(tree, source):
         raise OptionError(
-            f"tree: expected drafts that have alternatives for {tree!r}, received {source!r}; take "
-            "drafts='coarse', drafts='token-recycling' or leave tree out"
+            f"tree: expected drafts that have alternatives for {tree!r} under {policy}, received "
+            f"{source!r}; take {remedy}, or leave tree out"
         )
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape grew what `Nodes` describes.
+    """Raise ShapeError unless a shape, one that is not captured, grew what `Nodes` describes.
 
     Args:
         shape: that grew them.
@@ -148,6 +164,8 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 
     Cost: two host synchronisations, for the ranges and the depths.
     """
+    if shape.is_capturable:
+        return
     rows = len(drafts)
     width = drafts.shape[1] + 1
     name = f"tree: expected {shape!r} to grow"
@@ -179,6 +197,12 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
 def has_tree(policy: object) -> bool:
     """Whether a policy verifies a tree."""
     return getattr(policy, "tree", None) is not None
+
+
+def takes_capture(policy: object) -> bool:
+    """Whether a policy verifies no tree, or one whose steps may be captured."""
+    tree = getattr(policy, "tree", None)
+    return not isinstance(tree, TreeShape) or tree.is_capturable
 
 
 def count_spare(tree: object | None, model: TokenModel, widest: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.samplers.drafting.contract import Drafter, OpenRun
+from mmaccel.samplers.trees.constants import as_index
 from mmaccel.samplers.trees.contract import Plan, Planned
 from mmaccel.samplers.trees.siblings.contract import SiblingRule, SlotNoise
 
@@ -57,9 +58,7 @@ def draw_tree(
     tree = _begin(drafts, p_draft)
     entry_of = {entry: entry for entry in range(width)}  # of the plan -> of this pass
     families: dict[int, list[int]] = {entry: [entry + 1] for entry in range(n_drafts)}
-    filled = (
-        width  # entries whose distribution is known: the one that their children are drawn from
-    )
+    filled = width  # entries whose children's distribution is known
     for generation in plan:
         wanted = [node for node in generation if node.parent in entry_of and node.depth < width]
         if not wanted:
@@ -67,9 +66,8 @@ def draw_tree(
         wanted.sort(key=lambda node: node.rank)  # siblings in the order of their draws
         is_behind_chain = wanted[0].parent < widest
         if not is_behind_chain:
-            found = drafter.distributions(run, tree.tokens, tree.parents)
-            known = [tree.p_draft[:, :filled], found[:, filled:]]
-            tree = tree._replace(p_draft=torch.cat(known, 1))
+            found = drafter.distributions(run, tree.tokens, tree.parents, filled)
+            tree = tree._replace(p_draft=torch.cat([tree.p_draft[:, :filled], found], 1))
             filled = tree.tokens.shape[1]
         tree = _add(run, rule, tree, wanted, entry_of, drafts if is_behind_chain else None)
         for node in wanted:
@@ -78,10 +76,11 @@ def draw_tree(
     if len(entry_of) == width:
         return None
     most = max(map(len, families.values()))
-    children = torch.full((tree.tokens.shape[1], most), -1, dtype=torch.int64)
-    for parent, entries in families.items():
-        children[parent, : len(entries)] = torch.tensor(entries)
-    return tree._replace(children=children.to(drafts.device))
+    children: list[int] = []
+    for entry in range(tree.tokens.shape[1]):
+        found_here = families.get(entry, [])
+        children += found_here + [-1] * (most - len(found_here))
+    return tree._replace(children=as_index(children, drafts.device).view(-1, most))
 
 
 def _begin(drafts: Tensor, p_draft: Tensor) -> DrawnTree:
@@ -125,16 +124,16 @@ def _add(
         n_drawn[parent] += 1
     for number, node in enumerate(wanted, start=tree.tokens.shape[1]):
         entry_of[node.number] = number
-    index = torch.tensor(parents, device=device)
-    depths = torch.tensor([depth_of[parent] for parent in parents], device=device)
+    index = as_index(parents, device)
+    depths = as_index([depth_of[parent] for parent in parents], device)
 
     # siblings of all parents at once
     slots = run.buffer.slots[:, :1] + depths
     noise = SlotNoise(run.noise, slots, run.counters.passes)
     first = None if drafts is None else drafts[:, index]
     drawn = rule.draw(tree.p_draft[:, index], noise, max(n_drawn.values()), first)  # [B, n, K]
-    at, number = torch.tensor(places, device=device).T
-    tokens = drawn[:, at, number]
+    at = as_index([parent for parent, _ in places], device)
+    tokens = drawn[:, at, as_index([draw for _, draw in places], device)]
     above = index[at].expand(len(tokens), -1)
     is_there = (tokens >= 0) & tree.is_there.gather(1, above)
     p_draft = tree.p_draft.new_zeros(*tokens.shape, tree.p_draft.shape[2])

@@ -43,6 +43,7 @@ class DySpec(TreeShape):
     ranks: int = 6
 
     name = "dyspec"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         check_int("DySpec.nodes", self.nodes, 1, 1024, hint="32 suits a window of 32")
@@ -140,6 +141,43 @@ def keep_likeliest(tree: Growth, chances: Tensor, is_new: Tensor, n: int) -> tup
     best = chances.sort(dim=1, descending=True, stable=True).indices[:, :n]
     tree.keep(best + tree.width)
     return chances.gather(1, best), is_new.gather(1, best)
+
+
+def extend_likeliest(
+    tree: Growth, entries: Tensor, tokens: Tensor, values: Tensor, n: int, length: int, ranks: int
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+    """Add the n likeliest of some children, and behind each the drafter's best drafts.
+
+    Args:
+        entries: `[B, m]` int64.
+        tokens, values: `[B, m, k]`, their children and the logarithms of their chances.
+        n, length: of the branches.
+        ranks: of an entry's children that are looked at.
+
+    Returns:
+        The logarithms of the chances of all nodes that were added, `[B, n']`; and the children of
+        these that were not: `entries`, `tokens` and `values`, None where there are none.
+    """
+    rank = values.flatten(1).sort(dim=1, descending=True, stable=True).indices[:, :n]
+    last = tree.tokens.shape[1]
+    tree.add(entries.gather(1, rank // tokens.shape[2]), tokens.flatten(1).gather(1, rank))
+    own = values.flatten(1).gather(1, rank)
+    added, left = [own], []
+    for _ in range(1, length):
+        entries = torch.arange(last, tree.tokens.shape[1], device=own.device).expand_as(own)
+        found = tree.children(entries, ranks)
+        assert found is not None
+        chances = own[..., None] + round_chances(found.log_probs)
+        if found.tokens.shape[2] > 1:
+            left.append((entries, found.tokens[..., 1:], chances[..., 1:]))
+        last = tree.tokens.shape[1]
+        tree.add(entries, found.tokens[..., 0])
+        own = chances[..., 0]
+        added.append(own)
+    if not left:
+        return torch.cat(added, 1), None
+    parts = (torch.cat([part[i] for part in left], 1) for i in range(3))
+    return torch.cat(added, 1), tuple(parts)  # type: ignore[return-value]
 
 
 def chances_of_chain(log_probs: Tensor) -> Tensor:

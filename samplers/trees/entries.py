@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.samplers.drafting.contract import Nodes
+from mmaccel.samplers.drafting.contract import Nodes, Paths
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ class TreeEntries:
         for above in self._ancestors():
             found = found + found.gather(1, above)
         return found
+
+    def paths(self) -> Paths:
+        """What every entry follows. Entries that are as deep as the window have no children."""
+        depths = self.depths()
+        slot = torch.arange(self.width - 1, device=depths.device)
+        is_own = slot == (depths - 1)[..., None]  # the slot whose draft an entry is
+        tokens = torch.where(is_own, self.tokens[..., None], 0)  # [B, E, W-1]
+        for above in self._ancestors():
+            tokens = tokens + tokens.gather(1, above[..., None].expand_as(tokens))
+        return Paths(tokens, depths.clamp(max=max(self.width - 2, 0)))
 
     def is_right(self, found: Tensor) -> Tensor:
         """`[B, E]` bool: whether an entry and all that it follows hold the right tokens.

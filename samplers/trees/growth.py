@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.samplers.drafting.contract import Children, Drafter, Nodes, OpenRun, Paths
+from mmaccel.samplers.trees.constants import as_index
 from mmaccel.samplers.trees.contract import Plan
 
 
@@ -135,18 +136,20 @@ def grow_planned(tree: Growth, plan: Plan) -> Nodes | None:
         wanted = [node for node in wanted if node.depth < tree.width]
         if not wanted:
             break
-        parents = torch.tensor([entries[node.parent] for node in wanted], device=device)
+        parents = as_index([entries[node.parent] for node in wanted], device)
         parents = parents.expand(len(tree.tokens), -1)
         found = tree.children(parents, 1 + max(node.rank for node in wanted))
         if found is None:
             return None
         known = [n for n, node in enumerate(wanted) if node.rank < found.tokens.shape[2]]
-        ranks = torch.tensor([wanted[n].rank for n in known], dtype=torch.int64, device=device)
+        ranks = as_index([wanted[n].rank for n in known], device)
+        at = as_index(known, device)
         for n in known:
             entries[wanted[n].number] = len(entries)
-        tree.add(parents[:, known], found.tokens[:, known, ranks])
-        has_child = found.log_probs[:, known, ranks] > float("-inf")
-        is_needed = torch.cat([is_needed, has_child & is_needed.gather(1, parents[:, known])], 1)
+        parents = parents[:, at]
+        tree.add(parents, found.tokens[:, at, ranks])
+        has_child = found.log_probs[:, at, ranks] > float("-inf")
+        is_needed = torch.cat([is_needed, has_child & is_needed.gather(1, parents)], 1)
     if len(entries) == tree.width:
         return None
     return tree.nodes(is_needed[:, tree.width :])

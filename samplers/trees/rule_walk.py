@@ -80,17 +80,11 @@ class RuleStep:
         """The entries of the pass, and what chooses among children; None for the chain alone."""
         run = self._run
         drafter = run.drafter
-        width = drafts.shape[1] + 1
         if self._plan is not None:
             tree = draw_tree(run, drafter, self._rule, self._plan, drafts, p_draft)
             if tree is None:
                 return None
-            entries = TreeEntries(tree.tokens, tree.parents, width)
-            n_others = tree.children.shape[1] - 1
-            passes = run.counters.passes
-            others = run.noise.uniforms(run.buffer.slots, n_others, Stream.COINS, passes)
-            coins = torch.cat([fresh.coins[..., None], others], 2)  # [B, W, K]
-            return entries, choose_drawn(tree, self._rule, coins, fresh.redraws)
+            return choose_by_rule(run, tree, self._rule, fresh)
         silent = p_draft.new_zeros(*drafts.shape, 1)
         nodes = self._shape.grow(run, drafter, drafts, silent)
         if nodes is None:
@@ -100,13 +94,16 @@ class RuleStep:
         return entries, choose_certain(entries, p_draft, fresh)
 
 
-def walk(width: int, scores: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Tensor]:
+def walk(
+    width: int, scores: Tensor, choose: Choose, *, reads_back: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
     """Walk all rows from the first entry on.
 
     Args:
         width: W; no path has more than W - 1 drafts.
         scores: `[B, E, V]`, of the target distribution.
         choose: among children.
+        reads_back: whether it may ask the device whether a row is still on its way.
 
     Returns:
         The last entry of each row's path `[B]` int64, how many drafts it has `[B]` int64, and the
@@ -124,9 +121,24 @@ def walk(width: int, scores: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Te
         is_open = is_open & (found.sibling >= 0)
         entry = torch.where(is_open, found.sibling, entry)
         n_right = n_right + is_open
-        if not bool(is_open.any()):
+        if reads_back and not bool(is_open.any()):
             break
     return entry, n_right, tokens
+
+
+def choose_by_rule(
+    run: WindowRun, tree: DrawnTree, rule: SiblingRule, fresh: Fresh
+) -> tuple[TreeEntries, Choose]:
+    """The entries of a drawn tree, and what chooses among their children.
+
+    Args:
+        fresh: of the window's slots.
+    """
+    entries = TreeEntries(tree.tokens, tree.parents, fresh.coins.shape[1])
+    n_others = tree.children.shape[1] - 1
+    others = run.noise.uniforms(run.buffer.slots, n_others, Stream.COINS, run.counters.passes)
+    coins = torch.cat([fresh.coins[..., None], others], 2)  # [B, W, K]
+    return entries, choose_drawn(tree, rule, coins, fresh.redraws)
 
 
 def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Tensor) -> Choose:

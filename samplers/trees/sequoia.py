@@ -52,6 +52,7 @@ class Sequoia(TreeShape):
     acceptance: Chances = field(default=COARSE, repr=False)  # long, and tokens do not depend on it
 
     name = "sequoia"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         check_int("Sequoia.nodes", self.nodes, 1, 1024, hint="32 suits a window of 32")

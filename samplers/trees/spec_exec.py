@@ -44,6 +44,7 @@ class SpecExec(TreeShape):
     ranks: int = 6
 
     name = "spec-exec"
+    is_capturable = True
 
     def __post_init__(self) -> None:
         check_int("SpecExec.nodes", self.nodes, 1, 16384, hint="512 suits an idle GPU")

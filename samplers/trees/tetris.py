@@ -49,5 +49,5 @@ class TETRIS(DySpec):
         flat = chances.flatten()
         best = flat.sort(descending=True, stable=True).indices[: self.budget * len(chances)]
         is_best = torch.zeros_like(flat, dtype=torch.bool)
-        is_best[best] = True
+        is_best = is_best.scatter(0, best, True)
         return is_best.view_as(chances) & super().is_needed(chances)

@@ -12,12 +12,14 @@ descendants and behind them the entries of the chain, whose scores the next draf
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError
 from mmaccel.kernels.sample import argmax
-from mmaccel.samplers.drafting.contract import PassPath
+from mmaccel.samplers.drafting.contract import DraftSource, PassPath
 from mmaccel.samplers.trees.contract import TreeShape, check_nodes
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.window.run import WindowRun
@@ -90,13 +92,15 @@ def find_path(run: WindowRun, entries: TreeEntries, last: Tensor) -> PassPath:
     return PassPath(view, is_branch, buffer.tokens.scatter(1, columns, drafts))
 
 
-def can_walk(run: WindowRun, shape: TreeShape, *, is_bitwise: bool = True) -> bool:
+def can_walk(
+    run: WindowRun, shape: TreeShape, takes: Callable[[TreeShape, DraftSource], bool]
+) -> bool:
     """Whether the passes of a run may cover a tree; a note in its statistics says why not.
 
     Args:
         run: fresh.
         shape: of the tree.
-        is_bitwise: whether frozen noise walks it; otherwise its drafts may be drawn, too.
+        takes: whether the policy can walk a tree over drafts of a source.
 
     Raises:
         OptionError: a model whose layers take no trees.
@@ -108,8 +112,7 @@ def can_walk(run: WindowRun, shape: TreeShape, *, is_bitwise: bool = True) -> bo
         )
     reason = ""
     source = run.drafter.source
-    is_grown = shape.can_grow(source) or (not is_bitwise and shape.can_draw(source))
-    if not is_grown:
+    if not takes(shape, source):
         reason = f"drafts of {source!r} have no alternatives"
     elif run.params.processor is not None:
         reason = "logits processors read the tokens before a slot, and branches have others"

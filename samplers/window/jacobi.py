@@ -56,7 +56,7 @@ class Jacobi(WindowPolicy):
         return f"Jacobi(window={self.window!r}, drafts={self.drafts!r}{tree})"
 
     def decode(self, run: WindowRun) -> Generation:
-        if self.tree is not None and can_walk(run, self.tree):
+        if self.tree is not None and can_walk(run, self.tree, self.takes_tree):
             return run.run(TreeStep(run, self.tree))
         open_draws = choose_draws(run)
 

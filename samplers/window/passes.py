@@ -33,6 +33,7 @@ class ModelCalls:
         recorder: the model's `StepRecorder`; None without one.
         is_recorded: whether passes record anything.
         has_own_prompt: whether the model itself has processed the prompt.
+        n_behind: entries of all rows that the last pass had beside its window.
     """
 
     def __init__(self, model: TokenModel, runner: StepRunner, stats: Stats, spare: int = 0) -> None:
@@ -40,6 +41,7 @@ class ModelCalls:
         self.recorder: StepRecorder | None = model.recorder
         self.is_recorded = self.recorder is not None and self.recorder.is_active
         self.has_own_prompt = False
+        self.n_behind = 0
         self._has_chunks = False  # whether prompts are processed in chunks
         self._spare = spare
         self._runner = runner
@@ -114,13 +116,10 @@ class ModelCalls:
     def forward(self, entries: Pass) -> Tensor:
         """Raw logits `[R, W, V]` of a pass."""
         began = time.perf_counter()
+        self.n_behind = 0
         logits = self.model.forward(entries).detach()
         self._stats.forward_seconds += time.perf_counter() - began
         return logits
-
-    def count_entries(self, n: int) -> None:
-        """Count entries that a pass has beside its window."""
-        self._stats.tokens_processed += n
 
     def commit(self, start: Tensor, entries: Tensor, n_new: Tensor) -> None:
         """Tell the model which entries of a tree were accepted.
@@ -260,7 +259,7 @@ class ScorePasses:
             Pass(entries, inputs.start, parents=parents.repeat(branches, 1))
         )
         self._graphs.keep_arithmetic(self._calls.model, logits)
-        self._calls.count_entries(behind.numel())
+        self._calls.n_behind = behind.numel()
         processed = self.params.to_processed_scores(
             logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout
         )

@@ -28,11 +28,13 @@ class WindowPolicy:
         exactness: what the policy guarantees.
         is_capturable: whether its steps may be captured as CUDA graphs.
         takes_corrections: whether a source may correct its drafts.
+        tree_remedy: drafts that a tree of the policy may have.
     """
 
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
     takes_corrections: ClassVar[bool] = True
+    tree_remedy: ClassVar[str] = "drafts='coarse', drafts='token-recycling'"
     window: int | str = 1
     tree: TreeShape | None = None
     drafts: str | DraftSource = "left"
@@ -41,7 +43,20 @@ class WindowPolicy:
         check_window(self.window, adaptive=self.exactness == "bitwise")
         check_drafts(self.drafts, self.exactness, self.takes_corrections)
         if self.tree is not None:
-            check_tree(self.tree, self.window, self.draft_source(), self.exactness)
+            check_tree(
+                self.tree,
+                self.window,
+                self.draft_source(),
+                self.exactness,
+                policy=type(self).__name__,
+                takes=self.takes_tree,
+                remedy=self.tree_remedy,
+            )
+
+    @classmethod
+    def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
+        """Whether the policy can walk a tree of a shape over drafts of a source."""
+        return tree.can_grow(source)
 
     def draft_source(self) -> DraftSource:
         """The source of drafts in a run."""

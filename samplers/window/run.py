@@ -300,7 +300,10 @@ class WindowRun(RunParts):
                 self.buffer.move_window(self.width)
             step_fn()
 
-        is_usual = self.graphs.run_steps(step, None if self.is_retry else key, n_passes, self.state)
+        graph_key = None if self.is_retry else key
+        self.calls.n_behind = self.graphs.buffers.n_behind.get(graph_key, 0)  # of a replayed pass
+        is_usual = self.graphs.run_steps(step, graph_key, n_passes, self.state)
+        self.graphs.buffers.n_behind[graph_key] = self.calls.n_behind
         self.sync(n_passes, is_usual)
 
     def propose(self) -> Drafts:
@@ -373,7 +376,8 @@ class WindowRun(RunParts):
         rows = self.rows
         scheduler = self.scheduler
         self.stats.passes += n_passes
-        self.stats.tokens_processed += n_passes * self.width * len(rows.lengths)
+        n_entries = self.width * len(rows.lengths) + self.calls.n_behind
+        self.stats.tokens_processed += n_passes * n_entries
         if self.on_step is not None:
             numbers = () if scheduler is None else tuple(scheduler.rows)
             rows.call_on_step(self.on_step, self.stats.passes, numbers)

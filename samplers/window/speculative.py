@@ -26,7 +26,7 @@ from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import draft_by
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.rule_walk import RuleStep
-from mmaccel.samplers.trees.siblings.contract import SiblingRule
+from mmaccel.samplers.trees.siblings.contract import SiblingRule, check_siblings
 from mmaccel.samplers.trees.siblings.rsd import RSD
 from mmaccel.samplers.trees.walk import can_walk
 from mmaccel.samplers.window.fresh_drafts import draft_afresh, verify_chain
@@ -59,6 +59,7 @@ class Speculative(WindowPolicy):
 
     exactness: ClassVar[Exactness] = "distribution"
     takes_corrections: ClassVar[bool] = False
+    tree_remedy: ClassVar[str] = "a draft model, drafts='token-recycling'"
 
     def __post_init__(self) -> None:
         model = self.draft_model
@@ -69,17 +70,18 @@ class Speculative(WindowPolicy):
                 f"draft_model: expected a causal LM of transformers or None, received "
                 f"{show(model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
-        if not isinstance(self.siblings, SiblingRule):
-            raise OptionError(
-                f"siblings: expected a rule such as mmaccel.RSD(), received {show(self.siblings)}; "
-                "give one, or leave siblings out"
-            )
+        check_siblings(self.siblings)
         super().__post_init__()
 
     def draft_source(self) -> DraftSource:
         if self.draft_model is None:
             return super().draft_source()
         return draft_by(cast(TokenModel, self.draft_model))
+
+    @classmethod
+    def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
+        """See `WindowPolicy.takes_tree`."""
+        return tree.can_grow(source) or tree.can_draw(source)
 
     def decode(self, run: WindowRun) -> Generation:
         step = self._open_step(run)
@@ -89,7 +91,7 @@ class Speculative(WindowPolicy):
         return run.finish()
 
     def _open_step(self, run: WindowRun) -> Callable[[], None]:
-        if self.tree is not None and can_walk(run, self.tree, is_bitwise=False):
+        if self.tree is not None and can_walk(run, self.tree, self.takes_tree):
             return RuleStep(run, self.tree, self.siblings)
 
         def verify() -> None:

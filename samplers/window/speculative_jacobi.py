@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.acceptance import Rule, exact_rule, follow, redraw, verify
+from mmaccel.kernels.acceptance import Rule, exact_rule, redraw, verify
 from mmaccel.kernels.couple import couple
 from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
@@ -41,11 +40,15 @@ from mmaccel.samplers.acceptance import (
     Coupling,
     check_coupling,
     count_leading,
-    draw,
     is_kept,
-    one_hot,
 )
 from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.trees.contract import TreeShape
+from mmaccel.samplers.trees.coupled_walk import CoupledWalk
+from mmaccel.samplers.trees.siblings.contract import SiblingRule, check_siblings
+from mmaccel.samplers.trees.siblings.rsd import RSD
+from mmaccel.samplers.trees.walk import can_walk
+from mmaccel.samplers.window.draft_record import DraftRecord
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
 
@@ -59,6 +62,10 @@ class SpeculativeJacobi(WindowPolicy):
         coupling: how slots after the first rejection are redrawn.
         drafts: where drafts come from, as in `Jacobi`; "auto" and "coarse" may change the tokens,
             as every draft source does under this policy.
+        tree: what a pass verifies beside the window's chain of drafts, a `Comb` or a `Sequoia`;
+            None: nothing. It asks for drafts that are drawn for it: "coarse", "auto" with a coarse
+            model, a `Coarse`, a `DraftModel`.
+        siblings: how several drafts of one slot are drawn, and which one is accepted.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
     """
@@ -66,19 +73,44 @@ class SpeculativeJacobi(WindowPolicy):
     window: int = 32
     coupling: Coupling = "maximal"
     drafts: str | DraftSource = "neighbour"
+    tree: TreeShape | None = None
+    siblings: SiblingRule = RSD()
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True
+    tree_remedy: ClassVar[str] = "drafts='coarse' with a Comb or a Sequoia"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_coupling(self.coupling)
+        check_siblings(self.siblings)
+
+    def __repr__(self) -> str:
+        own = f"window={self.window!r}, coupling={self.coupling!r}, drafts={self.drafts!r}"
+        if self.tree is not None:
+            own += f", tree={self.tree!r}, siblings={self.siblings!r}"
+        return f"SpeculativeJacobi({own})"
+
+    @classmethod
+    def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:
+        """See `WindowPolicy.takes_tree`; why trees are planned: `coupled_walk`."""
+        return tree.can_draw(source)
 
     def decode(self, run: WindowRun) -> Generation:
-        return iterate(run, self.coupling, exact_rule)
+        return iterate(run, self.coupling, exact_rule, self._open_walk(run))
+
+    def _open_walk(self, run: WindowRun) -> CoupledWalk | None:
+        """What walks the trees of a run; None for the chain alone."""
+        if self.tree is None or not can_walk(run, self.tree, self.takes_tree):
+            return None
+        plan = self.tree.plan(run.chooser.widest)
+        assert plan is not None, "checked by `takes_tree`"
+        return CoupledWalk(run, plan, self.siblings, self.coupling)
 
 
-def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
+def iterate(
+    run: WindowRun, coupling: str, rule: Rule, walk: CoupledWalk | None = None
+) -> Generation:
     """The loop shared by the exact and the relaxed rule.
 
     Args:
@@ -86,27 +118,27 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
         coupling: how drafts after the first rejection are redrawn; always exact, whatever the
             rule.
         rule: decides which drafts are accepted.
+        walk: of passes that cover trees, under the exact rule; None: none do.
 
     Returns:
         The finished generation.
     """
-    drafter = run.drafter
-    p_held, first_held = run.state.declare("p_target"), run.state.declare("first slot")
+    record = DraftRecord(run)
     is_fused = (rule, coupling) == (exact_rule, "maximal")
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
     compute = run.backend.run
 
     def step_fn() -> None:
-        slots = run.buffer.slots
         fresh = run.fresh_noise()
-        drafts, p_draft = _drafts(run, fresh.drafts[:, :-1], p_held.value, first_held.value)
-        noise = run.frozen_noise() if drafter.source.corrects else None
-        if noise is not None:
-            drafts, p_own = drafter.correct(run, drafts, noise[:, :-1], p_draft)
-            assert p_own is not None
-            p_draft = p_own
+        drawn = record.draft(fresh)
+        tree = None if walk is None else walk.grow(drawn)
+        if walk is not None and tree is not None:
+            walk.verify(tree, drawn.noise, fresh, record)
+            return
+        drafts = drawn.tokens
+        p_draft = drawn.p_draft
         scores = run.forward()  # [B, W, V]
-        run.observe(noise)
+        run.observe(drawn.noise)
         coins = fresh.coins[:, :-1]
         spent = None
         if is_fused:
@@ -133,43 +165,7 @@ def iterate(run: WindowRun, coupling: str, rule: Rule) -> Generation:
             else:
                 keeps = index[:, :-1] < last
                 tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws, last)
-        p_held.hold(p_target)
-        first_held.hold(slots[:, :1])
+        record.hold(p_target)
         run.accept(tokens, accepted, spent)
 
     return run.run(step_fn)
-
-
-def _drafts(
-    run: WindowRun, uniforms: Tensor, p_last: Tensor | None, first: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Drafts `[B, W-1]` of the window and the distributions `[B, W-1, V]` they were drawn from.
-
-    Args:
-        run: the run.
-        uniforms: `[B, W-1]`, with which new drafts are drawn.
-        p_last: `[B, W', V]`, target distributions of the last pass; None before the first.
-        first: `[B, 1]` int64, the first slot of the last pass.
-    """
-    slots = run.buffer.slots[:, :-1]
-    found = run.propose()
-    guess = found.tokens
-    if guess is None:
-        assert found.scores is not None
-        p_new = found.scores.softmax(-1)  # [B, 1 or W-1, V]
-        guess = draw(p_new, uniforms)
-        p_draft = p_new.expand(-1, slots.shape[1], -1)
-    elif found.distribution is None:
-        p_draft = one_hot(guess, run.vocab_size)
-    else:
-        p_draft = found.distribution
-    if p_last is not None and first is not None:  # predicted drafts were drawn from these
-        buffer = run.buffer
-        moved = buffer.slots[:, 0] - first[:, 0]
-        n_predicted = buffer.filled - buffer.columns[:, 0]
-        p_draft = run.backend.run(follow, p_last, moved, n_predicted, p_draft)
-    drafts = run.write_drafts(guess)
-    forced = run.rows.forced()
-    if forced is not None:
-        p_draft = torch.where((forced >= 0)[..., None], one_hot(drafts, run.vocab_size), p_draft)
-    return drafts, p_draft

@@ -82,12 +82,14 @@ class StaticBuffers:
         state: by name, what a step hands to the next one; empty before the first step.
         model: by name, buffers of the token model; None until they are reserved.
         first_state: names of `state` that a run's first pass stores.
+        n_behind: by the key of a step, entries of all rows that its pass has beside the window.
         arithmetic: number format of the passes; empty before the first.
     """
 
     inputs: dict[str, Tensor]
     state: dict[str, Tensor] = field(default_factory=dict)
     first_state: set[str] = field(default_factory=set)
+    n_behind: dict[Hashable, int] = field(default_factory=dict)
     model: dict[str, Any] | None = None
     arithmetic: str = ""
 

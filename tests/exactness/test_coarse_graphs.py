@@ -12,10 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmaccel import CausalLMWindow, Coarse, GroupedSpeculative, Jacobi, SpeculativeJacobi
+from mmaccel import (
+    MCSD,
+    CausalLMWindow,
+    Coarse,
+    Comb,
+    DySpec,
+    GroupedSpeculative,
+    Jacobi,
+    Sequoia,
+    SpecTr,
+    SpeculativeJacobi,
+)
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
+from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter
 from mmaccel.samplers.drafting.coarse_model import (
@@ -127,6 +139,27 @@ def test_a_wide_sweep_after_a_narrow_pass(
     assert len(read) > 5 and min(read)[0] > 0  # zeros are what a narrow pass is filled up with
     # two slots seen, at least one accepted, and the last draft of a window of 6 is the fifth slot
     assert 4 <= max(distance for _, distance in read) <= 5
+
+
+TREES: tuple[tuple[Any, dict[str, Any]], ...] = (
+    (Jacobi(7), {"tree": Comb(3, 2)}),
+    (Jacobi(7), {"tree": DySpec(6, depth=2)}),
+    (SpeculativeJacobi(6), {"tree": Comb(4, 2)}),
+    (SpeculativeJacobi(6), {"tree": Sequoia(6, depth=2), "siblings": MCSD()}),
+    (SpeculativeJacobi(6, "gumbel"), {"tree": Comb(3, 1), "siblings": SpecTr()}),
+)
+
+
+@pytest.mark.parametrize(("policy", "tree"), TREES, ids=repr)
+def test_trees(
+    policy: Any, tree: dict[str, Any], model: Any, source: Coarse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replayed passes walk them as eager ones do."""
+    own = replace(policy, drafts=source, **tree)
+    cache, calls = GraphCache(), Calls(model)
+    monkeypatch.setenv(dispatch.VARIABLE, "torch")
+    assert is_capturable(own)
+    assert [calls.check(own, call, cache) for call in CALLS[:2]] == [1, 0]
 
 
 @pytest.mark.parametrize("index", [4, 5])

@@ -16,20 +16,27 @@ import pytest
 import torch
 
 from mmaccel import (
+    TETRIS,
     Autoregressive,
     CausalLMWindow,
+    Comb,
+    DySpec,
+    ForkedComb,
     Grid,
     GroupedSpeculative,
     Jacobi,
     Noise,
     SamplingParams,
+    Sequoia,
     SourceText,
+    SpecExec,
     SpeculativeJacobi,
 )
 from mmaccel.contracts import Policy
 from mmaccel.kernels import dispatch
 from mmaccel.pipelines.runner.cuda_graphs import GraphCache
 from mmaccel.results import Generation
+from mmaccel.samplers.trees import growth
 from mmaccel.samplers.window import run_graphs
 from mmaccel.samplers.window.step_runner import EagerRunner, Once
 from tests.fixtures.graph_replay import HostSync, Replay, Tried
@@ -61,6 +68,12 @@ POLICIES: list[Policy] = [
     SpeculativeJacobi(window=5, coupling="gumbel"),
     SpeculativeJacobi(window=5, coupling="independent", drafts="left"),
     GroupedSpeculative(window=5, group=3),
+    Jacobi(6, "token-recycling", Comb(3, 2)),
+    Jacobi(6, "token-recycling", Sequoia(6, depth=2, acceptance=((0.5, 0.3, 0.1),))),
+    Jacobi(6, "stand", DySpec(6, depth=2)),
+    Jacobi(6, "token-recycling", ForkedComb(2, 2, 2, 2)),
+    Jacobi(6, "token-recycling", SpecExec(8, depth=2, expand=3)),
+    Jacobi(6, "token-recycling", TETRIS(6, depth=2, budget=3)),
 ]
 
 
@@ -244,6 +257,31 @@ def test_a_third_run_captures_its_prompt_and_its_first_pass(
     entry.warm.clear()
     again = decode(policy, calls[1], None, own, runner=Replay(cache=cache))
     assert_like(again, decode(policy, calls[1], None, own))
+
+
+def test_entries_of_trees_are_counted_in_replays(model: Any) -> None:
+    """Two rows, six slots and six nodes; the prompt is counted as ever."""
+    cache, policy = GraphCache(), Jacobi(6, "token-recycling", Comb(3, 2))
+    plain = decode(Jacobi(6, "token-recycling"), CALLS[0], GraphCache(), model).stats
+    n_prompt = plain.tokens_processed - plain.passes * 2 * 6
+    for _ in range(4):
+        stats = decode(policy, CALLS[0], cache, model).stats
+        assert stats.tokens_processed == n_prompt + stats.passes * 2 * (6 + 6)
+
+
+def test_a_step_with_a_tree_copies_nothing_from_the_host(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that becomes an index is such a copy: `Replay` refuses it."""
+    policy = Jacobi(6, "token-recycling", Sequoia(6, depth=2, acceptance=((0.5, 0.3, 0.1),)))
+    assert decode(policy, CALLS[0], GraphCache(), model).stats.captures == 1
+
+    def make(values: Any, device: Any) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    monkeypatch.setattr(growth, "as_index", make)
+    with pytest.raises(HostSync):
+        decode(policy, CALLS[0], GraphCache(), model)
 
 
 def test_a_prompt_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

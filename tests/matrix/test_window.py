@@ -114,11 +114,15 @@ def variants() -> Iterator[Variant]:
             if source.corrects and not load(POLICIES[policy].target).takes_corrections:
                 continue
             yield Variant(policy, drafts)
-            if has_field(policy, "tree") and source.has_branches:
-                for tree in names("tree"):
-                    shares = load(METHODS["tree"][tree].target).only_bitwise
-                    if not shares or Variant(policy).exactness == "bitwise":
-                        yield Variant(policy, drafts, tree)
+            if not has_field(policy, "tree") or not source.has_branches:
+                continue
+            takes = load(POLICIES[policy].target).takes_tree
+            for tree in names("tree"):
+                shape = load(METHODS["tree"][tree].target)()
+                if shape.only_bitwise and Variant(policy).exactness != "bitwise":
+                    continue
+                if takes(shape, source()):
+                    yield Variant(policy, drafts, tree)
 
 
 EVERY = pytest.mark.parametrize(

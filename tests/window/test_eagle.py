@@ -238,12 +238,13 @@ def test_a_head_with_fewer_tokens_scores_those_alone(tmp_path: Path, drafted: li
 # --- the distribution, enumerated
 
 
-def measure(folder: Path) -> float:
+def measure(folder: Path, policy: Any = None) -> float:
     model = build_lm("llama", vocab_size=5)
     make_head(model, folder, third=True)
     prompt = torch.randint(5, (12,), generator=torch.Generator().manual_seed(2)).tolist()
     n = 20_000
-    made = Speculative(window=3, drafts=Eagle(str(folder))).sample(
+    policy = policy or Speculative(window=3, drafts=Eagle(str(folder)))
+    made = policy.sample(
         CausalLMWindow(model),
         make_prompt([prompt] * n),
         3,

@@ -18,6 +18,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
+from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw, residual
 from mmaccel.samplers.noise import Noise, Stream
 
@@ -101,6 +103,15 @@ class SiblingRule(ABC):
             siblings: `[R, K]` int64, as `draw` has drawn them; -1 for those that are not there.
             uniforms: fresh.
         """
+
+
+def check_siblings(siblings: object) -> None:
+    """Raise OptionError unless a policy's field `siblings` is a rule."""
+    if not isinstance(siblings, SiblingRule):
+        raise OptionError(
+            f"siblings: expected a rule such as mmaccel.RSD(), received {show(siblings)}; give "
+            "one, or leave siblings out"
+        )
 
 
 def choose_in_turn(

@@ -1,0 +1,24 @@
+"""Numbers of a planned tree as tensors that outlive the pass which first asked for them.
+
+A captured pass copies nothing from the host, and reads tensors by their addresses: those that a
+plan's lists become are made by the pass before the capture and kept from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+
+def as_index(values: Sequence[int], device: torch.device) -> Tensor:
+    """`[n]` int64; of the same values always the same tensor, which nobody writes to."""
+    return _make(tuple(values), device)
+
+
+@cache
+def _make(values: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.int64, device=device)

@@ -1,0 +1,93 @@
+"""What the drafts of a window were drawn from, where drafts are kept from one pass to the next."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels.acceptance import follow
+from mmaccel.samplers.acceptance import draw, one_hot
+from mmaccel.samplers.noise import Fresh
+from mmaccel.samplers.window.run import WindowRun
+
+
+class DrawnDrafts(NamedTuple):
+    """Drafts of a window.
+
+    Attributes:
+        tokens: `[B, W-1]` int64.
+        p_draft: `[B, W-1, V]`: given all slots on its left a draft has this distribution.
+        noise: frozen noise of the window, where the source corrects drafts by it; else None.
+    """
+
+    tokens: Tensor
+    p_draft: Tensor
+    noise: Tensor | None
+
+
+class DraftRecord:
+    """Drafts of a run whose later slots are redrawn from what a pass said of them.
+
+    Args:
+        run: fresh.
+    """
+
+    def __init__(self, run: WindowRun) -> None:
+        self._run = run
+        self._p_held = run.state.declare("p_target")  # [B, W, V], of the last pass
+        self._first_held = run.state.declare("first slot")  # [B, 1] int64, of the last pass
+
+    def draft(self, fresh: Fresh) -> DrawnDrafts:
+        """Draft the window.
+
+        Args:
+            fresh: of the window's slots.
+        """
+        run = self._run
+        drafter = run.drafter
+        drafts, p_draft = self._propose(fresh.drafts[:, :-1])
+        if not drafter.source.corrects:
+            return DrawnDrafts(drafts, p_draft, None)
+        noise = run.frozen_noise()
+        drafts, p_own = drafter.correct(run, drafts, noise[:, :-1], p_draft)
+        assert p_own is not None
+        return DrawnDrafts(drafts, p_own, noise)
+
+    def hold(self, p_target: Tensor) -> None:
+        """Keep what later slots of the window are redrawn from, `[B, W, V]`; before `accept`."""
+        self._p_held.hold(p_target)
+        self._first_held.hold(self._run.buffer.slots[:, :1])
+
+    def _propose(self, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Drafts `[B, W-1]` and the distributions `[B, W-1, V]` they were drawn from.
+
+        Args:
+            uniforms: `[B, W-1]`, with which new drafts are drawn.
+        """
+        run = self._run
+        slots = run.buffer.slots[:, :-1]
+        found = run.propose()
+        guess = found.tokens
+        if guess is None:
+            assert found.scores is not None
+            p_new = found.scores.softmax(-1)  # [B, 1 or W-1, V]
+            guess = draw(p_new, uniforms)
+            p_draft = p_new.expand(-1, slots.shape[1], -1)
+        elif found.distribution is None:
+            p_draft = one_hot(guess, run.vocab_size)
+        else:
+            p_draft = found.distribution
+        p_last, first = self._p_held.value, self._first_held.value
+        if p_last is not None and first is not None:  # predicted drafts were drawn from these
+            buffer = run.buffer
+            moved = buffer.slots[:, 0] - first[:, 0]
+            n_predicted = buffer.filled - buffer.columns[:, 0]
+            p_draft = run.backend.run(follow, p_last, moved, n_predicted, p_draft)
+        drafts = run.write_drafts(guess)
+        forced = run.rows.forced()
+        if forced is not None:
+            is_forced = (forced >= 0)[..., None]
+            p_draft = torch.where(is_forced, one_hot(drafts, run.vocab_size), p_draft)
+        return drafts, p_draft
