@@ -3,6 +3,8 @@
     python benchmarks/comb_study.py --count 64 --json benchmarks/results/scenes-comb-study.json
     python benchmarks/comb_study.py --shapes trees --count 16 --guidance 1 \\
         --json benchmarks/results/scenes-tree-study.json
+    python -m benchmarks.comb_study --shapes tuned --count 16 --guidance 1 \\
+        --json benchmarks/results/scenes-tuned-study.json
 
 Passes are counted, no seconds: the figures do not depend on the machine. The drafts are those of
 the coarse model that ships with the model.
@@ -44,6 +46,7 @@ SHAPES: dict[str, tuple[tuple[int, Any], ...]] = {  # window, tree
         (40, mmaccel.Comb(8, 3)),
         (44, mmaccel.DySpec(20, depth=10)),
         (64, mmaccel.DySpec(64)),
+        (64, mmaccel.TETRIS(96, budget=64)),
         (48, mmaccel.ForkedComb(8, 6, 8, 4)),
         (64, mmaccel.SpecExec(192, depth=12, expand=48)),
     ),

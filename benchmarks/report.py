@@ -17,6 +17,7 @@ from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.context_tables import CONTEXT_TABLES
 from benchmarks.draft_tables import DRAFT_TABLES
+from benchmarks.relaxed_tables import RELAXED_TABLES
 from benchmarks.gpu.tables import GPU_TABLES
 from benchmarks.method_tables import TABLES
 from benchmarks.tables import (
@@ -504,4 +505,4 @@ _OWN = {
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
-_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES
+_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES | RELAXED_TABLES

@@ -149,6 +149,7 @@ from mmaccel.samplers.trees.tetris import TETRIS
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
 from mmaccel.samplers.window.jacobi import Jacobi
+from mmaccel.samplers.window.row_parallel import RowParallel
 from mmaccel.samplers.window.speculative import Speculative
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
 from mmaccel.tokenizers_vq.frames import Frames
@@ -260,6 +261,7 @@ __all__ = [
     "Request",
     "RequestOutput",
     "RevisedParallel",
+    "RowParallel",
     "STAND",
     "SVIP",
     "SamplingParams",

@@ -189,13 +189,13 @@ class CoarseDrafter(Drafter):
 
     Args:
         opened: C.
-        is_bitwise: whether nobody asks for the distribution of drafts.
+        freezes_noise: whether nobody asks for the distribution of drafts.
         state: of the run.
         by_rows: redrafts and records row by row on the host; None for all rows at once.
     """
 
     opened: OpenedCoarse
-    is_bitwise: bool
+    freezes_noise: bool
     state: CoarseState
     by_rows: HostRows | None
 
@@ -215,7 +215,7 @@ class CoarseDrafter(Drafter):
         state = run.state.declare_fields(CoarseState, "coarse")
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
         by_rows = None if is_tree else run.backend.choose(None, on_host)
-        return cls(source, opened, run.policy.exactness == "bitwise", state, by_rows)
+        return cls(source, opened, run.policy.freezes_noise, state, by_rows)
 
     def close(self, run: OpenRun) -> None:
         cast(StateModel, run.model).keep_states(False)
@@ -261,7 +261,7 @@ class CoarseDrafter(Drafter):
 
     def observe(self, run: OpenRun, scores: PassScores, noise: Tensor | None) -> None:
         assert noise is not None
-        if self.is_bitwise:
+        if self.freezes_noise:
             self.record(run, scores, noise)
         else:
             self.record_distribution(run, scores, noise)

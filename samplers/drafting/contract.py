@@ -192,6 +192,10 @@ class DraftingPolicy(Policy, Protocol):
     window: int | str
 
     @property
+    def freezes_noise(self) -> bool:
+        """Whether frozen noise chooses tokens; otherwise a draft's distribution is asked for."""
+
+    @property
     def tree(self) -> object | None:
         """A `TreeShape`, which asks the drafter for nodes; None for none."""
 

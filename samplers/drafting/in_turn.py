@@ -14,7 +14,7 @@ from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) -> Drafts:
     """All drafts of a window.
 
-    Under a bitwise policy a draft is the token that its scores and the slot's frozen noise choose;
+    Under a policy of frozen noise a draft is the token that its scores and the slot's frozen noise choose;
     otherwise it is drawn with noise that nothing else reads, and its distribution recorded.
 
     Args:
@@ -24,9 +24,9 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
     """
     buffer = run.buffer
     prompt = run.prompt
-    is_bitwise = run.policy.exactness == "bitwise"
+    is_certain = run.policy.freezes_noise
     work = buffer.tokens.clone()  # the token buffer with the drafts so far
-    noise = run.frozen_noise() if is_bitwise else None
+    noise = run.frozen_noise() if is_certain else None
     distributions = [work.new_zeros(len(work), 0, run.vocab_size, dtype=torch.float32)]
     for k in range(run.width - 1):
         column = buffer.columns[:, k : k + 1]
@@ -41,4 +41,4 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
         work.scatter_(1, column, token)
         run.stats.draft_passes += 1
     tokens = work.gather(1, buffer.columns[:, :-1])
-    return Drafts(tokens, distribution=None if is_bitwise else torch.cat(distributions, 1))
+    return Drafts(tokens, distribution=None if is_certain else torch.cat(distributions, 1))

@@ -29,15 +29,23 @@ class WindowPolicy:
         is_capturable: whether its steps may be captured as CUDA graphs.
         takes_corrections: whether a source may correct its drafts.
         tree_remedy: drafts that a tree of the policy may have.
+        needs_rows: whether it decodes nothing but tokens that a layout has in rows.
+        freezes_noise: whether a slot's token is what its scores and its frozen noise choose, so
+            that nobody asks from which distribution a draft was drawn.
     """
 
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
     takes_corrections: ClassVar[bool] = True
     tree_remedy: ClassVar[str] = "drafts='coarse', drafts='token-recycling'"
+    needs_rows: ClassVar[bool] = False
     window: int | str = 1
     tree: TreeShape | None = None
     drafts: str | DraftSource = "left"
+
+    @property
+    def freezes_noise(self) -> bool:
+        return self.exactness == "bitwise"
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
@@ -77,12 +85,19 @@ class WindowPolicy:
         """Generate up to `length` tokens a row; see `mmaccel.contracts.Policy.sample`.
 
         Raises:
-            OptionError: evenly spread samples of a policy that draws with fresh noise.
+            OptionError: evenly spread samples of a policy that is not bitwise, or tokens that form
+                no rows under one that needs them.
         """
+        name = type(self).__name__
         if params.is_spread and self.exactness != "bitwise":
             raise OptionError(
-                f"spread: expected None under {type(self).__name__}, which draws with fresh noise, "
-                f"received {params.spread}; take Jacobi(), or leave it out"
+                f"spread: expected None under {name}, which is not bitwise, received "
+                f"{params.spread}; take Jacobi(), or leave it out"
+            )
+        if self.needs_rows and (prompt.layout is None or not prompt.layout.columns):
+            raise OptionError(
+                f"policy: expected a model whose tokens form the rows of an image for {name}, "
+                f"received a {type(model).__name__} with no rows; choose SpeculativeJacobi()"
             )
         run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
         try:

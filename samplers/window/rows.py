@@ -69,9 +69,11 @@ class TokenBuffer(StaticPart):
         last_of_prompt: `[R, 1]` int64, the last prompt token of every row of every branch.
         index: `[N]` int64, the numbers from 0 on.
         slots: `[B, W]` int64, the slots that the window covers.
+        fixed: `[B, N]` bool, columns of drafts that stay as they are; None where none ever do.
     """
 
     static = ("tokens", "n_generated", "filled", "last_of_prompt", "index")
+    fixed: Tensor | None = None
 
     def __init__(self, prompt: Prompt, capacity: Capacity, widest: int) -> None:
         self.origin = capacity.origin
@@ -102,12 +104,16 @@ class TokenBuffer(StaticPart):
         """Forget what was generated and drafted in some batch slots, `[n]` int64."""
         self.n_generated[batch_slots] = 0
         self.filled[batch_slots] = self.origin
+        if self.fixed is not None:
+            self.fixed[batch_slots] = False
 
     def keep_rows(self, batch_slots: Tensor, prompt: Prompt) -> None:
         """Go on with some batch slots alone, `[n]` int64; `prompt` is theirs."""
         self.last_of_prompt = _last_tokens(prompt)
         self.tokens, self.filled = self.tokens[batch_slots], self.filled[batch_slots]
         self.n_generated = self.n_generated[batch_slots]
+        if self.fixed is not None:
+            self.fixed = self.fixed[batch_slots]
 
     def move_window(self, width: int) -> None:
         """Cover the next `width` slots of every row."""
@@ -125,6 +131,27 @@ class TokenBuffer(StaticPart):
     def forget_drafts(self) -> None:
         """Treat no prediction of the last pass as a draft."""
         self.filled.copy_(self.origin + self.n_generated)
+
+    def is_fixed(self) -> Tensor:
+        """`[B, W]` bool: the window's slots whose drafts stay as they are."""
+        if self.fixed is None:
+            return torch.zeros_like(self.slots, dtype=torch.bool)
+        return self.fixed.gather(1, self.columns)
+
+    def fix(self, is_fixed: Tensor) -> None:
+        """From the next pass on, drafts of some of the window's slots stay as they are.
+
+        Args:
+            is_fixed: `[B, W]` bool, these slots; others are as they were.
+        """
+        if self.fixed is None:
+            self.fixed = torch.zeros_like(self.tokens, dtype=torch.bool)
+        self.fixed.scatter_(1, self.columns, self.is_fixed() | is_fixed)
+
+    def release(self) -> None:
+        """Let all drafts change again."""
+        if self.fixed is not None:
+            self.fixed.zero_()
 
     def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
         """What the rows of all branches read at some columns, `[R, K]`.
@@ -275,9 +302,18 @@ class RunRows(StaticPart):
         self._backend = backend
 
     def forced(self) -> Tensor | None:
-        """What the layout demands at each draft slot, `[B, W-1]` int64, -1 where free; or None."""
+        """What each draft slot must hold, `[B, W-1]` int64, -1 where it is free; None if all are.
+
+        The layout demands it, or the draft is `TokenBuffer.fixed`.
+        """
         layout = self.prompt.layout
-        return None if layout is None else layout.forced(self.buffer.slots[:, :-1])
+        buffer = self.buffer
+        known = None if layout is None else layout.forced(buffer.slots[:, :-1])
+        if buffer.fixed is None:
+            return known
+        held = buffer.tokens.gather(1, buffer.columns[:, :-1])
+        stays = held.where(buffer.is_fixed()[:, :-1], -1)
+        return stays if known is None else known.where(known >= 0, stays)
 
     def is_over(self, slots: Tensor) -> Tensor:
         """`[B, W]` bool: which of the slots nobody wants, as they lie behind a row's end."""

@@ -404,6 +404,7 @@ class WindowRun(RunParts):
         self.is_retry = True
         self.counters.is_bad.zero_()
         self.buffer.forget_drafts()
+        self.buffer.release()
         self.pace.begin_again()
         if not self.runner.is_static:
             self.buffer.move_window(self.width)

@@ -81,6 +81,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         )
     ),
     ("policies", "gsd"): Example(_policy("gsd", group=1, max_gap=0.5), ({"group": 0},)),
+    ("policies", "row-parallel"): Example(_policy("row-parallel", ahead=1), ({"ahead": 99},)),
     ("policies", "entropy-bounded"): Example(
         _policy("entropy-bounded", gamma=1.5),
         ({"gamma": 0.0}, {"gamma": None, "budget_nats": 0.0}),

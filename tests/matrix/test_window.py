@@ -70,7 +70,9 @@ class Variant(NamedTuple):
         return SOURCES.get(self.drafts, DraftModel).only_bitwise
 
     def needs_rows(self, target: Target) -> bool:
-        """Whether its drafts need a layout with rows."""
+        """Whether it, or its drafts, need a layout with rows."""
+        if load(POLICIES[self.policy].target).needs_rows:
+            return True
         if not self.drafts:
             return False
         try:

@@ -45,6 +45,14 @@ CASES = (
     *_each(GroupedSpeculative, "neighbours", (0, 1.5)),
     *_each(GroupedSpeculative, "delta", (-0.1, 1.1)),
     *_each(GroupedSpeculative, "cap", (0.9, "2")),
+    *_each(mmaccel.RowParallel, "ahead", (-1, 10**20, True, 1.5)),
+    *_each(mmaccel.RowParallel, "window", (0, "adaptive")),
+    _bad(mmaccel.RowParallel, ("drafts='online'", "expected a bitwise policy"), drafts="online"),
+    Refused("rows of tokens that form none",
+            lambda: mmaccel.RowParallel(3).sample(
+                ToyLanguage(3), make_prompt([[1]]), 2, params=SamplingParams(),
+                noise=Noise.from_seed(0, 1)),
+            says=("rows of an image for RowParallel", "ToyLanguage", "SpeculativeJacobi()")),
     Refused("groups of codes that a model has not",
             lambda: GroupedSpeculative(3, groups="latent").sample(
                 ToyLanguage(3), make_prompt([[1]]), 2, params=SamplingParams(),

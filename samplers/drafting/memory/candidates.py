@@ -175,7 +175,7 @@ class CandidateDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
-        is_certain = run.policy.exactness == "bitwise" or run.params.temperature == 0
+        is_certain = run.policy.freezes_noise or run.params.temperature == 0
         noise = run.frozen_noise() if is_certain else None
         slots = run.buffer.slots[:, :-1]
         last = self._known(run)  # [B, L]

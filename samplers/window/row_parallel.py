@@ -1,0 +1,164 @@
+"""Row-parallel decoding: several rows of an image at once, each some columns behind the one above.
+
+ZipAR: Y. He et al., "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality",
+ICML 2025 (arXiv 2412.04062), section 3.2: a row begins once the row above it has some tokens. PJD:
+B. Liao et al., "Parallel Jacobi Decoding for Fast Autoregressive Image Generation", CVPR 2026 (arXiv
+2606.05703): each of these rows has a window of drafts of its own. Relaxed: a token is decided before
+all tokens on its left, in raster order, are.
+
+A pass covers a window of several rows, all slots of which hold a draft. Frozen noise says which
+token each slot wants, as in `Jacobi`. A slot's token is final as soon as its draft, and those of the
+following slots, are what they will be:
+
+- all slots before it in its row, and
+- in the row above, all slots up to `ahead` columns to its right. A row that is shorter than others
+  counts as long as they are.
+
+Between these and the slot stands the rest of the row above, of which the model sees drafts: those of
+the last pass, corrected by a coarse model where there is one. Final tokens are drafts that stay.
+
+Cost in exactness: let F be the noise of all slots before a slot. When the slot becomes final is a
+function of F, and so are p, the distribution that its token is then drawn from, and p', that of the
+model after the tokens that are final in the end. So the token's distribution given F has moved by
+TV(p, p'), and that of the sequence by no more than the sum over all slots.
+`Stats.total_variation` reports the sum: p' is in the pass in which the prefix reaches the slot.
+
+Departures: ZipAR leaves out what is not decoded of the row above, and PJD hides it behind a mask;
+here the model sees drafts there, so that passes are those of any window and no layer knows of rows.
+Keys of all rows below the first open one are computed anew in each pass, where ZipAR keeps those
+that saw less. With `ahead` at least a row's length the tokens are those of `Autoregressive`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int
+from mmaccel.contracts import Layout
+from mmaccel.kernels.sample import argmax
+from mmaccel.results import Exactness, Generation
+from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.window.policy import WindowPolicy
+from mmaccel.samplers.window.run import WindowRun
+from mmaccel.samplers.window.seeded_sampling import StepwiseDraws, draft_window
+
+
+@dataclass(frozen=True)
+class RowParallel(WindowPolicy):
+    """Rows of an image in parallel; reports what it spent.
+
+    Args:
+        window: tokens processed per pass; of rows that are decoded together, all slots.
+        ahead: columns by which a row is ahead of the one below it; a row's length is exact.
+        drafts: where drafts come from, as in `Jacobi`. They are part of what the model sees, so
+            that tokens depend on them.
+
+    Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
+    """
+
+    window: int = 64
+    ahead: int = 2
+    drafts: str | DraftSource = "auto"
+
+    exactness: ClassVar[Exactness] = "relaxed"
+    needs_rows: ClassVar[bool] = True
+
+    @property
+    def freezes_noise(self) -> bool:
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("ahead", self.ahead, 0, 2**31 - 1, hint="2 suits images, a row's length is exact")
+
+    def decode(self, run: WindowRun) -> Generation:
+        layout = run.prompt.layout
+        assert layout is not None
+        held = run.state.declare("p_final")
+        first_held = run.state.declare("first slot")
+
+        def step_fn() -> None:
+            draws = StepwiseDraws(run)
+            drafts = draft_window(run, draws)  # [B, W-1]
+            slots = run.buffer.slots
+            scores = run.forward()  # [B, W, V]
+            found = run.backend.run(argmax, scores + draws.noise)
+            run.observe(draws.noise)
+
+            was_final = run.buffer.is_fixed()  # [B, W]
+            matches = was_final[:, :-1] | (found[:, :-1] == drafts)
+            is_final, is_right = find_final(slots, matches, layout, self.ahead)
+            tokens = torch.cat([drafts, found[:, -1:]], 1).where(was_final, found)
+
+            p = scores.softmax(-1)
+            p_final = p
+            spent = torch.zeros_like(p[:, :-1, 0])
+            if held.value is not None:
+                p_before = follow(held.value, slots[:, 0] - first_held.get()[:, 0], slots.shape[1])
+                p_final = p_before.where(was_final[..., None], p)
+                spent = (p_final - p)[:, :-1].abs().sum(-1) / 2
+            held.hold(p_final)
+            first_held.hold(slots[:, :1])
+            run.buffer.fix(is_final)
+            run.accept(tokens, is_right, spent)
+
+        return run.run(step_fn)
+
+
+def find_final(slots: Tensor, matches: Tensor, layout: Layout, ahead: int) -> tuple[Tensor, Tensor]:
+    """The slots whose tokens are final after a pass, and those whose drafts were.
+
+    Args:
+        slots: `[B, W]` int64, the window.
+        matches: `[B, W-1]` bool, drafts that are what their slots want, or were final before.
+        layout: with rows.
+        ahead: see `RowParallel`.
+
+    Returns:
+        `[B, W]` bool, final, and `[B, W-1]` bool, drafts that were right: final, and read by this
+        pass as they are. The right ones are the first of each row.
+    """
+    size = layout.columns
+    frame = layout.frame
+    rows, columns = slots // size, slots % size  # [B, W]
+    if frame:  # whose last row may be shorter
+        inside = slots % frame
+        rows = slots // frame * -(-frame // size) + inside // size
+        columns = inside % size
+    rows = rows - rows[:, :1]
+    n_rows = int(rows.max()) + 1
+    # a grid of the window's rows; slots before the window are final, those behind it are not there
+    at = rows * size + columns
+    is_match = torch.ones(len(slots), n_rows * size, dtype=torch.bool, device=slots.device)
+    is_match.scatter_(1, at[:, :-1], matches)
+    is_match.scatter_(1, at[:, -1:], False)
+    grid = is_match.view(-1, n_rows, size)
+    index = torch.arange(size, device=slots.device)
+    final = torch.zeros_like(grid)
+    right = torch.zeros_like(grid)
+    n_above = torch.full_like(slots[:, 0], size)  # right ones in the row above
+    for row in range(n_rows):
+        reach = torch.where(n_above < size, n_above - ahead, size)  # columns whose context is final
+        n_right = torch.minimum(grid[:, row].long().cumprod(-1).sum(-1), reach).clamp(min=0)
+        final[:, row] = index < torch.minimum(n_right + 1, reach)[:, None]
+        right[:, row] = index < n_right[:, None]
+        n_above = n_right
+    return final.flatten(1).gather(1, at), right.flatten(1).gather(1, at[:, :-1])
+
+
+def follow(p_last: Tensor, moved: Tensor, width: int) -> Tensor:
+    """Distributions `[B, W, V]` of a window's slots, as the last pass has left them; of slots that
+    it did not cover those of its last one.
+
+    Args:
+        p_last: `[B, W', V]`, of the last pass.
+        moved: `[B]` int64, slots by which each row has moved on since.
+        width: W.
+    """
+    slots = torch.arange(width, device=p_last.device)
+    at = (moved[:, None] + slots).clamp(0, p_last.shape[1] - 1)
+    return p_last[torch.arange(len(at), device=at.device)[:, None], at]
