@@ -22,6 +22,8 @@ from mmaccel.handle import attach
 from mmaccel.handle import detach
 from mmaccel.handle import supports
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.shared_ids import share_ids
+from mmaccel.pipelines.causal_lm.shared_ids import trim_vocabulary
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText
 from mmaccel.pipelines.image_to_text.types import Answer
@@ -118,6 +120,7 @@ from mmaccel.samplers.canvas.revised_parallel import RevisedParallel
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.bandit_spec import BanditSpec
 from mmaccel.samplers.drafting.coarse import Coarse
+from mmaccel.samplers.drafting.dflash import DFlash
 from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.eagle import Eagle
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
@@ -130,7 +133,11 @@ from mmaccel.samplers.drafting.memory.sibling_rows import SiblingRows
 from mmaccel.samplers.drafting.memory.source_image import SourceImage
 from mmaccel.samplers.drafting.memory.source_text import SourceText
 from mmaccel.samplers.drafting.memory.stand import STAND
+from mmaccel.samplers.drafting.mtp import MTP
+from mmaccel.samplers.drafting.own_canvas import OwnCanvas
+from mmaccel.samplers.drafting.pard import Pard
 from mmaccel.samplers.drafting.self_draft import SelfDraft
+from mmaccel.samplers.drafting.shared_ids import frequent_ids
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.drafting.triforce import TriForce
 from mmaccel.samplers.drafting.vegas import Vegas
@@ -187,6 +194,7 @@ __all__ = [
     "ConfidentParallel",
     "ContinuousBatching",
     "DART",
+    "DFlash",
     "DHSA",
     "DISCO",
     "DivPrune",
@@ -236,12 +244,15 @@ __all__ = [
     "MCSD",
     "MInference",
     "MMAccelError",
+    "MTP",
     "MaskedParallel",
     "MissingBackendError",
     "MorphKV",
     "Noise",
     "NumericsError",
     "OptionError",
+    "OwnCanvas",
+    "Pard",
     "PixelPrune",
     "Policy",
     "PrefixTree",
@@ -308,8 +319,11 @@ __all__ = [
     "attach",
     "decoder",
     "detach",
+    "frequent_ids",
     "load_demo",
     "plan_visual_tokens",
+    "share_ids",
     "stateless",
     "supports",
+    "trim_vocabulary",
 ]

@@ -328,6 +328,11 @@ class TokenModel(Model):
     ragged: bool = False
 
     @property
+    def n_inputs(self) -> int:
+        """Ids that passes may hold: those of the vocabulary, and maybe others, such as masks."""
+        return self.vocab_size
+
+    @property
     def takes_trees(self) -> bool:
         """Whether `forward` takes `Pass.parents`, and `commit` a path."""
         return False
@@ -438,6 +443,16 @@ class TokenModel(Model):
         Args:
             entries: one a row.
             index: drafts of the window before it.
+        """
+        raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
+
+    def find_canvas_obstacle(self) -> str:
+        """Why entries of the next run's passes cannot see each other; empty where they can."""
+        return "its layers do not cache and attend by functions of mmaccel"
+
+    def forward_canvas(self, entries: Pass) -> Tensor:
+        """As `forward`, logits `[R, W, V]` of entries that see each other and all that was cached
+        before them; the next `forward` writes anew what it has written.
         """
         raise NotImplementedError(f"a {type(self).__name__} does not draft for itself")
 

@@ -139,6 +139,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         return find_device(self.model)
 
     @property
+    def n_inputs(self) -> int:
+        """See `mmaccel.contracts.TokenModel`."""
+        return max(self.vocab_size, self.facts.n_ids)
+
+    @property
     def product_dtypes(self) -> Collection[torch.dtype]:
         """See `KVCacheLayout.product_dtypes`; empty before the first pass."""
         return () if self.caches is None else self.caches.layout.product_dtypes
@@ -333,6 +338,16 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def forward_draft(self, entries: Pass, index: int) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward_draft`."""
         return self.passes.forward_draft(entries, index)
+
+    def find_canvas_obstacle(self) -> str:
+        """See `mmaccel.contracts.TokenModel.find_canvas_obstacle`."""
+        if self.own_prompt is not None:
+            return "a prompt is more than ids, and its own prefill processes it"
+        return super().find_canvas_obstacle()
+
+    def forward_canvas(self, entries: Pass) -> Tensor:
+        """See `mmaccel.contracts.TokenModel.forward_canvas`."""
+        return self.passes.forward_canvas(entries)
 
     @torch.no_grad()
     def process_prompt(self) -> int | None:

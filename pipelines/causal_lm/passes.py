@@ -181,6 +181,14 @@ class WindowPasses:
         logits: Tensor = self._run(entries, sparse=self.caches().find_chooser(index)).logits
         return logits[..., : self._window.vocab_size]
 
+    def forward_canvas(self, entries: Pass) -> Tensor:
+        """See `CausalLMWindow.forward_canvas`. Cost: a host synchronisation."""
+        end = entries.indices[:, -1:, None] + 1  # [R, 1, 1]
+        n_read = min(int(end.max()), self.caches().layout.max_length)
+        reads = torch.arange(n_read, device=end.device) < end
+        logits: Tensor = self._run(replace(entries, reads=reads)).logits
+        return logits[..., : self._window.vocab_size]
+
     def _score(self, entries: Pass, skipped: int = 0) -> Tensor:
         """Logits `[R, W, V]`; the recorder gets what else the model gives out.
 

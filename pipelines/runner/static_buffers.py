@@ -204,6 +204,20 @@ class StaticModelBuffers:
         self._branches = branches
 
     def find_drafting_obstacle(self, drafts: Any) -> str:
+        obstacle = self._find_obstacle_to_drafts()
+        if obstacle:
+            return obstacle
+        attention = drafts.attention
+        method = attention if isinstance(attention, AttentionMethod) else None
+        if method is not None and method.chooses_prompts:
+            return f"{method.name} chooses for the queries of a prompt alone"
+        found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]
+        return found
+
+    def _find_obstacle_to_drafts(self) -> str:
+        """What about the next run's caches keeps the model from drafting in them; empty where
+        nothing does.
+        """
         if self.methods.attention is not None:
             return f"every pass attends as {self.methods.attention!r} says"
         if self.methods.goes_on:
@@ -212,11 +226,13 @@ class StaticModelBuffers:
             return "its rows read one stored prompt together; leave share_prefix out"
         if self.methods.is_headwise:
             return f"its heads hold different entries ({self.methods.kv_cache!r})"
-        attention = drafts.attention
-        method = attention if isinstance(attention, AttentionMethod) else None
-        if method is not None and method.chooses_prompts:
-            return f"{method.name} chooses for the queries of a prompt alone"
-        found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]
+        return ""
+
+    def find_canvas_obstacle(self) -> str:
+        obstacle = self._find_obstacle_to_drafts()
+        if obstacle:
+            return obstacle
+        found: str = self.find_layer_obstacle(LayerMethods())  # type: ignore[attr-defined]
         return found
 
     def use_drafting(self, drafts: Any) -> None:

@@ -60,14 +60,7 @@ class DraftModel(DraftSource):
                 f"DraftModel.length: expected a rule such as mmaccel.SVIP(), received "
                 f"{show(self.length)}; give one, or leave length out"
             )
-        if isinstance(self.model, TokenModel):
-            return
-        if not isinstance(self.model, torch.nn.Module):
-            raise OptionError(
-                f"DraftModel.model: expected a causal LM of transformers, received "
-                f"{show(self.model)}; load it with AutoModelForCausalLM.from_pretrained"
-            )
-        object.__setattr__(self, "model", open_draft_model(self.model))
+        object.__setattr__(self, "model", open_model("DraftModel.model", self.model))
 
     def draws_trees(self) -> bool:
         """See `DraftSource.draws_trees`."""
@@ -79,16 +72,44 @@ class DraftModel(DraftSource):
         Raises:
             OptionError: a model with another vocabulary.
         """
-        if self.model.vocab_size != run.vocab_size:
-            raise OptionError(
-                f"draft_model: expected a vocabulary of {run.vocab_size}, received "
-                f"{self.model.vocab_size}; take a draft model of the same family"
-            )
+        check_vocabulary(self.model, run)
         next_slot = run.state.declare("next slot of the draft model")
         judge = None if self.length is None else self.length.open(run)
         drafter = ModelDrafter(self, self.model, next_slot, judge)
         drafter.prefill(run)
         return drafter
+
+
+def open_model(option: str, model: object) -> TokenModel:
+    """The `TokenModel` of a small model.
+
+    Args:
+        option: name in messages.
+        model: a `TokenModel`, or a causal LM of transformers.
+
+    Raises:
+        OptionError: neither.
+        UnsupportedModelError: a causal LM whose passes cannot be made in windows.
+    """
+    if isinstance(model, TokenModel):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        raise OptionError(
+            f"{option}: expected a causal LM of transformers, received {show(model)}; load it "
+            "with AutoModelForCausalLM.from_pretrained"
+        )
+    found: TokenModel = open_draft_model(model)
+    return found
+
+
+def check_vocabulary(model: TokenModel, run: OpenRun) -> None:
+    """Raise OptionError unless a small model has the vocabulary of a run's model."""
+    if model.vocab_size != run.vocab_size:
+        raise OptionError(
+            f"draft_model: expected a vocabulary of {run.vocab_size}, received "
+            f"{model.vocab_size}; take a draft model of the same family, or one that "
+            "mmaccel.share_ids has given this vocabulary"
+        )
 
 
 @dataclass(eq=False)
@@ -128,7 +149,7 @@ class ModelDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
         buffer, passes = run.buffer, run.counters.passes  # [B]
-        unread = self._unread(run)
+        unread = self.unread(run)
         work = buffer.tokens.clone()  # the token buffer with the drafts so far
         is_predicted = buffer.is_predicted()
         empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device)
@@ -203,7 +224,7 @@ class ModelDrafter(Drafter):
         if self.judge is not None:
             self.judge.begin_rows(run, batch_slots)
 
-    def _unread(self, run: OpenRun) -> Tensor:
+    def unread(self, run: OpenRun) -> Tensor:
         """`[B]` int64, tokens before the last one that the model has not read.
 
         They are one after a window that was accepted as a whole, and more where the loop repeated a

@@ -16,9 +16,9 @@ branches: it reads the guided states of passes, and those of the first branch of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from mmaccel.samplers.drafting.eagle_model import WEIGHTS, EagleModel, HeadCache
 from mmaccel.samplers.drafting.eagle_tree import HeadTree
 from mmaccel.samplers.drafting.gap_model import rank_chances
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
+from mmaccel.samplers.drafting.shared_ids import read_ids
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.window.step_state import Held
@@ -48,52 +49,61 @@ from mmaccel.samplers.window.step_state import Held
 _GAPS = (1.5, -2.0)  # beta and c of ranks under noise
 
 
-@dataclass(frozen=True)
-class Eagle(DraftSource):
-    """A draft source: an EAGLE head in a folder.
+class StateHead(Protocol):
+    """A head that continues hidden states; `EagleModel` is one.
 
-    Args:
-        folder: holds `config.json` and `model.safetensors`.
+    Attributes:
+        width: C, of its states.
+        aux_layers: the large model's layers whose inputs it reads; empty: the last states.
     """
 
-    folder: str
+    @property
+    def width(self) -> int: ...
 
-    keeps_predictions = False
-    reads_last_scores = False
-    reads_scores = True
-    has_children = True
-    name = "eagle"
+    @property
+    def aux_layers(self) -> tuple[int, ...]: ...
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | Path):
-            raise OptionError(
-                f"Eagle: expected a folder, received {show(self.folder)}; give its path"
-            )
-        object.__setattr__(self, "folder", str(self.folder))
+    def empty_cache(self, rows: int, columns: int) -> HeadCache:
+        """A cache without entries."""
 
-    def draws_trees(self) -> bool:
-        """See `DraftSource.draws_trees`."""
-        return True
+    def enter(self, features: Tensor) -> Tensor:
+        """States `[B, K, C]` of the large model's `[B, K, F]`."""
+
+    def __call__(self, tokens: Tensor, states: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
+        """States `[B, K, C]` after entries; see `EagleModel.forward`."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Logits `[..., V]` float32 of states `[..., C]`."""
+
+
+@dataclass(frozen=True)
+class HeadSource(DraftSource):
+    """Base of sources that draft by a head over the large model's states.
+
+    A child implements `load_head`.
+    """
+
+    keeps_predictions: ClassVar[bool] = False
+    reads_last_scores: ClassVar[bool] = False
+    reads_scores: ClassVar[bool] = True
+
+    def load_head(self, model: LayerStates) -> StateHead:
+        """The head over a model."""
+        raise NotImplementedError
+
+    def file_time(self) -> float:
+        """When the head's file was written; a head is loaded again after a change."""
+        return 0.0
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.
 
         Raises:
-            OptionError: a model that hands out no hidden states; see also `load_eagle`.
-            UnsupportedModelError: see `load_eagle`.
+            OptionError: a model that hands out no hidden states; see also `load_head`.
+            UnsupportedModelError: see `load_head`.
         """
-        model = run.model
-        if not isinstance(model, LayerStates):
-            raise OptionError(
-                f"drafts: expected a model that hands out its hidden states for {self!r}, "
-                f"received a {type(model).__name__}; use drafts='ngram'"
-            )
-        if model.state_obstacle:
-            raise OptionError(
-                f"drafts: expected a model whose layers a head reads for {self!r}, received one "
-                f"{model.state_obstacle}; draft by another source"
-            )
-        head = self._open_head(model)
+        model = check_states(run, self)
+        head = open_once(self, model)
         drafter = EagleDrafter(
             self,
             head,
@@ -103,26 +113,99 @@ class Eagle(DraftSource):
             first=run.state.declare("first column of the head"),
             seen=run.state.declare("states of the last pass"),
         )
-        model.keep_states(True, head.config.aux_layers, drafter.read_prompt(run))
+        model.keep_states(True, head.aux_layers, drafter.read_prompt(run))
         return drafter
 
-    def _open_head(self, model: LayerStates) -> EagleModel:
-        """Load once for each model, and again when the weights' file has changed."""
-        output = model.output_matrix()
-        file = Path(self.folder) / WEIGHTS
-        key = (self, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
-        opened = opened_for(model)
-        if key not in opened:
-            for old in [key for key in opened if isinstance(key[0], Eagle)]:
-                del opened[old]
-            opened[key] = load_eagle(
-                self.folder,
-                embedding=model.input_matrix(),
-                output=output,
-                n_layers=model.n_layers,
+
+def check_states(run: OpenRun, source: DraftSource) -> LayerStates:
+    """The model of a run; raises OptionError unless a head may read its states."""
+    model = run.model
+    if not isinstance(model, LayerStates):
+        raise OptionError(
+            f"drafts: expected a model that hands out its hidden states for {source!r}, "
+            f"received a {type(model).__name__}; use drafts='ngram'"
+        )
+    if model.state_obstacle:
+        raise OptionError(
+            f"drafts: expected a model whose layers a head reads for {source!r}, received one "
+            f"{model.state_obstacle}; draft by another source"
+        )
+    return model
+
+
+def open_once(source: Any, model: LayerStates) -> Any:
+    """What a source loads for a model: once, and again when its file has changed."""
+    output = model.output_matrix()
+    key = (source, output.data_ptr(), output.device, source.file_time())
+    opened = opened_for(model)
+    if key not in opened:
+        for old in [key for key in opened if isinstance(key[0], type(source))]:
+            del opened[old]
+        opened[key] = source.load_head(model)
+    return opened[key]
+
+
+@dataclass(frozen=True)
+class Eagle(HeadSource):
+    """A draft source: an EAGLE head in a folder.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`.
+        ids: the tokens that it scores, such as `mmaccel.frequent_ids(texts, 8192)`; the rest of its
+            output matrix is not read. None: all that it can. See
+            `mmaccel.samplers.drafting.shared_ids`.
+    """
+
+    folder: str
+    ids: tuple[int, ...] | None = field(default=None, repr=False)
+
+    has_children = True
+    name = "eagle"
+
+    def draws_trees(self) -> bool:
+        """See `DraftSource.draws_trees`."""
+        return True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | Path):
+            raise OptionError(
+                f"Eagle: expected a folder, received {show(self.folder)}; give its path"
             )
-        found: EagleModel = opened[key]
-        return found
+        object.__setattr__(self, "folder", str(self.folder))
+        if self.ids is not None and not isinstance(self.ids, tuple):
+            raise OptionError(
+                f"Eagle.ids: expected a tuple of ids, received {show(self.ids)}; "
+                "mmaccel.frequent_ids(texts, n) makes one"
+            )
+
+    def file_time(self) -> float:
+        """See `HeadSource.file_time`."""
+        return find_file_time(self.folder)
+
+    def load_head(self, model: LayerStates) -> EagleModel:
+        """See `HeadSource.load_head`.
+
+        Raises:
+            OptionError, UnsupportedModelError: see `load_eagle`.
+        """
+        output = model.output_matrix()
+        head = load_eagle(
+            self.folder, embedding=model.input_matrix(), output=output, n_layers=model.n_layers
+        )
+        if self.ids is not None:
+            head.trim(read_ids(self.ids, len(output), "Eagle.ids"))
+            if not len(head.targets):
+                raise OptionError(
+                    f"Eagle.ids: expected ids that the head scores, received "
+                    f"{show(self.ids)}; leave ids out"
+                )
+        return head
+
+
+def find_file_time(folder: str) -> float:
+    """When the weights in a folder were written; 0 where there are none."""
+    file = Path(folder) / WEIGHTS
+    return file.stat().st_mtime if file.is_file() else 0.0
 
 
 @dataclass(eq=False)
@@ -136,7 +219,7 @@ class EagleDrafter(Drafter):
         seen: `[B, W, F]`, states of the pass before tokens were accepted.
     """
 
-    head: EagleModel
+    head: StateHead
     state: Held
     keys: Held
     values: Held
@@ -171,6 +254,7 @@ class EagleDrafter(Drafter):
         buffer = run.buffer
 
         def find_logits(work: Tensor, k: int) -> Tensor:
+            run.stats.draft_passes += 1
             if k > 0:
                 before = buffer.columns[:, k - 1 : k].clamp(min=1)
                 token = work.gather(1, before)
@@ -182,7 +266,7 @@ class EagleDrafter(Drafter):
         self._tree = None
         if run.policy.tree is not None and found.tokens is not None and run.width > 1:
             self._tree = HeadTree(
-                self.head,
+                cast(EagleModel, self.head),  # no other source grows trees
                 cache,
                 buffer.columns[:, :1] - 1,
                 found.tokens[:, :-1],
@@ -266,8 +350,7 @@ class EagleDrafter(Drafter):
         after = (columns + 1).clamp(max=buffer.shape[1] - 1)
         tokens = buffer.gather(1, after).clamp(0, run.vocab_size - 1)
         columns = columns.clamp(max=buffer.shape[1] - 1)
-        found: Tensor = self.head(tokens, self.head.enter(states), columns, cache)
-        return found
+        return self.head(tokens, self.head.enter(states), columns, cache)
 
     def _last(self, run: OpenRun) -> tuple[HeadCache, Tensor]:
         """The cache, and the state of the last accepted token `[B, C]`."""
@@ -281,7 +364,7 @@ class EagleDrafter(Drafter):
         rows = run.prompt.batch
         cache = self.head.empty_cache(rows, run.buffer.tokens.shape[1])
         first = torch.full_like(cache.first, run.buffer.origin - 1)
-        state = cache.keys.new_zeros(rows, self.head.config.hidden_size)
+        state = cache.keys.new_zeros(rows, self.head.width)
         return cache._replace(first=first), state
 
 

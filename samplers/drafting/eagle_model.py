@@ -30,6 +30,7 @@ from torch.nn import functional as F
 from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.samplers.drafting.shared_ids import spread_logits
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -45,7 +46,7 @@ _PUBLISHED = {  # the authors' prefix of our names
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "midlayer.mlp."),
 }
-_UNKNOWN = -1e4  # a logit of no probability, but not none
+_MAKE = "download it, or make one with `python -m scripts.training eagle`"
 _LEFT_OUT = ("t2d", "rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")  # follow from others
 
 
@@ -154,6 +155,16 @@ class EagleModel(nn.Module):
         """Of its weights."""
         return self.fc.weight.dtype
 
+    @property
+    def width(self) -> int:
+        """C, of its states."""
+        return self.config.hidden_size
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """See `EagleConfig`."""
+        return self.config.aux_layers
+
     def empty_cache(self, rows: int, columns: int) -> HeadCache:
         """A cache of `rows` rows without entries."""
         config = self.config
@@ -211,8 +222,8 @@ class EagleModel(nn.Module):
         angles = self._angles(columns)
         return Entries(
             residual,
-            _turn(self.q_proj(x).view(shape), angles),
-            _turn(self.k_proj(x).view(shape), angles),
+            turn(self.q_proj(x).view(shape), angles),
+            turn(self.k_proj(x).view(shape), angles),
             self.v_proj(x).view(shape),
         )
 
@@ -227,14 +238,23 @@ class EagleModel(nn.Module):
         """Logits `[..., V]` float32 of states `[..., C]`; very small ones of tokens that it never
         scores, which may be all that a slot can have.
         """
-        if not self.config.is_third:
-            return F.linear(states, self.output.to(states.dtype)).float()
-        known = self.lm_head(self.norm(states)).float()
-        if self.config.draft_vocab_size == self.config.vocab_size:
-            found: Tensor = known
-            return found
-        shape = (*known.shape[:-1], self.config.vocab_size)
-        return known.new_full(shape, _UNKNOWN).index_copy(-1, self.targets, known)
+        if self.config.is_third:
+            known = self.lm_head(self.norm(states)).float()  # [..., K]
+        else:
+            known = F.linear(states, self.output.to(states.dtype)).float()
+        if known.shape[-1] == self.config.vocab_size:
+            return known
+        return spread_logits(known, self.targets, self.config.vocab_size)
+
+    def trim(self, ids: Tensor) -> None:
+        """From now on score those of `ids` `[K]` alone that it has scored so far."""
+        is_kept = torch.isin(self.targets, ids.to(self.targets.device))
+        self.targets = self.targets[is_kept]
+        if self.config.is_third:
+            weight = self.lm_head.weight.detach()[is_kept]
+            self.lm_head.weight = nn.Parameter(weight, requires_grad=False)
+        else:
+            self.output = self.output[self.targets]
 
     def _angles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[B, K, 1, d]` of columns `[B, K]`."""
@@ -245,7 +265,7 @@ class EagleModel(nn.Module):
         return turns.cos().to(self.dtype), turns.sin().to(self.dtype)
 
 
-def _turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+def turn(heads: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary positions of `[B, K, H, d]`, halves paired as Llama's are."""
     cos, sin = angles
     first, second = heads.chunk(2, -1)
@@ -300,24 +320,8 @@ def load_eagle(
         OptionError: no such files, or a head of another model.
         UnsupportedModelError: files that do not belong together, or another architecture.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     folder = Path(folder)
-    check_eagle(folder)
-    try:
-        weights = load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise UnsupportedModelError(
-            f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
-            f"read ({error}); copy the file again"
-        ) from error
-    for name, value in weights.items():
-        if not value.isfinite().all():
-            raise UnsupportedModelError(
-                f"drafts: expected finite weights in {folder / WEIGHTS}, received NaN or infinity "
-                f"in {name}; copy the file again"
-            )
+    weights = read_tensors(folder, "an EAGLE head", _MAKE)
     tensors = _rename(weights, folder)
     config = _read_config(folder, tensors, embedding, n_layers)
     own = tensors.pop("embed_tokens.weight", None)
@@ -338,18 +342,48 @@ def load_eagle(
     return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
 
 
-def check_eagle(folder: Path) -> None:
+def read_tensors(folder: Path, what: str, make: str) -> dict[str, Tensor]:
+    """The tensors of a head's folder, by their names.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`.
+        what: it is, in messages.
+        make: how one is had.
+
+    Raises:
+        OptionError: no files of a head.
+        UnsupportedModelError: a file that cannot be read, or weights that are not finite.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    _check_files(folder, what, make)
+    try:
+        weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModelError(
+            f"drafts: expected tensors in {folder / WEIGHTS}, received what safetensors cannot "
+            f"read ({error}); copy the file again"
+        ) from error
+    for name, value in weights.items():
+        if not value.isfinite().all():
+            raise UnsupportedModelError(
+                f"drafts: expected finite weights in {folder / WEIGHTS}, received NaN or infinity "
+                f"in {name}; copy the file again"
+            )
+    return weights
+
+
+def _check_files(folder: Path, what: str, make: str) -> None:
     """Raise OptionError unless the files of a head lie in a folder."""
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             pickled = any((folder / f"pytorch_model{end}").is_file() for end in (".bin", ".pt"))
             remedy = (
-                "pickled weights are not opened; save them with safetensors"
-                if pickled
-                else "download it, or make one with `python -m scripts.training eagle`"
+                "pickled weights are not opened; save them with safetensors" if pickled else make
             )
             raise OptionError(
-                f"drafts: expected an EAGLE head ({CONFIG} and {WEIGHTS}) in {folder}, received no "
+                f"drafts: expected {what} ({CONFIG} and {WEIGHTS}) in {folder}, received no "
                 f"{name}; {remedy}"
             )
 

@@ -39,6 +39,15 @@ def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) ->
             distributions.append(scores.softmax(-1))
             token = draw(distributions[-1], run.noise.fresh(slots, run.counters.passes).drafts)
         work.scatter_(1, column, token)
-        run.stats.draft_passes += 1
     tokens = work.gather(1, buffer.columns[:, :-1])
     return Drafts(tokens, distribution=None if is_certain else torch.cat(distributions, 1))
+
+
+def draft_at_once(run: OpenRun, logits: Tensor) -> Drafts:
+    """All drafts of a window from what one pass said of all slots; see `draft_in_turn`.
+
+    Args:
+        run: whose window is drafted.
+        logits: `[R, W-1, V]`, none of which depends on the other drafts.
+    """
+    return draft_in_turn(run, lambda work, k: logits[:, k : k + 1])

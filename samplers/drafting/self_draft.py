@@ -74,6 +74,7 @@ class SelfDrafter(Drafter):
             before = (buffer.columns[:, k : k + 1] - 1).clamp(min=0)
             start = prompt.lengths - 1 + (buffer.n_generated + k).repeat(prompt.branches)
             entry = Pass(buffer.model_inputs(before, work), start.clamp(min=0))
+            run.stats.draft_passes += 1
             return run.model.forward_draft(entry, k)
 
         return draft_in_turn(run, find_logits)

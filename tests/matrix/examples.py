@@ -21,6 +21,7 @@ from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
 from mmaccel.samplers.drafting.lengths.svip import SVIP
 from mmaccel.samplers.drafting.memory.source_image import SourceImage
 from mmaccel.samplers.drafting.memory.source_text import SourceText
+from mmaccel.samplers.drafting.pard import Pard
 from mmaccel.samplers.drafting.sources import SOURCES
 
 
@@ -138,6 +139,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
             "disco": DISCO(0.5),
         }.items()
     },
+    ("drafts", "pard"): Example(lambda target: Pard(target.drafter, mask_token=1)),
     ("drafts", "source-text"): Example(lambda target: SourceText((1, 2, 3, 0, 1, 4, 2), ngram=1)),
     ("drafts", "source-image"): Example(lambda target: SourceImage((1, 2, 0, 3, 1, 4) * 3)),
     ("tree", "comb"): Example(_method("tree", "comb", branches=3, length=2)),

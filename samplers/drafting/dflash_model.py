@@ -1,0 +1,306 @@
+"""The network of DFlash drafts: a block of masks that reads the large model's states.
+
+J. Chen et al., "DFlash: Block Diffusion for Flash Speculative Decoding", arXiv 2602.06036. A few
+layers denoise a block in one pass. In every layer a mask attends to the block, in both directions,
+and to keys and values that the layer makes of the large model's states, mixed once:
+
+    h = norm(W [states behind some layers]),  keys and values of [h; norm(x)],  queries of norm(x)
+
+The block begins with the last known token; entry k of it predicts its own token. Embeddings and the
+output matrix are the large model's.
+
+Two layouts are read, as `config.json` and `model.safetensors`: that of transformers
+(`MuseGlimmerAssistantModel`, which `generate(speculation_type="dflash")` runs) and that of the
+authors' repository (`DFlashDraftModel`, whose sizes stand in `dflash_config`). DFlash 2, which adds
+convolutions and a selector of candidates, is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmaccel.checks import show
+from mmaccel.config_files import Range, check_ranges, read_json
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.samplers.drafting.eagle_model import CONFIG, WEIGHTS, HeadCache, read_tensors, turn
+
+_RANGES = {
+    "block_size": Range(2, 4096),
+    "mask_token_id": Range(0, 2**20),
+    "hidden_size|intermediate_size": Range(1, 2**17),
+    "num_hidden_layers": Range(1, 256),
+    "num_attention_heads|num_key_value_heads": Range(1, 1024),
+    "head_dim": Range(2, 4096),
+}
+_AUTHORS = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
+_SECOND = ("selector_rank", "conv_kernel_size")  # of DFlash 2
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """Sizes of a network.
+
+    Attributes:
+        block_size: N, entries of a block, the last known token among them.
+        mask_token_id: its other entries.
+        hidden_size: C, also of the large model.
+        intermediate_size: of its MLPs.
+        num_hidden_layers: L.
+        num_attention_heads, num_key_value_heads, head_dim: of its attention.
+        target_layers: the layers of the large model behind which states are read.
+        spans: for each layer the farthest entry it attends to, None for all.
+        causal: for each layer whether an entry sees nothing behind itself.
+        rms_norm_eps, rope_theta: as in transformers.
+        embedding_scale, output_multiplier: factors of embeddings and of logits.
+    """
+
+    block_size: int
+    mask_token_id: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    target_layers: tuple[int, ...]
+    spans: tuple[int | None, ...]
+    causal: tuple[bool, ...]
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+
+
+class DFlashLayer(nn.Module):
+    """A layer of the network."""
+
+    def __init__(self, config: DFlashConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        heads = config.num_attention_heads * config.head_dim
+        key_heads = config.num_key_value_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(width, heads, bias=False)
+        self.k_proj = nn.Linear(width, key_heads, bias=False)
+        self.v_proj = nn.Linear(width, key_heads, bias=False)
+        self.o_proj = nn.Linear(heads, width, bias=False)
+        self.q_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.gate_proj = nn.Linear(width, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(width, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, width, bias=False)
+        self.input_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+
+    def hold(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values `[B, K, Hkv, d]` of entries `[B, K, C]`."""
+        shape = (*x.shape[:-1], -1, self.head_dim)
+        return turn(self.k_norm(self.k_proj(x).view(shape)), angles), self.v_proj(x).view(shape)
+
+    def forward(
+        self, hidden: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, angles: Any
+    ) -> Tensor:
+        """The next layer's `[B, N, C]`; `mask` is `[B, N, S + N]` bool over context and block."""
+        x = self.input_layernorm(hidden)
+        queries = self.q_norm(self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim))
+        own = self.hold(x, angles)
+        keys, values = (torch.cat(both, 1) for both in zip(context, own, strict=True))
+        attended = F.scaled_dot_product_attention(
+            turn(queries, angles).transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=mask[:, None],
+            enable_gqa=True,
+        )
+        hidden = hidden + self.o_proj(attended.transpose(1, 2).flatten(2))
+        x = self.post_attention_layernorm(hidden)
+        after: Tensor = hidden + self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return after
+
+
+class DFlashModel(nn.Module):
+    """A network over one large model.
+
+    Args:
+        config: sizes.
+        embedding, output: `[V, C]`, input embeddings and output matrix of the large model.
+    """
+
+    def __init__(self, config: DFlashConfig, embedding: Tensor, output: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = embedding.detach()
+        self.output = output.detach()
+        width = config.hidden_size
+        self.fc = nn.Linear(len(config.target_layers) * width, width, bias=False)
+        self.output_norm_enc = nn.RMSNorm(width, config.rms_norm_eps)
+        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+
+    def empty_cache(self, rows: int, columns: int) -> HeadCache:
+        """A cache of `rows` rows without entries; keys and values `[B, S, L, Hkv, d]`."""
+        config = self.config
+        sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
+        keys = self.fc.weight.new_zeros(rows, columns, *sizes)
+        first = torch.full((rows,), columns, device=keys.device)
+        return HeadCache(keys, torch.zeros_like(keys), first)
+
+    def read(self, features: Tensor, columns: Tensor, cache: HeadCache) -> None:
+        """Write what the layers make of the large model's states `[B, K, F]` at their columns."""
+        mixed = self.output_norm_enc(self.fc(features.to(self.fc.weight.dtype)))
+        angles = self._angles(columns)
+        made = [layer.hold(mixed, angles) for layer in self.layers]
+        for held, part in zip((cache.keys, cache.values), zip(*made, strict=True), strict=True):
+            new = torch.stack(part, 2)  # [B, K, L, Hkv, d]
+            held.scatter_(1, columns[..., None, None, None].expand_as(new), new)
+
+    def forward(self, last: Tensor, columns: Tensor, cache: HeadCache) -> Tensor:
+        """Logits `[B, N-1, V]` float32 of the tokens behind the last known one.
+
+        Args:
+            last: `[B]` int64, that token.
+            columns: `[B]` int64, where it stands; states of all columns before it are context.
+            cache: the context.
+        """
+        config = self.config
+        n = config.block_size
+        masks = last.new_full((len(last), n - 1), config.mask_token_id)
+        ids = torch.cat([last[:, None], masks], 1)
+        hidden = F.embedding(ids, self.embedding).to(self.fc.weight.dtype) * config.embedding_scale
+        at = columns[:, None] + torch.arange(n, device=last.device)  # [B, N]
+        angles = self._angles(at)
+        stored = torch.arange(cache.keys.shape[1], device=last.device).expand(len(last), -1)
+        is_known = (stored >= cache.first[:, None]) & (stored < columns[:, None])  # [B, S]
+        where = torch.cat([stored, at], 1)[:, None]  # [B, 1, S + N]
+        is_held = torch.cat([is_known, torch.ones_like(at, dtype=torch.bool)], 1)[:, None]
+        behind = where - at[..., None]  # [B, N, S + N]
+        for index, layer in enumerate(self.layers):
+            mask = is_held.expand(-1, n, -1)
+            span = config.spans[index]
+            if span is not None:
+                mask = mask & (behind.abs() <= span)
+            if config.causal[index]:
+                mask = mask & (behind <= 0)
+            context = cache.keys[:, :, index], cache.values[:, :, index]
+            hidden = layer(hidden, context, mask, angles)
+        states = self.norm(hidden)[:, 1:]
+        found = F.linear(states, self.output.to(states.dtype)).float()
+        return found * config.output_multiplier
+
+    def _angles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[B, K, 1, d]` of columns `[B, K]`."""
+        d = self.config.head_dim
+        powers = torch.arange(0, d, 2, device=columns.device).float() / d
+        turns = columns[..., None].float() * self.config.rope_theta**-powers  # [B, K, d/2]
+        turns = torch.cat([turns, turns], -1)[:, :, None]
+        dtype = self.fc.weight.dtype
+        return turns.cos().to(dtype), turns.sin().to(dtype)
+
+
+def load_dflash(
+    folder: str | Path, *, embedding: Tensor, output: Tensor, n_layers: int
+) -> DFlashModel:
+    """Read a network.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors`.
+        embedding, output: `[V, C]`, input embeddings and output matrix of the large model.
+        n_layers: of the large model.
+
+    Raises:
+        OptionError: no such files, or a network of another model.
+        UnsupportedModelError: files that do not belong together, or another architecture.
+    """
+    folder = Path(folder)
+    weights = read_tensors(folder, "a DFlash network", "download it")
+    config = _read_config(folder, embedding, n_layers)
+    tensors = {}
+    for name, value in weights.items():
+        known = next((new + name.removeprefix(old) for old, new in _AUTHORS.items()
+                      if name.startswith(old)), name)  # fmt: skip
+        for part in ("encoder.", "self_attn.", "mlp."):
+            known = known.replace(part, "")
+        tensors[known] = value
+    model = DFlashModel(config, embedding, output)
+    wanted = {name: value.shape for name, value in model.named_parameters()}
+    wrong = sorted(
+        name for name in wanted.keys() | tensors.keys()
+        if name not in wanted or name not in tensors or tensors[name].shape != wanted[name]
+    )  # fmt: skip
+    if wrong:
+        raise UnsupportedModelError(
+            f"drafts: expected the tensors of a DFlash network of these sizes in "
+            f"{folder / WEIGHTS}, received others at {show(wrong[:3])}; take a draft model of one "
+            "of the two layouts"
+        )
+    model.load_state_dict(tensors)
+    return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
+
+
+def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig:
+    found = read_json(folder / CONFIG, option="drafts")
+    own = found.get("dflash_config") or {}
+    sizes: dict[str, Any] = {**found, **own}
+    named = [name for name in _SECOND if name in sizes]
+    rope = sizes.get("rope_parameters") or sizes.get("rope_scaling") or {}
+    others = {
+        "hidden_act": sizes.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(sizes.get("attention_bias")),
+        "rope_type": rope.get("rope_type", "default") != "default",
+        "final_logit_softcapping": bool(sizes.get("final_logit_softcapping")),
+    }
+    named += [name for name, is_other in others.items() if is_other]
+    if named:
+        raise UnsupportedModelError(
+            f"drafts: expected a DFlash network (DFlash 2 is not read) in {folder / CONFIG}, "
+            f"received one with {', '.join(named)}; take another draft model"
+        )
+    names = [name for each in _RANGES for name in each.split("|")]
+    known: dict[str, Any] = {name: sizes.get(name) for name in names}
+    check_ranges(known, _RANGES, folder / CONFIG, "drafts")
+    vocab_size, width = embedding.shape
+    if known["hidden_size"] != width or known["mask_token_id"] >= vocab_size:
+        raise OptionError(
+            f"drafts: expected a network of width {width} with a mask among {vocab_size} tokens, "
+            f"received one of width {known['hidden_size']} with mask {known['mask_token_id']} in "
+            f"{folder}; take the draft model of this model"
+        )
+    layers = sizes.get("target_layer_ids")
+    is_list = isinstance(layers, list) and len(layers) > 0
+    if not is_list or not all(type(n) is int and 0 <= n < n_layers - 1 for n in layers):
+        raise OptionError(
+            f"drafts: expected target_layer_ids in 0..{n_layers - 2}, received {show(layers)}; "
+            "take the draft model of this model"
+        )
+    n_own = known["num_hidden_layers"]
+    kinds = sizes.get("layer_types") or ["full_attention"] * n_own
+    is_sliding = [kind == "sliding_attention" for kind in kinds]
+    span = sizes.get("sliding_window")
+    if len(kinds) != n_own or (any(is_sliding) and type(span) is not int):
+        raise UnsupportedModelError(
+            f"drafts: expected layer_types of {n_own} layers and a sliding_window in "
+            f"{folder / CONFIG}, received {show(kinds)} and {show(span)}; copy the file again"
+        )
+    is_authors = found.get("model_type") == "qwen3"
+    causal = sizes.get("is_causal")
+    if causal is None:  # of the authors' sliding layers; transformers' see both directions
+        causal = [sliding and is_authors for sliding in is_sliding]
+    else:
+        causal = [bool(causal)] * n_own
+    reach = span - 1 if is_authors and any(is_sliding) else span
+    return DFlashConfig(
+        **known,
+        target_layers=tuple(layers),
+        spans=tuple(reach if sliding else None for sliding in is_sliding),
+        causal=tuple(causal),
+        rms_norm_eps=float(sizes.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta") or sizes.get("rope_theta") or 10000.0),
+        embedding_scale=float(sizes.get("input_embedding_scale", 1.0)),
+        output_multiplier=float(sizes.get("output_multiplier", 1.0)),
+    )

@@ -1,0 +1,47 @@
+"""Multi-token prediction: drafts of a layer that a model's checkpoint has beside the model.
+
+F. Gloeckle et al., "Better & Faster Large Language Models via Multi-token Prediction", ICML 2024
+(arXiv 2404.19737); DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv 2412.19437, section 2.2. The
+layer reads the state that the output matrix reads and the embedding of the token that follows, and
+its own state predicts the token after that:
+
+    x = W [norm(e); norm(f)],  f' = norm(block(x)),  logits = the model's output matrix of f'
+
+Checkpoints name it `num_nextn_predict_layers` or `num_mtp_layers`; transformers opens them for
+`generate(use_mtp=True)`, and does so here.
+
+Departures: where there are several such layers, the first one drafts every token, each on the state
+that it has made itself, as EAGLE heads do; drafts are a chain. Otherwise as
+`mmaccel.samplers.drafting.eagle`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from mmaccel.catalog import load
+from mmaccel.contracts import TokenModel
+from mmaccel.samplers.drafting.eagle import HeadSource, StateHead
+from mmaccel.samplers.drafting.states import LayerStates
+
+_OPEN = "mmaccel.pipelines.causal_lm.mtp:open_mtp"
+
+
+@dataclass(frozen=True)
+class MTP(HeadSource):
+    """Drafts of the model's own layer for multi-token prediction."""
+
+    needs_layers = True
+    name = "mtp"
+
+    def load_head(self, model: LayerStates) -> StateHead:
+        """See `HeadSource.load_head`.
+
+        Raises:
+            OptionError: a model whose configuration names no such layer, or that was not opened
+                from a folder.
+            UnsupportedModelError: a checkpoint without its weights, or a transformers without it.
+        """
+        found: StateHead = load(_OPEN)(cast(TokenModel, model).model)
+        return found

@@ -1,0 +1,95 @@
+"""A model that is both: a bidirectional pass over masks drafts, a causal pass of it verifies.
+
+Block diffusion models fill a block of masks whose tokens see each other. One that was made from an
+autoregressive model, or trained for both (J. Liu et al., "TiDAR: Think in Diffusion, Talk in
+Autoregression", arXiv 2511.08923; C. Wu et al., Fast-dLLM v2, arXiv 2509.26328; S. Cheng et al.,
+SDAR, arXiv 2510.06303), also predicts the next token under a causal mask. So it drafts a window in
+one pass as a canvas does, and the next pass verifies the drafts. Tokens are those of the causal
+model, bit for bit under a bitwise policy, in distribution otherwise; the canvas's own are others.
+
+The draft pass writes its keys and values at the indices of the window, in the model's own cache;
+the verifying pass writes all of them anew.
+
+Departures: a window is drafted in one pass, without steps of denoising; it begins where the row is,
+and not at a multiple of the block; drafting and verifying are two passes, which TiDAR makes in one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mmaccel.checks import check_int
+from mmaccel.contracts import Pass
+from mmaccel.errors import OptionError
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.in_turn import draft_at_once
+
+
+@dataclass(frozen=True)
+class OwnCanvas(DraftSource):
+    """Drafts of the model itself, which sees the window's masks in both directions.
+
+    Args:
+        mask_token: id of an open slot, as the model was trained with.
+        shift: 1 if the logits at a position are those of the next one (Fast-dLLM v2), 0 if they are
+            its own (SDAR).
+
+    Raises:
+        OptionError: a value out of range.
+    """
+
+    mask_token: int
+    shift: int = 1
+
+    keeps_predictions = False
+    reads_last_scores = False
+    needs_layers = True
+
+    def __post_init__(self) -> None:
+        check_int("OwnCanvas.mask_token", self.mask_token, 0, hint="it is an id of a mask")
+        check_int("OwnCanvas.shift", self.shift, 0, 1, hint="1 suits models made from causal ones")
+
+    def open(self, run: OpenRun) -> Drafter:
+        """See `DraftSource.open`.
+
+        Raises:
+            OptionError: a model whose passes see no mask in both directions, or do not read this
+                mask token.
+        """
+        model = run.model
+        if self.mask_token >= model.n_inputs:
+            raise OptionError(
+                f"drafts: expected a mask token in 0..{model.n_inputs - 1}, received {self!r}; "
+                "take that of this model"
+            )
+        obstacle = model.find_canvas_obstacle()
+        if obstacle:
+            raise OptionError(
+                f"drafts: expected a model whose entries can see each other for {self!r}, "
+                f"received one where {obstacle}; draft by another source"
+            )
+        return CanvasDrafter(self)
+
+
+@dataclass(eq=False)
+class CanvasDrafter(Drafter):
+    """Drafts of the run's own model, all in one pass."""
+
+    def propose(self, run: OpenRun) -> Drafts:
+        source = self.source
+        assert isinstance(source, OwnCanvas)
+        buffer = run.buffer
+        prompt = run.prompt
+        if run.width == 1:
+            return Drafts(buffer.slots[:, :0])
+        before = (buffer.columns[:, :1] - 1).clamp(min=0)
+        last = buffer.model_inputs(before, buffer.tokens)  # [R, 1]
+        masks = last.new_full((len(last), run.width - 1), source.mask_token)
+        start = prompt.lengths - 1 + buffer.n_generated.repeat(prompt.branches)
+        entries = Pass(torch.cat([last, masks], 1), start.clamp(min=0))
+        logits = run.model.forward_canvas(entries)  # [R, W, V]
+        run.stats.draft_passes += 1
+        first = 1 - source.shift
+        return draft_at_once(run, logits[:, first : first + run.width - 1])

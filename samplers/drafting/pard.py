@@ -1,0 +1,113 @@
+"""PARD: a small model drafts a whole window in one pass, over masks.
+
+Z. An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation",
+arXiv 2504.18583, section 3: a causal model is trained to predict, behind a text and k mask tokens,
+the token k + 1 places on. All masks are one token. So the pass that reads what was accepted reads
+W - 2 masks behind it, and its last W - 1 entries score the W - 1 drafts.
+
+A draft's scores do not depend on the drafts before it; its distribution is recorded as it is.
+Published checkpoints (amd/PARD-Llama-3.2-1B, amd/PARD-Qwen2.5-0.5B, amd/PARD-Qwen3-0.6B) are causal
+LMs whose configuration names the mask `pard_token`; vLLM also reads `ptd_token_id`.
+
+Departures: every row proceeds at its own pace. Any causal LM with an id to spare runs; one that was
+not trained for it drafts badly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from mmaccel.checks import check_int
+from mmaccel.contracts import Pass, TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
+from mmaccel.samplers.drafting.draft_model import ModelDrafter, check_vocabulary, open_model
+from mmaccel.samplers.drafting.in_turn import draft_at_once
+
+_NAMES = ("pard_token", "ptd_token_id")
+
+
+@dataclass(frozen=True)
+class Pard(DraftSource):
+    """Drafts of a small model with the target's vocabulary, all in one pass.
+
+    Args:
+        model: a causal LM of transformers or a `TokenModel`, which was trained to read masks. Its
+            keys and values are the drafter's.
+        mask_token: its id of a mask; None takes `pard_token` or `ptd_token_id` of its
+            configuration.
+
+    Raises:
+        OptionError: no model, no mask token, or one that the model does not read.
+    """
+
+    model: TokenModel = field(repr=False)
+    mask_token: int | None = None
+
+    keeps_predictions = False
+    reads_last_scores = False
+    has_model = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", open_model("Pard.model", self.model))
+        mask = self.mask_token
+        if mask is None:
+            mask = _find_mask(self.model.model)
+        check_int("Pard.mask_token", mask, 0, self.model.n_inputs - 1, hint="it is an id of a mask")
+        object.__setattr__(self, "mask_token", mask)
+
+    def open(self, run: OpenRun) -> Drafter:
+        """See `DraftSource.open`. Cost: the prompt in a pass of the small model.
+
+        Raises:
+            OptionError: a model with another vocabulary.
+        """
+        check_vocabulary(self.model, run)
+        drafter = PardDrafter(self, self.model, run.state.declare("next slot of the draft model"))
+        drafter.prefill(run)
+        return drafter
+
+
+def _find_mask(model: Any) -> int:
+    """The mask token that the configuration of a model names."""
+    config = {} if model is None else model.config.to_dict()
+    found = next((config[name] for name in _NAMES if name in config), None)
+    if found is None:
+        raise OptionError(
+            f"Pard.mask_token: expected {' or '.join(_NAMES)} in the configuration, received "
+            "neither; give mask_token=, the id that the model was trained with"
+        )
+    mask: int = found
+    return mask
+
+
+@dataclass(eq=False)
+class PardDrafter(ModelDrafter):
+    """Drafts of a parallel draft model in one run."""
+
+    def propose(self, run: OpenRun) -> Drafts:
+        buffer = run.buffer
+        branches = run.prompt.branches
+        source = self.source
+        assert isinstance(source, Pard)
+        if run.width == 1:  # nothing to draft; what was not read is read with the next drafts
+            return Drafts(buffer.slots[:, :0])
+        unread = self.unread(run)
+        most = int(unread.max())
+        entry = torch.arange(most + run.width - 1, device=unread.device)  # of [R, N]
+        back = 1 + unread[:, None] - entry  # of the first draft's column, [B, N]
+        is_mask = (back < 1).repeat(branches, 1)
+        columns = (buffer.columns[:, :1] - back.clamp(min=1)).clamp(min=0)
+        tokens = buffer.model_inputs(columns, buffer.tokens)
+        tokens = tokens.masked_fill(is_mask, source.mask_token)
+        _, lengths = run.prompt.text
+        start = lengths - 1 + (buffer.n_generated - unread).repeat(branches)
+        logits = self.model.forward(Pass(tokens, start.clamp(min=0)))
+        run.stats.draft_passes += 1
+        self.next_slot.hold(buffer.slots[:, 0].clone())
+        at = unread.repeat(branches)[:, None] + entry[: run.width - 1]  # the last token, and masks
+        at = at[..., None].expand(-1, -1, logits.shape[-1])
+        return draft_at_once(run, logits.gather(1, at))

@@ -1,0 +1,128 @@
+"""Drafts over a part of the target's vocabulary: which ids these are, and logits over all of them.
+
+VocabTrim: R. Goel et al., "VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in
+LLMs", arXiv 2506.22694. FR-Spec: W. Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language
+Models via Frequency-Ranked Speculative Sampling", ACL 2025 (arXiv 2502.14856). A drafter scores the
+ids that texts contain most often, and the rest of its output matrix is not read. Nothing is
+trained.
+
+An id that is left out has probability 0 under the drafter. The speculative rule draws it from the
+residual, which is the target's own probability there, so that the distribution stays the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mmaccel.checks import check_int, show
+from mmaccel.config_files import LIMIT, check_regular
+from mmaccel.errors import OptionError, UnsupportedModelError
+
+_UNKNOWN = -1e4  # a logit of no probability, but not none: such ids may be all that a slot can have
+
+
+def spread_logits(known: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+    """Logits `[..., V]` of `known` `[..., K]`, those of `ids` `[K]`; very small ones elsewhere."""
+    shape = (*known.shape[:-1], vocab_size)
+    return known.new_full(shape, _UNKNOWN).index_copy(-1, ids, known)
+
+
+def frequent_ids(
+    texts: Iterable[Sequence[int]], n: int, always: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """The n ids that texts contain most often, in ascending order.
+
+    Args:
+        texts: tokens of each; texts that the target has written suit best.
+        n: how many ids.
+        always: ids that are among them in any case, such as that of the end.
+
+    Raises:
+        OptionError: n below 1, or fewer different ids than n.
+    """
+    check_int("n", n, 1, hint="a quarter of the vocabulary is a start")
+    counts: dict[int, int] = dict.fromkeys(always, 0)
+    for text in texts:
+        for token in text:
+            counts[int(token)] = counts.get(int(token), 0) + 1
+    if len(counts) < n:
+        raise OptionError(
+            f"n: expected at most {len(counts)}, the different ids of the texts, received {n}; "
+            "give more texts"
+        )
+    others = [token for token in counts if token not in always]
+    others.sort(key=lambda token: (-counts[token], token))
+    return tuple(sorted([*dict.fromkeys(always), *others][:n]))
+
+
+def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
+    """`[K]` int64, different ids of a vocabulary.
+
+    Args:
+        ids: a tensor `[K]` or a sequence of integers; or the path of a file: JSON with a list of
+            them, or safetensors with `d2t`, how far the target's id of each stands from its own,
+            as EAGLE 3 heads have it.
+        vocab_size: V, ids that there are.
+        option: name in messages.
+
+    Raises:
+        OptionError: something else, an id twice, or one outside of 0..V-1.
+        UnsupportedModelError: a file that cannot be read.
+    """
+    if isinstance(ids, str | Path):
+        return read_ids(_read_file(Path(ids), option), vocab_size, option)
+    given = ids.tolist() if isinstance(ids, Tensor) else ids
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) > 0
+    if not is_list or not all(type(each) is int for each in given):
+        raise OptionError(
+            f"{option}: expected a list of ids, a tensor [K] or a file, received {show(ids)}; "
+            "mmaccel.frequent_ids(texts, n) makes one"
+        )
+    outside = [each for each in given if not 0 <= each < vocab_size]
+    if outside:
+        raise OptionError(
+            f"{option}: expected ids in 0..{vocab_size - 1}, received {outside[0]}; take the ids "
+            "of this vocabulary"
+        )
+    if len(set(given)) < len(given):
+        raise OptionError(
+            f"{option}: expected different ids, received {len(given)} of which "
+            f"{len(set(given))} differ; name each once"
+        )
+    return torch.tensor(given)
+
+
+def _read_file(file: Path, option: str) -> list[int]:
+    """What the list of a file holds, not checked."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if file.suffix in (".pt", ".bin", ".pth"):
+        raise OptionError(
+            f"{option}: expected JSON or safetensors, received {file.name}; pickles are not "
+            "opened: save its list as JSON"
+        )
+    check_regular(file, option)
+    try:
+        if file.suffix == ".safetensors":
+            offsets = load_file(file)["d2t"].long()
+            found: list[int] = (torch.arange(len(offsets)) + offsets).tolist()
+            return found
+        if file.stat().st_size > LIMIT:
+            raise ValueError(f"more than {LIMIT} bytes")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except KeyError:
+        received = "no tensor of this name"
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        received = f"what cannot be read ({' '.join(str(error).split())})"
+    else:
+        return found
+    raise UnsupportedModelError(
+        f"{option}: expected d2t or a list of ids in {file}, received {received}; copy the file "
+        "again"
+    )
