@@ -7,18 +7,17 @@ played once a pass; UCBSpec takes the arm whose tokens a pass may be the most.
 Departures: what an arm, a source with a width, is worth are the tokens of its passes for their cost
 in plain passes, drafting and learning included (`mmaccel.samplers.drafting.pass_costs`). What is
 learned of a source when it drafts is how often its next draft is right, which is also what any
-width of it is worth. An arm is played only where no row, were the pass to gain it one token alone,
-would have cost more than it is allowed to lose, a share of its length ("Conservative Bandits",
+width of it is worth. An arm is played only where all runs of the model, were the pass to gain each
+row one token alone, would have lost no more than a share of their tokens ("Conservative Bandits",
 Y. Wu et al., ICML 2016, arXiv 1602.04282). Where no arm is worth a plain pass the sources rest, the
-longer the more often. What was learned is kept as long as the model lives. Widths depend on all
-rows and on the clock: the source goes with bitwise policies alone.
+longer the more often. What was learned and lost is kept as long as the model lives. Widths depend
+on all rows and on the clock: the source goes with bitwise policies alone.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -38,10 +37,8 @@ from mmaccel.samplers.drafting.pass_costs import PLAIN, Arm, Costs, CountedCosts
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.window.window_size import find_calibration
 
-if TYPE_CHECKING:
-    from mmaccel.samplers.window.step_state import Held
-
 _KEPT = 0.98  # of what was counted before a pass: texts change
+_LOAN = 4.0  # plain passes that may be lost before any token was made, once in a model's life
 _REST = (4, 64)  # plain passes before arms are compared again: at first, and at most
 
 
@@ -52,7 +49,8 @@ class BanditSpec(DraftSource):
     Args:
         sources: that may draft, each of another class.
         widths: tokens of a pass that are tried beside 1; those beyond the policy's window are not.
-        risk: by how much a row may cost more than at window 1, as a share of its length.
+        risk: by how much all runs of a model may cost more than at window 1, as a share; beside
+            four plain passes at the beginning.
         token_cost: what a further token of a pass costs, as a share of a pass of one. None: what
             passes cost is measured. With a number passes are the same in every run.
 
@@ -96,7 +94,6 @@ class BanditSpec(DraftSource):
             self,
             drafters=tuple(each.open(run) for each in self.sources),
             judgement=find_calibration(run.model, kind, self._make_judgement),
-            debt=run.state.declare("what rows are behind plain decoding"),
         )
 
     def _make_judgement(self) -> Judgement:
@@ -139,11 +136,15 @@ class Judgement:
         costs: of passes.
         sources: by number.
         n_passes: in which something was drafted.
+        n_tokens: of runs that have ended.
+        lost: plain passes that rows took part in beyond one for each of their tokens.
     """
 
     costs: Costs
     sources: dict[int, Judged] = field(default_factory=dict)
     n_passes: int = 0
+    n_tokens: int = 0
+    lost: float = 0.0
 
 
 @dataclass(eq=False)
@@ -153,15 +154,14 @@ class BanditDrafter(Drafter):
     Args:
         drafters: of the sources.
         judgement: of this run and earlier ones.
-        debt: `[B]` float64, the cost of a row's passes so far less its tokens.
     """
 
     source: BanditSpec
     drafters: tuple[Drafter, ...]
     judgement: Judgement
-    debt: Held
     _arm: Arm = field(default=PLAIN, init=False)  # of the present pass
     _drafts: Tensor | None = field(default=None, init=False)  # [B, K], of the present pass
+    _gained: tuple[int, int] = field(default=(0, 0), init=False)  # rows and tokens of this pass
     _rests: int = field(default=0, init=False)  # plain passes that are still to come
     _rest: int = field(default=_REST[0], init=False)  # how many there will be next time
 
@@ -172,21 +172,21 @@ class BanditDrafter(Drafter):
             self._arm = PLAIN
         else:
             self._arm = self._choose_arm(run, most)
-        self.judgement.costs.begin(self._arm)
         return self._arm.width
 
     def _choose_arm(self, run: OpenRun, most: int) -> Arm:
         """What the next pass is, at most `most` wide; after a plain one the sources rest."""
-        allowed = self.source.risk * run.length - self._debt(run)
-        room = float(allowed.masked_fill(run.rows.ended, math.inf).min())
+        known = self.judgement
+        n_open = max(1, int((~run.rows.ended).sum()))
+        n_tokens = known.n_tokens + int(run.buffer.n_generated.sum())
+        room = self.source.risk * n_tokens + _LOAN * n_open - known.lost
         best = 1.0  # a plain pass gains one token
         chosen = PLAIN
         for number in range(len(self.drafters)):
-            judged = self.judgement.sources.get(number, Judged())
-            chance = judged.hope(self.judgement.n_passes)
+            chance = known.sources.get(number, Judged()).hope(known.n_passes)
             for width in self.source.widths:
-                hoped, feared = self.judgement.costs.expect(Arm(number, width))
-                if width > most or feared - 1 > room + 1e-9:
+                hoped, feared = known.costs.expect(Arm(number, width))
+                if width > most or n_open * (feared - 1) > room + 1e-9:
                     continue
                 worth = sum(chance**k for k in range(width)) / hoped
                 if worth > best:
@@ -222,13 +222,18 @@ class BanditDrafter(Drafter):
             return
         for drafter in self.drafters:
             drafter.accepted(run, n_new)
-        _, feared = self.judgement.costs.expect(self._arm)
-        self.debt.hold(self._debt(run) + (feared - n_new) * (n_new > 0))
+        self._gained = int((n_new > 0).sum()), int(n_new.sum())
         self._judge(run, n_new)
+
+    def timed(self, run: OpenRun, seconds: float) -> None:
+        cost = self.judgement.costs.add(self._arm, seconds)
+        if self._arm != PLAIN:
+            n_rows, n_tokens = self._gained
+            self.judgement.lost += n_rows * cost - n_tokens
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`."""
-        self.judgement.costs.pause()
+        self.judgement.n_tokens += int(run.buffer.n_generated.sum())
         for drafter in self.drafters:
             drafter.close(run)
 
@@ -236,8 +241,6 @@ class BanditDrafter(Drafter):
         """See `Drafter.begin_rows`."""
         for drafter in self.drafters:
             drafter.begin_rows(run, batch_slots)
-        if self.debt.value is not None:
-            self.debt.get()[batch_slots] = 0.0
 
     def _judge(self, run: OpenRun, n_new: Tensor) -> None:
         """Count right drafts and first wrong ones, as far as tokens were accepted."""
@@ -250,9 +253,3 @@ class BanditDrafter(Drafter):
         judged = self.judgement.sources.setdefault(self._arm.source, Judged())
         judged.right = _KEPT * judged.right + float(is_right.sum())
         judged.wrong = _KEPT * judged.wrong + float(is_wrong.sum())
-
-    def _debt(self, run: OpenRun) -> Tensor:
-        found = self.debt.value
-        if found is None:
-            return torch.zeros(run.prompt.batch, dtype=torch.float64, device=run.model.device)
-        return found

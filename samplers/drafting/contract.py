@@ -415,6 +415,9 @@ class Drafter:
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """Read how many tokens each row gained in this pass, `[B]` int64."""
 
+    def timed(self, run: OpenRun, seconds: float) -> None:
+        """Read how long a step took, from the choice of its width until the host knew its end."""
+
     def close(self, run: OpenRun) -> None:
         """End the run: give back what `DraftSource.open` has asked of its model."""
 

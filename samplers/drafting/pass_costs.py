@@ -1,21 +1,19 @@
 """What passes of a window run cost, in plain passes: counted, or measured while it decodes.
 
-A plain pass is one of width 1 in which no source learns anything. The clock is read once a pass.
-A machine is slower now than a minute ago, so that a cost is a ratio of two medians of late passes.
+A plain pass is one of width 1 in which no source learns anything. A machine may be slower now than
+a minute ago, so that a cost is a ratio of two medians of late passes.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple, Protocol
 
 _RECENT = 15  # passes of an arm whose median counts
-_LEAST = 2  # timed passes after which a cost is known; the first one allocates, untimed
+_LEAST = 2  # timed passes after which a cost is known
 
 
 class Arm(NamedTuple):
@@ -34,16 +32,13 @@ PLAIN = Arm(0, 1)
 
 
 class Costs(Protocol):
-    """What passes cost."""
+    """What passes cost, in plain passes."""
 
-    def begin(self, arm: Arm) -> None:
-        """A pass begins, and the one before it has ended."""
-
-    def pause(self) -> None:
-        """The pass that began is not timed: the run ends."""
+    def add(self, arm: Arm, seconds: float) -> float:
+        """What a pass has cost that took so long."""
 
     def expect(self, arm: Arm) -> tuple[float, float]:
-        """The cost of a pass, in plain passes: what is hoped for, and what is to be feared."""
+        """The cost of a pass: what is hoped for, and what is to be feared."""
 
 
 @dataclass
@@ -56,14 +51,10 @@ class CountedCosts:
 
     token_cost: float
 
-    def begin(self, arm: Arm) -> None:
-        """See `Costs.begin`."""
-
-    def pause(self) -> None:
-        """See `Costs.pause`."""
+    def add(self, arm: Arm, seconds: float) -> float:
+        return self.expect(arm)[0]
 
     def expect(self, arm: Arm) -> tuple[float, float]:
-        """See `Costs.expect`."""
         cost = 1 + self.token_cost * (arm.width - 1)
         return cost, cost
 
@@ -76,36 +67,24 @@ class MeasuredCosts:
     source, where there is none a plain one, and feared to cost as much for each of its tokens.
     Before plain passes were timed all others are feared without bound.
 
-    Args:
-        clock: seconds.
-
     Attributes:
-        seconds: of late passes, by arm.
+        seconds: of late passes, by arm; of each arm the first one, which allocates, is left out.
     """
 
-    clock: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
     seconds: dict[Arm, deque[float]] = field(default_factory=dict)
-    _arm: Arm | None = field(default=None, init=False)  # of the pass that goes on
-    _began: float = field(default=0.0, init=False)
 
-    def begin(self, arm: Arm) -> None:
-        """See `Costs.begin`."""
-        now = self.clock()
-        if self._arm is not None:
-            known = self.seconds.get(self._arm)
-            if known is None:
-                self.seconds[self._arm] = deque(maxlen=_RECENT)
-            else:
-                known.append(now - self._began)
-        self._arm = arm
-        self._began = now
-
-    def pause(self) -> None:
-        """See `Costs.pause`."""
-        self._arm = None
+    def add(self, arm: Arm, seconds: float) -> float:
+        known = self.seconds.get(arm)
+        if known is None:
+            self.seconds[arm] = deque(maxlen=_RECENT)
+        else:
+            known.append(seconds)
+        plain = self._find_seconds(PLAIN)
+        if arm == PLAIN or plain is None:
+            return 1.0
+        return seconds / max(plain, 1e-9)
 
     def expect(self, arm: Arm) -> tuple[float, float]:
-        """See `Costs.expect`."""
         if arm == PLAIN:
             return 1.0, 1.0
         plain = self._find_seconds(PLAIN)

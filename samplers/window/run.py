@@ -386,9 +386,9 @@ class WindowRun(RunParts):
         if is_bad:
             self._retry()
             return
-        self.pace.end(
-            n_passes, n_tokens, is_usual=is_usual and not (self.is_retry or self._is_narrowed)
-        )
+        is_usual = is_usual and not self.is_retry
+        seconds = self.pace.end(n_passes, n_tokens, is_usual=is_usual and not self._is_narrowed)
+        self.drafter.timed(self, seconds)
         if scheduler is not None and (n_open < scheduler.n_open or scheduler.has_room):
             if scheduler.refill(self):
                 remaining = self.length

@@ -410,19 +410,19 @@ class StepPace:
         """Begin a step as wide as the last one, which repeats it."""
         self._began = time.perf_counter()
 
-    def end(self, n_passes: int, n_tokens: int, *, is_usual: bool) -> None:
-        """End a step.
+    def end(self, n_passes: int, n_tokens: int, *, is_usual: bool) -> float:
+        """End a step; returns the seconds of a pass.
 
         Args:
             n_passes: passes since the last synchronisation.
             n_tokens: of all rows so far.
             is_usual: whether they took as long as others like them will.
         """
-        if not is_usual:
-            return
         seconds = (time.perf_counter() - self._began) / n_passes
-        gained = (n_tokens - self._n_tokens) / n_passes
-        self.chooser.observe(gained, self._n_open, seconds)
+        if is_usual:
+            gained = (n_tokens - self._n_tokens) / n_passes
+            self.chooser.observe(gained, self._n_open, seconds)
+        return seconds
 
     def go_on(self, n_open: int, n_tokens: int) -> None:
         """Go on with this number of open rows, which have so many tokens."""

@@ -76,9 +76,7 @@ class StandDrafter(CandidateDrafter):
 
     Args:
         tokens: `[B, N, k]` int32, the likeliest tokens in each column of the token buffer.
-        chances: `[B, N, k]` float16, their probabilities. Columns behind the accepted text hold
-            what rejected drafts have led to. Nothing reads them before a later pass, with the right
-            tokens on the left, has written them again.
+        chances: `[B, N, k]` float16, their probabilities; 0 where rejected drafts had led to them.
     """
 
     tokens: Held
@@ -108,6 +106,15 @@ class StandDrafter(CandidateDrafter):
         at = run.buffer.columns[..., None].expand_as(best.indices)
         self.tokens.hold(seen.scatter_(1, at, best.indices.int()))
         self.chances.hold(chances.scatter_(1, at, best.values.half()))
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        chances = self.chances.get()
+        columns = run.buffer.columns  # [B, W]
+        number = torch.arange(columns.shape[1], device=columns.device)
+        is_rejected = (number >= n_new[:, None])[..., None]
+        at = columns[..., None].expand(-1, -1, chances.shape[2])
+        kept = chances.gather(1, at).masked_fill(is_rejected, 0.0)
+        self.chances.hold(chances.scatter_(1, at, kept))
 
     def _tables(self, run: OpenRun) -> tuple[Tensor, Tensor]:
         """What is kept; zeros before the first pass."""
