@@ -299,6 +299,7 @@ KEEP = 0.22
 
 _WINDOW = "mmaccel.pipelines.causal_lm.model:CausalLMWindow"
 _VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
+_DEPTH = "mmaccel.pipelines.depth.decoders"
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     **dict.fromkeys(
         (
@@ -316,10 +317,9 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
         ),
         _VISION_LANGUAGE,
     ),
-    **dict.fromkeys(
-        ("csm_depth_decoder_model", "moshi_depth", "qwen3_omni_moe_talker_code_predictor"),
-        "mmaccel.pipelines.depth.family:DepthDecoderFamily",
-    ),
+    "csm_depth_decoder_model": f"{_DEPTH}:CsmDepth",
+    "moshi_depth": f"{_DEPTH}:MoshiDepth",
+    "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",

@@ -586,8 +586,8 @@ class Prompt:
         batching: how many rows are decoded at a time; None decodes all B together.
         is_text: `[R, T]` bool, False for ids that stand for something else, such as a part of an
             image; None: all tokens are text.
-        n_shown: tokens at the end of every prompt that the layout's slots continue, such as the
-            frames that a clip begins with.
+        n_shown: tokens at the end of every prompt that the layout's slots continue: the frames
+            that a clip begins with, the codes of the frame before.
 
     Attributes:
         batch: B, rows asked for.
@@ -625,6 +625,11 @@ class Prompt:
             raise ShapeError(
                 f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "
                 "begin every row with at least one token"
+            )
+        if not 0 <= self.n_shown <= low:
+            raise ShapeError(
+                f"n_shown: expected 0..{low}, the tokens of the shortest prompt, received "
+                f"{self.n_shown}; count those that the slots continue"
             )
         object.__setattr__(self, "batch", self.tokens.shape[0] // self.branches)
 

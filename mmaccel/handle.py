@@ -110,6 +110,7 @@ class Handle:
             if hasattr(self._service, "engine"):
                 self._service.engine.close()
             if isinstance(self._service, GenerateService):
+                self._service.series.reset()
                 close_fused(self._target)
 
     def detach(self, *, keep_packed: bool = False) -> None:
@@ -183,15 +184,16 @@ def attach(
 
     Args:
         target: a transformers model that generates, also one compiled by torch or wrapped by peft;
-            a pipeline of transformers; a diffusers pipeline whose pictures such a model makes
+            a speech model whose depth decoder makes frames (CSM, Moshi, Qwen3-Omni); a pipeline of
+            transformers; a diffusers pipeline whose pictures such a model makes
             (`GlmImagePipeline`); a pipeline or model listed in
             `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in
             `mmaccel.pipelines.diffusion_lm.registry`, which then has `generate`.
         policy: a policy, its short name (`mmaccel models` lists them), or a dictionary of a name
             and fields, such as `{"name": "jacobi", "window": 32}`.
-        seed: one for all rows (row b is item b of it), or one per row; the same at every call. None
-            draws one from torch's global generator at every sampled call, so that
-            `torch.manual_seed` makes it reproducible.
+        seed: one for all rows (row b is item b of it), or one per row; the same at every call, but
+            for those that make the frames of one utterance. None draws one from torch's global
+            generator at every sampled call, so that `torch.manual_seed` makes it reproducible.
         strict: raise where a call cannot be served. Otherwise it runs as without a policy, with a
             warning and the reason in `stats.fallbacks`.
         layout: what is known about the tokens of every call, slot by slot from the first generated
@@ -405,8 +407,11 @@ def check_fusible(model: Any, family: CausalLM, engine: Engine) -> None:
     if find_training_effect(model) is not None:
         return
     window = family.wrap(model)
-    window.fused = engine.fused
-    window.compile = engine.compile
+    if not window.use_fused(engine.fused, engine.compile):
+        raise UnsupportedModelError(
+            "fused=True or compile=True: expected a decoder of transformers that is decoded in "
+            f"windows, received a {type(model).__name__}; leave them out"
+        )
     window.choose_route()
 
 

@@ -55,6 +55,7 @@ class GenerateCall:
             `mmaccel.stateless`.
         prompt_inputs: arguments for the model's forward that belong to the prompt alone.
         placeholders: ids that stand for a part of an image or a video in a prompt.
+        earlier: `[B', L']` int64, what the call before made, where calls are parts of one work.
 
     Attributes:
         device: of the model.
@@ -87,6 +88,7 @@ class GenerateCall:
     assume_stateless: bool = False
     prompt_inputs: frozenset[str] = frozenset()
     placeholders: frozenset[int] = frozenset()
+    earlier: Tensor | None = None
     device: torch.device = field(init=False)
     guidance: Any = field(init=False)
     kinds: list[tuple[Any, str]] = field(init=False)

@@ -7,7 +7,7 @@ import hashlib
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -162,18 +162,18 @@ class Fallback:
 
     Args:
         policy: the attached policy.
-        seed: of the original's draws, see `run_original`.
+        find_seed: of the original's draws, see `run_original`.
         strict: refuse every call.
         layout: what is known about the slots, or None.
-        history: receives the statistics of each run.
+        record: receives the statistics of each run.
         warned: reasons that the caller was warned of.
     """
 
     policy: Policy
-    seed: int | Sequence[int] | None
+    find_seed: Callable[[], int | Sequence[int] | None]
     strict: bool
     layout: Layout | None
-    history: list[Stats]
+    record: Callable[[Stats], None]
     warned: set[str]
 
     def run(self, model: Any, name: str, reasons: list[str], *args: Any, **options: Any) -> Any:
@@ -206,10 +206,10 @@ class Fallback:
             options["logits_processor"] = with_layout(given, self.layout, n_prompt)
             args = (*(options.pop(name) for name in names), *args)
         self.warn(text)
-        out, stats = run_original(model, name, args, options, self.seed)
+        out, stats = run_original(model, name, args, options, self.find_seed())
         stats.policy = repr(self.policy)
         stats.fallbacks = list(reasons)
-        self.history.append(stats)
+        self.record(stats)
         return out
 
     def refuse(self, reason: str) -> NoReturn:

@@ -23,6 +23,7 @@ from mmaccel.pipelines.attach import layer_methods
 from mmaccel.pipelines.attach.fallback import Fallback
 from mmaccel.pipelines.attach.patching import as_function
 from mmaccel.pipelines.attach.prompt_pass import open_prompt
+from mmaccel.pipelines.attach.series import SeriesOfThreads
 from mmaccel.pipelines.attach.step_outputs import Columns, StepOutputs
 from mmaccel.pipelines.attach.streaming import TokenStreamer
 from mmaccel.pipelines.causal_lm.family import CausalLM
@@ -51,7 +52,6 @@ _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
 _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
 _MODELS_LOOP = "a decoding loop of the model's own"
 _BATCH = "transformers' own continuous batching; generate takes a padded batch"
-_SEED_STEP = 0x9E3779B97F4A7C15  # odd: seeds of 2**63 calls differ
 _BATCHES = ("generate_batch", "init_continuous_batching")
 _OTHER_LOOPS = {"_beam_search": "beam search", "_assisted_decoding": "assisted decoding"}
 
@@ -95,10 +95,20 @@ class GenerateService:
     def __post_init__(self) -> None:
         self.visuals = VisualCall(self.reduction)
         self._one_call = RLock()
-        self._n_calls = 0  # of the present work
+        self.series = SeriesOfThreads(self.family.repeats_calls)
         self._fallback = Fallback(
-            self.policy, self.seed, self.strict, self.layout, self.history, self.warned
+            self.policy, self._next_seed, self.strict, self.layout, self._record, self.warned
         )
+
+    def _next_seed(self) -> int | Sequence[int] | None:
+        """The given seed, as it is for the next call."""
+        return self.series.present.vary(self.seed)
+
+    def _record(self, stats: Stats) -> None:
+        """Keep the statistics of a call; those of a watched series are added up at its end."""
+        self.series.present.add(stats)
+        if not self.series.present.is_watched:
+            self.history.append(stats)
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """Methods that replace the model's own, by name."""
@@ -120,22 +130,26 @@ class GenerateService:
         return out
 
     def watch_calls(self, holder: Any, *args: Any, **options: Any) -> Any:
-        """`generate` of a model that calls the served one many times: one work, with the sums of
+        """`generate` of a model that calls the served one many times: one series, with the sums of
         the calls' statistics.
         """
-        n_before = len(self.history)
-        self.family.begin_calls()
-        self._n_calls = 0
         began = time.perf_counter()
-        out = original(holder, "generate")(*args, **options)
-        parts = self.history[n_before:]
-        if parts:
-            stats = add_stats(parts)
-            stats.seed = self.seed
-            seconds = time.perf_counter() - began
-            stats.notes.append(f"{len(parts)} calls of the decoder, {seconds:.2f} s in all")
-            self.history[n_before:] = [stats]
-        return out
+        with self.series.watch() as series:
+            try:
+                return original(holder, "generate")(*args, **options)
+            finally:
+                seconds = time.perf_counter() - began
+                self.history.append(self._add_up(series.parts, holder, seconds))
+
+    def _add_up(self, parts: Sequence[Stats], holder: Any, seconds: float) -> Stats:
+        if not parts:
+            reason = f"a call of a {type(holder).__name__} that never called its decoder"
+            self._fallback.warn(reason)
+            return Stats(repr(self.policy), fallbacks=[reason], seconds=seconds)
+        stats = add_stats(parts)
+        stats.seed = self.seed
+        stats.notes.append(f"{len(parts)} calls of the decoder, {seconds:.2f} s in all")
+        return stats
 
     def serve(self, call: GenerateCall) -> Any:
         """Decode a call of `_sample` by the policy, or run the original where it cannot be served.
@@ -202,6 +216,7 @@ class GenerateService:
             self.assume_stateless,
             self.family.prompt_inputs,
             self.family.placeholders(model),
+            self.series.present.tokens,
         )
         return self.serve(call)
 
@@ -226,7 +241,7 @@ class GenerateService:
 
     def _generate(self, model: Any, *args: Any, **options: Any) -> Any:
         """`generate` itself: decodes a loop of the model's own, and records unknown loops."""
-        n_before = len(self.history)
+        n_before = self.series.present.n_calls
         if options.get("custom_generate") is not None:
             if self.strict:
                 self._fallback.refuse(_CALLERS_LOOP)
@@ -241,7 +256,7 @@ class GenerateService:
                 seed = self._choose_seed(loop.samples)
                 out, stats = loop.decode(self.policy, seed, self.engine)
                 stats.seed = seed if loop.samples else self.seed
-                self.history.append(stats)
+                self._record(stats)
                 return out
             if self.strict:
                 self._fallback.refuse("; ".join(loop.reasons))
@@ -249,13 +264,13 @@ class GenerateService:
         inputs = {"input_ids": args[0] if args else options.get("inputs"), **options}
         with self._reducing(model, inputs):
             out = original(model, "generate")(*args, **options)
-        if len(self.history) == n_before:  # `generate` reached no loop of `methods`
+        if self.series.present.n_calls == n_before:  # `generate` reached no loop of `methods`
             reasons = [_UNKNOWN_LOOP] if loop is None else loop.reasons
             if self.layout is not None:
                 self._fallback.refuse_layout(_UNKNOWN_LOOP)
             self._fallback.warn("; ".join(reasons))
             seconds = time.perf_counter() - began
-            self.history.append(Stats(repr(self.policy), fallbacks=reasons, seconds=seconds))
+            self._record(Stats(repr(self.policy), fallbacks=reasons, seconds=seconds))
         return out
 
     @contextmanager
@@ -339,9 +354,8 @@ class GenerateService:
                 "prefill_chunk_size: the model's own prefill has processed this prompt whole"
             )
         self._describe_reduction(whole, window, generation.stats)
-        self.history.append(generation.stats)
-        self.family.finish(generation)
-        self._n_calls += 1
+        self._record(generation.stats)
+        self.series.present.tokens = generation.tokens
         if call.streamer is not None:
             call.streamer.end()
         fields = {} if outputs is None else outputs.collect()
@@ -372,16 +386,12 @@ class GenerateService:
 
     def _choose_seed(self, samples: bool) -> int | Sequence[int]:
         if self.seed is not None:
-            return self._vary(self.seed) if self.family.repeats_calls else self.seed
+            found = self._next_seed()
+            assert found is not None
+            return found
         if not samples:  # greedy: leave torch's generator alone
             return 0
         return int(torch.randint(2**63 - 1, (), device="cpu"))
-
-    def _vary(self, seed: int | Sequence[int]) -> int | Sequence[int]:
-        """A seed of the next call of one work, none of which has the noise of another."""
-        if isinstance(seed, int):
-            return (seed + self._n_calls * _SEED_STEP) % 2**63
-        return [(one + self._n_calls * _SEED_STEP) % 2**63 for one in seed]
 
 
 def _can_restart(call: GenerateCall) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.depth.decoders import HOLDERS
+from mmaccel.pipelines.depth.holders import HOLDERS
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
 """diffusers' pipelines whose pictures are made of tokens, and the component that makes these."""
@@ -32,8 +32,9 @@ def find_generator(target: Any) -> Any:
 
     Args:
         target: a transformers model; one compiled by torch or wrapped by peft; a speech model in
-            `HOLDERS`, of which the depth decoder is served; a pipeline of transformers; a pipeline of diffusers in `GENERATORS`; or a pipeline of the caller's
-            own, of whose components exactly one generates.
+            `HOLDERS`, whose depth decoder is served; a pipeline of transformers; a pipeline of
+            diffusers in `GENERATORS`; or a pipeline of the caller's own, of whose components
+            exactly one generates.
 
     Returns:
         That model, or `target` itself where it wraps nothing.
@@ -44,7 +45,7 @@ def find_generator(target: Any) -> Any:
     """
     target = unwrap(target)
     if is_holder(target):
-        return target.get_submodule(HOLDERS[type(target).__name__])
+        return _find_decoder(target)
     parts = getattr(target, "components", None)
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
@@ -65,6 +66,18 @@ def is_holder(target: Any) -> bool:
     """Whether an object is a model in `HOLDERS`, whose `generate` calls that of a part of it."""
     kind = type(target)
     return kind.__name__ in HOLDERS and kind.__module__.startswith("transformers.")
+
+
+def _find_decoder(target: Any) -> Any:
+    """The depth decoder of a model in `HOLDERS`."""
+    path = HOLDERS[type(target).__name__]
+    try:
+        return target.get_submodule(path)
+    except AttributeError:
+        raise UnsupportedModelError(
+            f"attach: expected a {type(target).__name__} with {path}, received one without; load "
+            "it whole, or attach to the part that generates"
+        ) from None
 
 
 def is_diffusers_pipeline(target: Any) -> bool:

@@ -22,7 +22,6 @@ from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows, has_passed
 from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
 from mmaccel.pipelines.original_methods import BASE, has_own, original
-from mmaccel.results import Generation
 
 _PREPARE = "prepare_inputs_for_generation"
 _LIKE_THE_USUAL = {  # beyond the positions of `find_position_limit`, or in the first pass
@@ -117,12 +116,6 @@ class CausalLM:
     def prompt(self, call: GenerateCall) -> Prompt:
         """The prompt of one call."""
         return call.prompt()
-
-    def finish(self, made: Generation) -> None:
-        """See what a call has made; the next one may be a part of the same work."""
-
-    def begin_calls(self) -> None:
-        """The next call begins a work anew."""
 
     def own_loop(
         self, model: Any, args: tuple[Any, ...], options: dict[str, Any]

@@ -15,56 +15,21 @@ these decoders once a frame.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-
-class DepthDecoder(ABC):
-    """A kind of depth decoder.
-
-    Attributes:
-        given: arguments of its `generate` that a frame is scored with.
-        n_before: P.
-    """
-
-    given: ClassVar[frozenset[str]]
-    n_before: ClassVar[int]
-
-    @abstractmethod
-    def vocab_size(self, model: Any) -> int:
-        """V."""
-
-    @abstractmethod
-    def n_entries(self, model: Any) -> int:
-        """The most entries of a pass."""
-
-    @abstractmethod
-    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
-        """One teacher-forced pass over a frame.
-
-        Args:
-            model: the decoder.
-            entries: `[R, n]` int64, P entries of the frame's beginning, then codes.
-            given: by name, what the frame is scored with.
-
-        Returns:
-            Logits `[R, n, V]` of the codes that follow; those of the first P - 1 mean nothing.
-        """
-
-    def embed(self, model: Any, entries: Tensor) -> Tensor | None:
-        """`[R, n, D]`, what a call that asks for hidden states gets of its codes; None: nothing."""
-        return None
+from mmaccel.pipelines.depth.family import DepthDecoder
 
 
 class CsmDepth(DepthDecoder):
     """`CsmDepthDecoderForCausalLM`: the backbone's state, the first code, then 31 others."""
 
-    given = frozenset({"backbone_last_hidden_state"})
+    given = ("backbone_last_hidden_state",)
+    served = frozenset(given)
     n_before = 2
 
     def vocab_size(self, model: Any) -> int:
@@ -83,11 +48,19 @@ class CsmDepth(DepthDecoder):
         ).logits
         return pad(logits, (0, 0, 1, 0))  # the state's own entry has no head
 
+    def example(self, model: Any, rows: int) -> dict[str, Any]:
+        config = model.config
+        return {
+            "input_ids": torch.zeros(rows, 2, dtype=torch.int64, device=model.device),
+            "backbone_last_hidden_state": draw_states(model, rows, config.backbone_hidden_size),
+        }
+
 
 class MoshiDepth(DepthDecoder):
     """`MoshiDepthDecoder`: the text token, then 8 codes, the main decoder's state in each entry."""
 
-    given = frozenset({"last_hidden_state"})
+    given = ("last_hidden_state",)
+    served = frozenset(given)
     n_before = 1
 
     def vocab_size(self, model: Any) -> int:
@@ -103,15 +76,23 @@ class MoshiDepth(DepthDecoder):
         ).logits
         return logits
 
+    def example(self, model: Any, rows: int) -> dict[str, Any]:
+        return {
+            "input_ids": torch.zeros(rows, 1, dtype=torch.int64, device=model.device),
+            "last_hidden_state": draw_states(model, rows, model.config.input_size)[:, None],
+        }
+
 
 class CodePredictor(DepthDecoder):
     """The code predictor of Qwen3-Omni's talker: embeddings of the talker's state and of the first
     code, then 15 codes, each with an embedding and a head of its own.
 
-    Qwen3-TTS has the same modules under the same names.
+    Qwen3-TTS has the same modules under the same names. Of hidden states, which the talker asks
+    for, calls get the embeddings of the codes, which are what it reads, and none of the prompt.
     """
 
-    given = frozenset({"inputs_embeds", "generation_steps"})
+    given = ("inputs_embeds",)
+    served = frozenset({"inputs_embeds", "output_hidden_states"})
     n_before = 2
 
     def vocab_size(self, model: Any) -> int:
@@ -137,15 +118,13 @@ class CodePredictor(DepthDecoder):
         empty = tables[0].weight.new_zeros(len(entries), self.n_before, width)
         return torch.cat([empty, *(one[:, None] for one in found)], 1)
 
+    def example(self, model: Any, rows: int) -> dict[str, Any]:
+        width = model.config.hidden_size
+        states = [draw_states(model, rows, width) for _ in range(2)]
+        return {"inputs_embeds": torch.stack(states, 1)}
 
-DECODERS: dict[str, DepthDecoder] = {  # by model_type
-    "csm_depth_decoder_model": CsmDepth(),
-    "moshi_depth": MoshiDepth(),
-    "qwen3_omni_moe_talker_code_predictor": CodePredictor(),
-}
-HOLDERS = {  # classes whose `generate` calls that of a depth decoder, and where they have it
-    "CsmForConditionalGeneration": "depth_decoder",
-    "MoshiForConditionalGeneration": "depth_decoder",
-    "Qwen3OmniMoeTalkerForConditionalGeneration": "code_predictor",
-    "Qwen3OmniMoeForConditionalGeneration": "talker.code_predictor",
-}
+
+def draw_states(model: Any, rows: int, width: int) -> Tensor:
+    """`[rows, width]` of a normal distribution, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, width, generator=generator).to(model.device, model.dtype)

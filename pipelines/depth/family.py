@@ -2,97 +2,158 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Prompt
-from mmaccel.pipelines.causal_lm.compatibility import ModelFacts
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.depth.decoders import DECODERS
 from mmaccel.pipelines.depth.window import DepthFrames, DepthWindow
 from mmaccel.pipelines.generate_call import GenerateCall
+from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.results import Generation
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+
+_checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
 
 
-class DepthDecoderFamily(CausalLM):
-    """Depth decoders of `DECODERS`, whose `generate` makes the codes of one frame.
+class DepthDecoder(CausalLM):
+    """A kind of depth decoder, each call of whose `generate` makes the codes of one frame.
 
-    What the model that holds the decoder generates between two frames is its own affair. The codes
-    of a row's last frame are kept as long as frames follow each other, for drafts that copy them.
+    Attributes:
+        given: arguments of its `generate` that a frame is scored with, besides the ids.
+        n_before: P.
     """
 
     name: ClassVar[str] = "depth"
-    served: ClassVar[frozenset[str]] = frozenset(
-        {"output_hidden_states", *(name for kind in DECODERS.values() for name in kind.given)}
-    )
+    takes_own_prompt: ClassVar[bool] = False
     gives_cache: ClassVar[bool] = False
     repeats_calls: ClassVar[bool] = True
+    given: ClassVar[tuple[str, ...]]
+    n_before: ClassVar[int]
 
-    def __init__(self) -> None:
-        self._earlier: Tensor | None = None  # [B, L], codes of the frames before
+    @abstractmethod
+    def vocab_size(self, model: Any) -> int:
+        """V."""
 
-    def begin_calls(self) -> None:
-        """See `CausalLM.begin_calls`."""
-        self._earlier = None
+    @abstractmethod
+    def n_entries(self, model: Any) -> int:
+        """The most entries of a pass: P and the codes but the last one."""
+
+    @abstractmethod
+    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
+        """One teacher-forced pass over a frame.
+
+        Args:
+            model: the decoder.
+            entries: `[R, n]` int64, P entries of the frame's beginning, then codes.
+            given: by name, what the frame is scored with.
+
+        Returns:
+            Logits `[R, n, V]` of the codes that follow; those of the first P - 1 mean nothing.
+        """
+
+    @abstractmethod
+    def example(self, model: Any, rows: int) -> dict[str, Any]:
+        """Arguments of `generate` for a random frame, without its length."""
+
+    def embed(self, model: Any, entries: Tensor) -> Tensor | None:
+        """`[R, n, D]`, what a call that asks for hidden states gets of its codes; None: nothing."""
+        return None
 
     def check(self, model: Any) -> ModelFacts:
-        """The facts of a decoder of a known kind; nothing is looked at."""
-        decoder = DECODERS[model.config.model_type]
-        return ModelFacts(
+        """See `CausalLM.check`. Cost: once a model, a frame by its own loop and one pass over it.
+
+        Raises:
+            UnsupportedModelError: passes over a frame are not what its own loop computes.
+        """
+        known = _checked.get(model)
+        if known is not None:
+            return known
+        facts = ModelFacts(
             model.config,
             (None,) * model.config.num_hidden_layers,
-            decoder.vocab_size(model),
-            decoder.n_entries(model) + 1,  # the last code is no entry
+            self.vocab_size(model),
+            self.n_entries(model),
             frozenset(),
             CACHE,
             {},
         )
+        if find_training_effect(model) is None:
+            self._check_passes(model)
+            _checked[model] = facts
+        return facts
+
+    @torch.no_grad()
+    def _check_passes(self, model: Any) -> None:
+        """Compare the logits of a frame that the model's own loop makes with those of one pass."""
+        length = self.n_entries(model) + 1 - self.n_before
+        example = self.example(model, 2)
+        made = original(model, "generate")(
+            **example,
+            max_length=None,
+            max_new_tokens=length,
+            min_length=None,
+            min_new_tokens=length,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        codes = made.sequences[:, -length:]
+        before = torch.zeros(2, self.n_before, dtype=torch.int64, device=codes.device)
+        if "input_ids" in example:
+            before = example["input_ids"]
+        entries = torch.cat([before, codes[:, :-1]], 1)
+        given = {name: example[name] for name in self.given}
+        expected = torch.stack(made.logits, 1)
+        found = compare_logits(expected, self.score(model, entries, given)[:, self.n_before - 1 :])
+        if found.is_telling and not found.within(Tolerance.of(model.dtype)):
+            raise UnsupportedModelError(
+                f"model: expected a depth decoder whose passes over a frame agree with its own "
+                f"steps, received a {type(model).__name__} that is {found}; a sliding window "
+                "shorter than a frame does that"
+            )
 
     def layout(self, model: Any) -> Layout:
         """See `CausalLM.layout`."""
-        decoder = DECODERS[model.config.model_type]
-        return DepthFrames(decoder.n_entries(model) + 1)
+        return DepthFrames(self.n_entries(model) + 1 - self.n_before)
+
+    def obstacles(self, call: GenerateCall) -> Iterator[str]:
+        """See `CausalLM.obstacles`."""
+        if call.guidance is not None:
+            yield "guidance of a frame's codes"
+        if call.n_columns != self.n_before:
+            yield f"a frame that does not begin with {self.n_before} entries"
+        if not bool(call.mask.all()):
+            yield "an attention mask that hides the beginning of a frame"
+        yield from (f"no {name}" for name in self.given if name not in call.given)
 
     def wrap(self, model: Any) -> Any:
-        """A window over the model, without a frame."""
-        return DepthWindow(model, DECODERS[model.config.model_type], {})
+        return DepthWindow(self, model)
 
     def open(self, call: GenerateCall) -> Any:
-        """See `CausalLM.open`."""
-        decoder = DECODERS[call.model.config.model_type]
-        given = {name: call.others[name] for name in decoder.given & call.given}
-        earlier = self._find_earlier(call)
-        n_earlier = 0 if earlier is None else earlier.shape[1]
-        return DepthWindow(call.model, decoder, given, n_earlier)
+        given = {name: call.others[name] for name in self.given}
+        return DepthWindow(self, call.model, given)
 
     def prompt(self, call: GenerateCall) -> Prompt:
-        """See `CausalLM.prompt`: behind the codes of the frame before, where there was one."""
+        """See `CausalLM.prompt`: the frame's beginning, then the codes of the frame before."""
         own = call.prompt()
-        earlier = self._find_earlier(call)
-        tokens = own.tokens
-        n_shown = 0
-        if earlier is not None:
-            tokens = torch.cat([earlier.to(tokens.device), tokens], 1)
-            n_shown = tokens.shape[1]
+        layout = self.layout(call.model) if own.layout is None else own.layout
+        earlier = call.earlier
+        if earlier is None or earlier.shape != (len(call.ids), call.length):
+            return replace(own, layout=layout)
+        tokens = torch.cat([own.tokens, earlier.to(own.tokens.device)], 1)
         return replace(
             own,
             tokens=tokens,
             lengths=torch.full_like(own.lengths, tokens.shape[1]),
-            layout=self.layout(call.model),
-            n_shown=n_shown,
+            layout=layout,
+            n_shown=earlier.shape[1],
         )
-
-    def finish(self, made: Generation) -> None:
-        """See `CausalLM.finish`."""
-        self._earlier = made.tokens
-
-    def _find_earlier(self, call: GenerateCall) -> Tensor | None:
-        """Codes `[B, L]` of the frame before, of a call of as many rows and codes."""
-        earlier = self._earlier
-        if earlier is None or earlier.shape != (len(call.ids), call.length):
-            return None
-        return earlier

@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.pipelines.causal_lm.compatibility import find_device
-from mmaccel.pipelines.depth.decoders import DepthDecoder
+
+
+class FrameScores(Protocol):
+    """How a kind of depth decoder scores a frame; `DepthDecoder` describes it."""
+
+    n_before: int
+
+    def vocab_size(self, model: Any) -> int: ...
+
+    def n_entries(self, model: Any) -> int: ...
+
+    def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor: ...
+
+    def embed(self, model: Any, entries: Tensor) -> Tensor | None: ...
 
 
 @dataclass(frozen=True)
 class DepthFrames:
-    """The layout of codes in frames of P entries and the codes that follow them.
+    """The layout of codes in frames.
 
     Args:
-        frame: entries of a frame.
+        frame: codes of a frame.
     """
 
     frame: int
@@ -46,11 +59,13 @@ class DepthWindow(TokenModel):
     frame is as short as a window, and on an accelerator a pass over all of it takes as long as a
     step. So a window costs nothing to roll back, and rows may be at codes of their own.
 
+    A prompt is the P entries of the frame's beginning, and maybe codes of the frame before it,
+    which draft sources read and the decoder never sees.
+
     Args:
-        model: the depth decoder.
-        decoder: its kind.
+        kind: of the decoder.
+        model: the decoder.
         given: by name, what the frame is scored with.
-        n_earlier: entries of earlier frames in front of the prompt, which the decoder never sees.
 
     Attributes:
         own_prompt, pass_options: as in `CausalLMWindow`; a frame has none.
@@ -59,30 +74,29 @@ class DepthWindow(TokenModel):
     own_prompt = None
 
     def __init__(
-        self, model: Any, decoder: DepthDecoder, given: Mapping[str, Any], n_earlier: int = 0
+        self, kind: FrameScores, model: Any, given: Mapping[str, Any] | None = None
     ) -> None:
         self.model = model
-        self.vocab_size = decoder.vocab_size(model)
+        self.vocab_size = kind.vocab_size(model)
         self.pass_options: dict[str, Any] = {}
-        self._decoder = decoder
-        self._given = given
-        self._n_earlier = n_earlier
-        self._most = decoder.n_entries(model)
-        self._entries = torch.zeros(0, 0, dtype=torch.int64)  # [R, n], written so far
+        self._kind = kind
+        self._given = {} if given is None else given
+        self._most = kind.n_entries(model)
+        self._tokens = torch.zeros(0, 0, dtype=torch.int64)  # [R, positions], written so far
+        self._n_prompt = 0  # tokens of the prompts
 
     @property
     def device(self) -> torch.device:
-        """See `mmaccel.contracts.Model`."""
         return find_device(self.model)
 
     def reserve(self, rows: int, positions: int) -> None:
-        """See `mmaccel.contracts.Model.reserve`."""
-        room = self._n_earlier + self._most + 1  # the last one is never read
-        self._entries = torch.zeros(rows, room, dtype=torch.int64, device=self.device)
+        shape = (rows, positions + 1)  # the last one is never read
+        self._tokens = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._n_prompt = self._kind.n_before
 
     def prefill(self, entries: Pass) -> None:
-        """Write the prompt; the first pass scores it. See `TokenModel.prefill`."""
-        self._write(entries)
+        """Keep the prompt; the first pass scores it. See `TokenModel.prefill`."""
+        self._n_prompt = max(self._n_prompt, int(self._write(entries)[0, -1]) + 2)
         if self.recorder is not None:  # of the prompt a call gets nothing
             none = SimpleNamespace(hidden_states=())
             self.recorder.take_prompt(none, SimpleNamespace(layers=()))
@@ -93,20 +107,24 @@ class DepthWindow(TokenModel):
 
         Cost: on a CPU of the entries up to the last one wanted, else of a whole frame.
         """
-        at = (self._write(entries) - self._n_earlier).clamp(0, self._most - 1)  # [R, W]
+        kind = self._kind
+        n_before = kind.n_before
+        at = self._write(entries) - self._n_prompt + n_before  # [R, W], in the frame
+        at = at.clamp(0, self._most - 1)
         n = int(at.max()) + 1 if at.device.type == "cpu" else self._most
-        frame = self._entries[:, self._n_earlier : self._n_earlier + n]
+        codes = self._tokens[:, self._n_prompt : self._n_prompt + self._most - n_before]
+        frame = torch.cat([self._tokens[:, :n_before], codes], 1)[:, :n]
         if self.recorder is not None:
-            states = self._decoder.embed(self.model, frame)
+            states = kind.embed(self.model, frame)
             if states is not None:
                 self.recorder.record("hidden_states", (_take(states, at),))
-        return _take(self._decoder.score(self.model, frame, self._given), at)
+        return _take(kind.score(self.model, frame, self._given), at)
 
     def _write(self, entries: Pass) -> Tensor:
         """Write the entries of a pass; their indices `[R, W]` int64."""
         indices = entries.indices
-        at = indices.clamp(max=self._entries.shape[1] - 1)
-        self._entries.scatter_(1, at, entries.tokens)
+        at = indices.clamp(max=self._tokens.shape[1] - 1)
+        self._tokens.scatter_(1, at, entries.tokens)
         return indices
 
 

@@ -200,7 +200,7 @@ class ImageToVideo(Pipeline):
             rows = given.flatten().expand(len(seeds), -1).to(model.device)
             lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
             plan = RowPlan(
-                prompt=Prompt(rows, lengths, 1, layout=video.layout),
+                prompt=Prompt(rows, lengths, layout=video.layout, n_shown=rows.shape[1]),
                 length=(video.n_frames - len(given)) * video.layout.frame,
                 max_num_seqs=max_num_seqs,
                 params=params,

@@ -14,8 +14,8 @@ from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 def draft_in_turn(run: OpenRun, find_logits: Callable[[Tensor, int], Tensor]) -> Drafts:
     """All drafts of a window.
 
-    Under a policy of frozen noise a draft is the token that its scores and the slot's frozen noise choose;
-    otherwise it is drawn with noise that nothing else reads, and its distribution recorded.
+    Under a policy of frozen noise a draft is the token that its scores and the slot's frozen noise
+    choose; otherwise it is drawn with noise that nothing else reads, and its distribution recorded.
 
     Args:
         run: whose window is drafted.

@@ -87,7 +87,7 @@ def make_csm() -> Speech:
     return Speech(model, model.depth_decoder, depth - 1, call, frame)
 
 
-def make_moshi() -> Speech:
+def make_moshi(window: int = 8) -> Speech:
     from transformers import MoshiConfig, MoshiForConditionalGeneration
 
     depth = 6
@@ -97,7 +97,7 @@ def make_moshi() -> Speech:
         num_codebooks=depth, audio_encoder_config={**MIMI, "num_quantizers": depth},
         depth_decoder_config={
             **sizes, "input_size": 32, "audio_vocab_size": CODES, "num_codebooks": depth,
-            "sliding_window": depth + 2, "max_position_embeddings": depth + 1,
+            "sliding_window": window, "max_position_embeddings": depth + 1,
         },
     )  # fmt: skip
     model = MoshiForConditionalGeneration(config).eval()

@@ -1,0 +1,135 @@
+"""Calls of depth decoders: what is refused, what falls back, what threads and layouts do."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmaccel
+from mmaccel.errors import AttachError, UnsupportedModelError
+from tests.depth.models import MODELS, Speech, make_csm, make_moshi
+
+
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def speech(request: pytest.FixtureRequest) -> Speech:
+    return MODELS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def csm() -> Speech:
+    return make_csm()
+
+
+def refuse(speech: Speech, says: str, **options: Any) -> None:
+    """A call that strict refuses, and that runs the model's own loop otherwise."""
+    frame = {k: v for k, v in (speech.frame(2) | options).items() if v is not None}
+    with mmaccel.attach(speech.decoder, "jacobi", strict=True):
+        with pytest.raises(AttachError, match=says):
+            speech.decoder.generate(**frame, do_sample=False)
+
+
+def test_what_a_frame_cannot_have(speech: Speech) -> None:
+    mask = torch.ones(2, 2, dtype=torch.int64)
+    mask[0, 0] = 0
+    name = "attention_mask" if speech.decoder.config.model_type != "moshi_depth" else None
+    if name is not None:
+        refuse(speech, "hides|mask", attention_mask=mask)
+    refuse(speech, "more positions", min_new_tokens=0, max_new_tokens=speech.depth + 1)
+    refuse(speech, "output_attentions", output_attentions=True, return_dict_in_generate=True)
+    for given in ("backbone_last_hidden_state", "last_hidden_state"):
+        if given in speech.frame(1):
+            refuse(speech, f"no {given}", **{given: None})
+
+
+def test_hidden_states_are_refused_where_nobody_reads_them(csm: Speech) -> None:
+    asks = {"output_hidden_states": True, "return_dict_in_generate": True}
+    refuse(csm, "output_hidden_states", **asks)
+
+
+def test_fused_passes_are_refused(speech: Speech) -> None:
+    for option in ("fused", "compile"):
+        with pytest.raises(UnsupportedModelError, match="fused=True or compile=True"):
+            mmaccel.attach(speech.model, "jacobi", **{option: True})
+
+
+def test_a_layout_masks_codes(csm: Speech) -> None:
+    low = mmaccel.Frames(((0, 8),) * csm.depth, 32)
+    for policy in (mmaccel.Jacobi(window=8), mmaccel.Jacobi(window=8, drafts="previous-frame")):
+        with mmaccel.attach(csm.decoder, policy, layout=low, seed=0, strict=True) as handle:
+            made = [csm.decoder.generate(**csm.frame(2), do_sample=False) for _ in range(2)]
+        assert all(int(codes[:, 2:].max()) < 8 for codes in made)
+    assert handle.history[1].passes == 1
+
+
+def test_frames_that_fall_back_have_noise_of_their_own(csm: Speech) -> None:
+    class Counts:
+        """Not marked as stateless."""
+
+        def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+            return scores
+
+    frame = csm.frame(2) | {"logits_processor": [Counts()]}
+    with mmaccel.attach(csm.decoder, "jacobi", seed=3) as handle:
+        with pytest.warns(UserWarning, match="Counts"):
+            made = [csm.decoder.generate(**frame, do_sample=True) for _ in range(2)]
+    assert all(stats.fallbacks for stats in handle.history)
+    assert not torch.equal(*made)
+
+
+def test_threads_have_frames_of_their_own(csm: Speech) -> None:
+    def speak() -> list[Tensor]:
+        frame = csm.frame(2)
+        return [csm.decoder.generate(**frame, do_sample=True) for _ in range(3)]
+
+    with mmaccel.attach(csm.decoder, "jacobi", seed=7):
+        alone = speak()
+    found: dict[int, list[Tensor]] = {}
+    with mmaccel.attach(csm.decoder, "jacobi", seed=7):
+        threads = [
+            threading.Thread(target=lambda n=n: found.update({n: speak()})) for n in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for made in found.values():
+        assert all(torch.equal(*pair) for pair in zip(alone, made, strict=True))
+
+
+def test_reset_begins_a_series_anew(csm: Speech) -> None:
+    frame = csm.frame(2)
+    with mmaccel.attach(csm.decoder, "jacobi", seed=7) as handle:
+        first = csm.decoder.generate(**frame, do_sample=True)
+        second = csm.decoder.generate(**frame, do_sample=True)
+        handle.reset()
+        again = csm.decoder.generate(**frame, do_sample=True)
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+def test_a_call_without_frames_is_recorded(csm: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(csm.model), "generate", lambda self, **_: None)
+    with mmaccel.attach(csm.model, "jacobi") as handle:
+        with pytest.warns(UserWarning, match="never called its decoder"):
+            csm.model.generate(input_ids=torch.tensor([[1]]))
+    assert handle.stats is not None and handle.stats.fallbacks
+
+
+def test_a_decoder_whose_steps_see_less_than_a_pass_is_refused() -> None:
+    moshi = make_moshi(window=3)
+    found = mmaccel.supports(moshi.model)
+    assert not found and "sliding window" in found.reason
+
+
+def test_a_holder_without_its_decoder_is_refused() -> None:
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    model = Qwen3OmniMoeForConditionalGeneration.__new__(Qwen3OmniMoeForConditionalGeneration)
+    torch.nn.Module.__init__(model)
+    found = mmaccel.supports(model)
+    assert not found and "talker.code_predictor" in found.reason
