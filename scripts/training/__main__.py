@@ -35,6 +35,12 @@ Each has its `-export` and `-card`. The features of images are trained and measu
     python -m scripts.training stdlib-export --work runs/stdlib
     python -m scripts.training stdlib-card   --work runs/stdlib
 
+`voices`, a text-to-speech model, has a codec of its own; espeak-ng makes what it learns from:
+
+    python -m scripts.training voices-codec --work runs/voices
+    python -m scripts.training voices-data  --work runs/voices
+    python -m scripts.training voices       --work runs/voices
+
 A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
@@ -59,7 +65,14 @@ from pathlib import Path
 import torch
 
 from mmaccel.demo.scenes.data import TRAIN_SEED
-from scripts.training import coarse, eagle, recall_command, stdlib_command, vqa_command
+from scripts.training import (
+    coarse,
+    eagle,
+    recall_command,
+    stdlib_command,
+    voices_command,
+    vqa_command,
+)
 from scripts.training.data import encode_pool, make_pool
 from scripts.training.export import (
     export_features_card,
@@ -90,7 +103,7 @@ def main() -> None:
     own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main, "eagle": eagle.main}
     own |= {
         part: partial(command.main, part)
-        for command in (vqa_command, recall_command, stdlib_command)
+        for command in (vqa_command, recall_command, stdlib_command, voices_command)
         for part in command.PARTS
     }
     if sys.argv[1:2] and sys.argv[1] in own:

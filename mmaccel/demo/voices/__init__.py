@@ -1,0 +1,1 @@
+"""Sentences of a closed list of words, and the words themselves."""

@@ -1,0 +1,48 @@
+"""Names of the tokens of `voices`: codes first, then the text's side, which is phonemes.
+
+A prompt is a speaker, the phonemes of every word with a gap between words, and the token that
+starts the sound. In the files of a model the words that it knows are `lexicon.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+CODE = "<|voice_{}|>"
+END, PAD, SAY, GAP = "<|end|>", "<|pad|>", "<|say|>", "<|gap|>"
+SPEAKER = "<|{}|>"
+PHONEME = "p:{}"
+
+
+def list_tokens(
+    codes: int, speakers: Sequence[str], lexicon: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """All tokens of a vocabulary in the order of their ids.
+
+    Args:
+        codes: of the codec.
+        speakers: their names.
+        lexicon: phonemes of every word.
+    """
+    phonemes = sorted({name for word in lexicon.values() for name in word})
+    return [
+        *(CODE.format(k) for k in range(codes)),
+        *(END, PAD, SAY, GAP),
+        *(SPEAKER.format(name) for name in speakers),
+        *(PHONEME.format(name) for name in phonemes),
+    ]
+
+
+def list_prompt(speaker: str, words: Sequence[Sequence[str]]) -> list[str]:
+    """Tokens of a prompt.
+
+    Args:
+        speaker: who speaks.
+        words: phonemes of each word.
+    """
+    names = [SPEAKER.format(speaker)]
+    for k, word in enumerate(words):
+        if k:
+            names.append(GAP)
+        names += [PHONEME.format(name) for name in word]
+    return [*names, SAY]

@@ -1,0 +1,64 @@
+"""The commands of `voices`: data and codec, both models, the judge, export, card.
+
+They need espeak-ng, which only makes data: `pip install espeakng-loader`. Each command goes on
+where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mmaccel.demo.voices.words import CODEC_SEED, TRAIN_SEED, VALIDATION_SEED
+from scripts.training.generator import GeneratorTraining, Task, train_generator
+from scripts.training.voices import Voices
+from scripts.training.voices_codec import encode_pool, train_codec
+from scripts.training.voices_data import make_pool
+
+TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "voices"
+PARTS = ("voices-codec", "voices-data", "voices")
+_CODEC_UTTERANCES = 1500
+_HELD_OUT = 1000
+
+
+def main(part: str, arguments: Sequence[str]) -> None:
+    """Reads the options of one of `PARTS` and runs it."""
+    parser = argparse.ArgumentParser(prog=f"python -m scripts.training {part}", description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/voices"), help="folder of the run")
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--codec-steps", type=int, default=3500)
+    parser.add_argument("--utterances", type=int, default=12_000, help="of the pool to learn from")
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--fall", type=int, default=2500)
+    parser.add_argument("--batch", type=int, default=32, help="utterances a step")
+    parser.add_argument("--start", help="folder of a trained model to begin from")
+    parser.add_argument("--begin", type=int, default=0, help="steps that --start was trained for")
+    args = parser.parse_args(arguments)
+    cuda = torch.cuda.is_available()
+    device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+    args.work.mkdir(parents=True, exist_ok=True)
+    if part == "voices-codec":
+        make_pool(args.work, "validation", VALIDATION_SEED, _HELD_OUT)
+        make_pool(args.work, "codec", CODEC_SEED, _CODEC_UTTERANCES)
+        train_codec(args.work, args.codec_steps, device=device)
+    elif part == "voices-data":
+        make_pool(args.work, "train", TRAIN_SEED, args.utterances)
+        for name in ("train", "validation"):
+            encode_pool(args.work, name, device)
+    else:
+        plan = GeneratorTraining(
+            steps=args.steps,
+            fall=args.fall,
+            batch=args.batch,
+            start=args.start,
+            begin=args.begin,
+            snapshots=(250, 500, 1000, 2000, 4000),
+        )
+        task: Task = Voices(args.work)
+        folder = args.work / part
+        folder.mkdir(exist_ok=True)
+        train_generator(folder, task, plan, device)

@@ -1,0 +1,331 @@
+"""A small speech codec with two layouts of codes over one encoder and one decoder.
+
+The decoder follows H. Siuzdak, "Vocos: Closing the gap between time-domain and Fourier-based neural
+vocoders for high-quality audio synthesis", 2023 (arXiv 2306.00814), section 3: ConvNeXt blocks at
+frame rate, then magnitude and phase of a Fourier transform, which is inverted. Codes are by finite
+scalar quantization (`fsq`): one a frame of 20 ms (`flat`), or several a frame of 40 ms (`stacked`),
+each of what those before it left over, by projections of its own as in R. Kumar et al.,
+"High-Fidelity Audio Compression with Improved RVQGAN", 2023 (arXiv 2306.06546), section 3.2.
+
+Departures: the encoder reads a mel spectrogram; no adversarial loss; the decoder's blocks run at
+twice the frame rate behind a few at the frame rate.
+
+A folder stores a codec as `codec.json` (the arguments of `SpeechCodec`) and `codec.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
+from mmaccel.tokenizers_vq.mel import LogMel
+
+_UP = 2  # columns of the inverted transform for one frame of 20 ms
+_OVERLAP = 4  # of its windows
+_CLASS = "SpeechCodec"
+_FILES = ("codec.json", "codec.safetensors")
+_RANGES = {  # of codec.json
+    "sample_rate": Range(4000, 96_000),
+    "hop": Range(16, 4096),
+    "(book_)?levels": Range(2, 4096, length=16, product=2**20),
+    "books": Range(1, 64),
+    "(encoder|decoder)_width": Range(8, 4096),
+    "(encoder|decoder|fine)_depth": Range(0, 64),
+}
+
+
+class Block(nn.Module):
+    """ConvNeXt block over time (Liu et al., 2022, arXiv 2201.03545)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.mix = nn.Conv1d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, inner)
+        self.narrow = nn.Linear(inner, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, F, C] to the same shape."""
+        mixed = self.mix(x.mT).mT
+        return x + self.scale * self.narrow(F.gelu(self.widen(self.norm(mixed))))
+
+
+class ResidualCodes(nn.Module):
+    """Q books of finite scalar quantization, each of the residual of those before it.
+
+    Args:
+        width: C of the vectors.
+        levels: of each book.
+        books: Q.
+    """
+
+    def __init__(self, width: int, levels: Sequence[int], books: int) -> None:
+        super().__init__()
+        self.quantizer = FiniteScalarQuantizer(levels)
+        dims = len(levels)
+        self.inward = nn.ModuleList(nn.Linear(width, dims) for _ in range(books))
+        self.outward = nn.ModuleList(nn.Linear(dims, width) for _ in range(books))
+
+    def forward(self, vectors: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Quantize with a straight-through gradient.
+
+        Args:
+            vectors: [B, F, C].
+            kept: [B] how many books each row uses; all where not given.
+
+        Returns:
+            [B, F, C].
+        """
+        total = torch.zeros_like(vectors)
+        for book, (inward, outward) in enumerate(zip(self.inward, self.outward, strict=True)):
+            found = outward(self.quantizer(inward(vectors - total)))
+            if kept is not None:
+                found = found * (kept > book)[:, None, None]
+            total = total + found
+        return total
+
+    def encode(self, vectors: Tensor) -> Tensor:
+        """[B, F, C] to codes [B, F, Q] int64."""
+        codes = []
+        for inward, outward in zip(self.inward, self.outward, strict=True):
+            codes.append(self.quantizer.encode(inward(vectors)))
+            vectors = vectors - outward(self.quantizer.decode(codes[-1]))
+        return torch.stack(codes, -1)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes [B, F, Q] to [B, F, C]."""
+        parts = [
+            outward(self.quantizer.decode(codes[..., book]))
+            for book, outward in enumerate(self.outward)
+        ]
+        return torch.stack(parts).sum(0)
+
+
+class SpeechCodec(nn.Module):
+    """Encodes sound to codes and decodes them.
+
+    Args:
+        sample_rate: in Hz.
+        hop: samples of a frame of the flat layout.
+        levels: FSQ levels of the flat layout; their product is `flat_size`.
+        books: Q of the stacked layout, whose frames are of `2 * hop` samples.
+        book_levels: FSQ levels of each book; their product is `book_size`.
+        encoder_width, encoder_depth: channels and blocks of the encoder.
+        decoder_width, decoder_depth: channels and blocks of the decoder, at frame rate.
+        fine_depth: blocks at twice the frame rate.
+    """
+
+    def __init__(
+        self,
+        sample_rate: int = 16_000,
+        hop: int = 320,
+        levels: Sequence[int] = (5, 5, 5, 4, 4),
+        books: int = 4,
+        book_levels: Sequence[int] = (5, 5, 5, 4),
+        encoder_width: int = 96,
+        encoder_depth: int = 3,
+        decoder_width: int = 128,
+        decoder_depth: int = 2,
+        fine_depth: int = 4,
+    ) -> None:
+        super().__init__()
+        self.sample_rate = sample_rate
+        self.hop = hop
+        self.books = books
+        self.flat = FiniteScalarQuantizer(levels)
+        self.flat_size = self.flat.vocab_size
+        self.n_fft = hop // _UP * _OVERLAP
+        self.mel = LogMel(sample_rate, hop)
+        bands = self.mel.filters.shape[0]
+        self.read = nn.Conv1d(bands, encoder_width, 3, padding=1)
+        self.encoder = nn.Sequential(
+            *(Block(encoder_width, 3 * encoder_width) for _ in range(encoder_depth)),
+            nn.LayerNorm(encoder_width),
+        )
+        self.to_flat = nn.Linear(encoder_width, len(levels))
+        self.from_flat = nn.Linear(len(levels), decoder_width)
+        self.to_stacked = nn.Linear(2 * encoder_width, encoder_width)
+        self.stacked = ResidualCodes(encoder_width, book_levels, books)
+        self.book_size = self.stacked.quantizer.vocab_size
+        self.from_stacked = nn.Linear(encoder_width, 2 * decoder_width)
+        self.write = nn.Conv1d(decoder_width, decoder_width, 3, padding=1)
+        inner = 3 * decoder_width
+        self.coarse = nn.Sequential(*(Block(decoder_width, inner) for _ in range(decoder_depth)))
+        self.up = nn.Linear(decoder_width, _UP * decoder_width)
+        self.fine = nn.Sequential(
+            *(Block(decoder_width, inner) for _ in range(fine_depth)), nn.LayerNorm(decoder_width)
+        )
+        self.head = nn.Linear(decoder_width, self.n_fft + 2)
+        self.register_buffer("window", torch.hann_window(self.n_fft), persistent=False)
+
+    window: Tensor
+
+    def features(self, sound: Tensor) -> Tensor:
+        """Sound [B, samples] to the encoder's vectors [B, F, C] of 20 ms; F is even."""
+        frame = 2 * self.hop
+        sound = F.pad(sound, (0, -sound.shape[-1] % frame))
+        mel = self.mel(sound.float()) / 4 + 1
+        found: Tensor = self.encoder(self.read(mel).mT)
+        return found
+
+    def forward(self, sound: Tensor, flat: Tensor, kept: Tensor) -> Tensor:
+        """Reconstruct with straight-through gradients, for training.
+
+        Args:
+            sound: [B, samples] float32.
+            flat: [B] bool, rows of the flat layout; the others are stacked.
+            kept: [B] books that stacked rows use.
+
+        Returns:
+            [B, samples].
+        """
+        found = self.features(sound)
+        single = self.from_flat(self.flat(self.to_flat(found).float()))
+        several = self._pairs(self.stacked(self.to_stacked(_join(found)), kept))
+        return self._sound(torch.where(flat[:, None, None], single, several))
+
+    @torch.no_grad()
+    def encode(self, sound: Tensor) -> Tensor:
+        """Sound [B, samples] float32 to codes of the flat layout [B, F]."""
+        return self.flat.encode(self.to_flat(self.features(sound)))
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes of the flat layout [B, F] to sound [B, F * hop] float32."""
+        return self._sound(self.from_flat(self.flat.decode(codes)))
+
+    @torch.no_grad()
+    def encode_stacked(self, sound: Tensor) -> Tensor:
+        """Sound [B, samples] float32 to codes of the stacked layout [B, F / 2, Q]."""
+        return self.encode_features(self.features(sound))
+
+    @torch.no_grad()
+    def encode_features(self, features: Tensor) -> Tensor:
+        """Vectors of `features` [B, F, C] to codes of the stacked layout [B, F / 2, Q]."""
+        return self.stacked.encode(self.to_stacked(_join(features)))
+
+    @torch.no_grad()
+    def decode_stacked(self, codes: Tensor) -> Tensor:
+        """Codes of the stacked layout [B, F / 2, Q] to sound [B, F * hop] float32."""
+        return self._sound(self._pairs(self.stacked.decode(codes)))
+
+    def _pairs(self, vectors: Tensor) -> Tensor:
+        """Vectors [B, F / 2, C] of 40 ms to the decoder's input [B, F, C] of 20 ms."""
+        return self.from_stacked(vectors).unflatten(-1, (2, -1)).flatten(1, 2)
+
+    def _sound(self, x: Tensor) -> Tensor:
+        """The decoder: [B, F, C] to sound [B, F * hop]."""
+        x = self.coarse(self.write(x.mT).mT)
+        x = self.up(x).unflatten(-1, (_UP, -1)).flatten(1, 2)
+        logs, phases = self.head(self.fine(x)).float().chunk(2, -1)
+        spectrum = torch.polar(logs.clamp(max=6).exp(), phases)
+        return invert(spectrum, self.window)
+
+
+def _join(vectors: Tensor) -> Tensor:
+    """Two vectors of 20 ms [B, F, C] to one of 40 ms [B, F / 2, 2 C]."""
+    return vectors.unflatten(1, (-1, 2)).flatten(2)
+
+
+def invert(spectrum: Tensor, window: Tensor) -> Tensor:
+    """Inverse short-time Fourier transform, one hop of samples a column.
+
+    Args:
+        spectrum: [B, T, n_fft / 2 + 1] complex.
+        window: [n_fft], four hops.
+
+    Returns:
+        [B, T * n_fft / 4].
+    """
+    n_fft = len(window)
+    hop = n_fft // _OVERLAP
+    frames = torch.fft.irfft(spectrum, n_fft) * window  # [B, T, n_fft]
+    count = frames.shape[1]
+    total = (count + _OVERLAP - 1) * hop
+    weights = window.square().expand(1, count, -1)
+    cut = (n_fft - hop) // 2
+    both = torch.cat([frames, weights]).mT
+    summed = F.fold(both, (1, total), (1, n_fft), stride=(1, hop))[:, 0, 0]
+    summed = summed[:, cut : cut + count * hop]
+    return summed[:-1] / summed[-1:]
+
+
+def load_codec(folder: str | Path, option: str = "codec") -> SpeechCodec:
+    """Load a codec from a folder.
+
+    Args:
+        folder: with `codec.json` and `codec.safetensors`.
+        option: the argument that named the folder, for messages.
+
+    Returns:
+        The codec in evaluation mode, in float32, on the CPU.
+
+    Raises:
+        OptionError: a missing file, or the name of another class.
+        UnsupportedModelError: a file that cannot be read, or sizes that do not fit the weights.
+    """
+    folder = Path(folder)
+    config_file, weights_file = (folder / name for name in _FILES)
+    for file in (config_file, weights_file):
+        if not file.is_file():
+            raise OptionError(
+                f"{option}: expected {file.name} in {folder}, received none; "
+                "give the folder that save_codec wrote"
+            )
+    config = read_json(config_file, option=option)
+    name = config.pop("class", None)
+    if name != _CLASS:
+        raise OptionError(
+            f"{option}: expected class '{_CLASS}' in {config_file.name}, received {name!r}; "
+            "give the folder that save_codec wrote"
+        )
+    check_ranges(config, _RANGES, config_file, option)
+    try:
+        weights = load_file(weights_file)
+        with torch.device("meta"):
+            outline = SpeechCodec(**config).state_dict()
+    except (SafetensorError, OSError, ValueError, TypeError, RuntimeError) as error:
+        raise UnsupportedModelError(
+            f"{option}: expected {config_file.name} and {weights_file.name} in {folder} as "
+            f"save_codec wrote them, received others ({' '.join(str(error).split())[:120]}); "
+            "copy the folder again"
+        ) from error
+    wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
+    check_shapes(wanted, found, config_file, weights_file, option)
+    codec = SpeechCodec(**config)
+    codec.load_state_dict({k: v.float() for k, v in weights.items()})
+    return codec.eval().requires_grad_(False)
+
+
+def save_codec(
+    codec: SpeechCodec,
+    config: dict[str, Any],
+    folder: str | Path,
+    dtype: torch.dtype = torch.float16,
+) -> None:
+    """Write a codec for `load_codec`.
+
+    Args:
+        codec: the codec.
+        config: arguments of its constructor.
+        folder: created if missing.
+        dtype: float type of the weights in the file.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"class": _CLASS, **config}, indent=2) + "\n"
+    (folder / _FILES[0]).write_text(text, encoding="utf-8")
+    weights = {k: v.detach().to("cpu", dtype).contiguous() for k, v in codec.state_dict().items()}
+    save_file(weights, folder / _FILES[1])
