@@ -350,6 +350,7 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
 SPEECH_MODELS = {  # family -> "module:function" of (path, tokenizer, codec's path, load_config)
     "llasa": "mmaccel.pipelines.models.llasa:load_llasa",
     "orpheus": "mmaccel.pipelines.models.orpheus:load_orpheus",
+    "voices": "mmaccel.pipelines.models.voices:load_voices",
 }
 _ANY_FAMILY = "mmaccel.pipelines.causal_lm.family:CausalLM"
 

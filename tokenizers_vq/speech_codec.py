@@ -1,14 +1,15 @@
 """A small speech codec with two layouts of codes over one encoder and one decoder.
 
-The decoder follows H. Siuzdak, "Vocos: Closing the gap between time-domain and Fourier-based neural
-vocoders for high-quality audio synthesis", 2023 (arXiv 2306.00814), section 3: ConvNeXt blocks at
-frame rate, then magnitude and phase of a Fourier transform, which is inverted. Codes are by finite
-scalar quantization (`fsq`): one a frame of 20 ms (`flat`), or several a frame of 40 ms (`stacked`),
-each of what those before it left over, by projections of its own as in R. Kumar et al.,
-"High-Fidelity Audio Compression with Improved RVQGAN", 2023 (arXiv 2306.06546), section 3.2.
+Blocks at frame rate are those of H. Siuzdak, "Vocos: Closing the gap between time-domain and
+Fourier-based neural vocoders for high-quality audio synthesis", 2023 (arXiv 2306.00814), section 3.
+Codes are by finite scalar quantization (`fsq`): one a frame of 20 ms (`flat`), or several a frame
+of 40 ms (`stacked`), each of what those before it left over, by projections of its own as in
+R. Kumar et al., "High-Fidelity Audio Compression with Improved RVQGAN", 2023 (arXiv 2306.06546),
+section 3.2.
 
-Departures: the encoder reads a mel spectrogram; no adversarial loss; the decoder's blocks run at
-twice the frame rate behind a few at the frame rate.
+Departures: the encoder reads a mel spectrogram; the decoder writes magnitudes alone, whose phases
+are found by the fast Griffin-Lim iteration (`invert`); no adversarial loss; most of the decoder's
+blocks run at twice the frame rate.
 
 A folder stores a codec as `codec.json` (the arguments of `SpeechCodec`) and `codec.safetensors`.
 """
@@ -29,10 +30,12 @@ from torch.nn import functional as F
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
-from mmaccel.tokenizers_vq.mel import LogMel
+from mmaccel.tokenizers_vq.mel import LogMel, magnitudes
 
-_UP = 2  # columns of the inverted transform for one frame of 20 ms
+_UP = 2  # columns of the decoder's spectrum for one frame of 20 ms
 _OVERLAP = 4  # of its windows
+_LOUDEST = 6.0  # logarithm of a magnitude
+_ITERATIONS, _MOMENTUM = 40, 0.99  # of Griffin-Lim
 _CLASS = "SpeechCodec"
 _FILES = ("codec.json", "codec.safetensors")
 _RANGES = {  # of codec.json
@@ -167,7 +170,7 @@ class SpeechCodec(nn.Module):
         self.fine = nn.Sequential(
             *(Block(decoder_width, inner) for _ in range(fine_depth)), nn.LayerNorm(decoder_width)
         )
-        self.head = nn.Linear(decoder_width, self.n_fft + 2)
+        self.head = nn.Linear(decoder_width, self.n_fft // 2 + 1)
         self.register_buffer("window", torch.hann_window(self.n_fft), persistent=False)
 
     window: Tensor
@@ -181,7 +184,7 @@ class SpeechCodec(nn.Module):
         return found
 
     def forward(self, sound: Tensor, flat: Tensor, kept: Tensor) -> Tensor:
-        """Reconstruct with straight-through gradients, for training.
+        """Reconstruct spectra with straight-through gradients, for training.
 
         Args:
             sound: [B, samples] float32.
@@ -189,12 +192,12 @@ class SpeechCodec(nn.Module):
             kept: [B] books that stacked rows use.
 
         Returns:
-            [B, samples].
+            Logarithms of magnitudes, [B, 2 F, n_fft / 2 + 1] float32.
         """
         found = self.features(sound)
         single = self.from_flat(self.flat(self.to_flat(found).float()))
         several = self._pairs(self.stacked(self.to_stacked(_join(found)), kept))
-        return self._sound(torch.where(flat[:, None, None], single, several))
+        return self.spectrum(torch.where(flat[:, None, None], single, several))
 
     @torch.no_grad()
     def encode(self, sound: Tensor) -> Tensor:
@@ -225,13 +228,20 @@ class SpeechCodec(nn.Module):
         """Vectors [B, F / 2, C] of 40 ms to the decoder's input [B, F, C] of 20 ms."""
         return self.from_stacked(vectors).unflatten(-1, (2, -1)).flatten(1, 2)
 
-    def _sound(self, x: Tensor) -> Tensor:
-        """The decoder: [B, F, C] to sound [B, F * hop]."""
+    def spectrum(self, x: Tensor) -> Tensor:
+        """The decoder: [B, F, C] to logarithms of magnitudes [B, 2 F, n_fft / 2 + 1] float32."""
         x = self.coarse(self.write(x.mT).mT)
         x = self.up(x).unflatten(-1, (_UP, -1)).flatten(1, 2)
-        logs, phases = self.head(self.fine(x)).float().chunk(2, -1)
-        spectrum = torch.polar(logs.clamp(max=6).exp(), phases)
-        return invert(spectrum, self.window)
+        logs: Tensor = self.head(self.fine(x)).float()
+        return logs.clamp(max=_LOUDEST)
+
+    def target(self, sound: Tensor) -> Tensor:
+        """The magnitudes of a sound [B, samples] that `spectrum` should give; samples as there."""
+        return magnitudes(sound, self.n_fft, self.n_fft // _OVERLAP, self.window).mT
+
+    def _sound(self, x: Tensor) -> Tensor:
+        """[B, F, C] to sound [B, F * hop]."""
+        return invert(self.spectrum(x).exp(), self.window)
 
 
 def _join(vectors: Tensor) -> Tensor:
@@ -239,7 +249,39 @@ def _join(vectors: Tensor) -> Tensor:
     return vectors.unflatten(1, (-1, 2)).flatten(2)
 
 
-def invert(spectrum: Tensor, window: Tensor) -> Tensor:
+def invert(wanted: Tensor, window: Tensor) -> Tensor:
+    """Sound whose short-time spectrum has some magnitudes, by fast Griffin-Lim.
+
+    N. Perraudin, P. Balazs, P. L. Søndergaard, "A fast Griffin-Lim algorithm", WASPAA 2013,
+    algorithm 2. It begins with the phases of sinusoids at the frequencies of the bins.
+
+    Args:
+        wanted: magnitudes [B, T, n_fft / 2 + 1] float32.
+        window: [n_fft], four hops.
+
+    Returns:
+        [B, T * n_fft / 4].
+    """
+    n_fft = len(window)
+    bins = torch.arange(wanted.shape[-1], device=wanted.device)
+    turns = torch.arange(wanted.shape[1], device=wanted.device)[:, None] * bins % _OVERLAP
+    spectrum = torch.polar(wanted, (turns * (2 * torch.pi / _OVERLAP)).expand(wanted.shape))
+    before = torch.zeros_like(spectrum)
+    hop = n_fft // _OVERLAP
+    pad = (n_fft - hop) // 2
+    for _ in range(_ITERATIONS):
+        sound = overlap_add(spectrum, window)
+        padded = F.pad(sound, (pad, n_fft - hop - pad))
+        consistent = torch.stft(
+            padded, n_fft, hop, window=window, center=False, return_complex=True
+        ).mT
+        moved = consistent + _MOMENTUM * (consistent - before)
+        spectrum = wanted * moved / moved.abs().clamp(min=1e-8)
+        before = consistent
+    return overlap_add(spectrum, window)
+
+
+def overlap_add(spectrum: Tensor, window: Tensor) -> Tensor:
     """Inverse short-time Fourier transform, one hop of samples a column.
 
     Args:

@@ -38,6 +38,7 @@ _GENERATE_FILE = (
 )
 _GENERATE_SEED = "of the first image, the next has the next; by default drawn, and printed"
 _GENERATE_NEGATIVE = "negative prompt, for models whose authors have it"
+_SPEAK_MODEL = "voices, or a folder or hub id, such as HKUSTAudio/Llasa-1B"
 _SPEAK_CODEC = "folder or hub id of the decoder of codes to sound; by default the authors'"
 _SPEAK_SEED = "of the first text, the next has the next; by default drawn, and printed"
 _SPEAK_SECONDS = "cut longer ones; by default 30, or as long as the model can"
@@ -81,7 +82,7 @@ class Speak(CodecFlags):
     """
 
     texts: Annotated[list[str], typer.Argument(help="one file each")]
-    model: Annotated[str, typer.Option(help="folder or hub id, such as HKUSTAudio/Llasa-1B")]
+    model: Annotated[str, typer.Option(help=_SPEAK_MODEL)] = "voices"
     codec: Annotated[str | None, typer.Option(help=_SPEAK_CODEC)] = None
     seed: Annotated[int | None, typer.Option(help=_SPEAK_SEED)] = None
     voice: Annotated[str | None, typer.Option(help="for models that know several")] = None

@@ -28,7 +28,7 @@ _CACHES = "evaluate cache"
 TASKS = {
     "generate": Task("makes images from prompts", "TextToImage", "scenes"),
     "answer": Task("answers questions about images", "ImageToText", "scenes-vqa"),
-    "speak": Task("speaks texts", "TextToSpeech"),
+    "speak": Task("speaks texts", "TextToSpeech", "voices"),
     "animate": Task("continues images to clips", "ImageToVideo"),
     _TEXTS: Task("fills in short texts", "docs/canvas.md"),
     _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
@@ -77,6 +77,8 @@ def find_command(folder: Path) -> str | None:
         if "questions" in words:
             return _CACHES
         return _TEXTS if "tasks" in words else "generate"
+    if isfile(folder / "voices.json"):
+        return "speak"
     if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:
         return "generate"
     config = _read(folder / "config.json")

@@ -1,17 +1,25 @@
 """Names of the tokens of `voices`: codes first, then the text's side, which is phonemes.
 
 A prompt is a speaker, the phonemes of every word with a gap between words, and the token that
-starts the sound. In the files of a model the words that it knows are `lexicon.json`.
+starts the sound. The file `voices.json` of a model has the words that it knows.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 CODE = "<|voice_{}|>"
 END, PAD, SAY, GAP = "<|end|>", "<|pad|>", "<|say|>", "<|gap|>"
 SPEAKER = "<|{}|>"
 PHONEME = "p:{}"
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def split_text(text: str) -> list[str]:
+    """Words of a text in lower case; each digit is its word, and other signs part words."""
+    found = re.findall(r"[^\W\d_]+|[0-9]", text.lower().replace("'", ""))
+    return [DIGITS[int(word)] if word.isdigit() else word for word in found]
 
 
 def list_tokens(

@@ -71,9 +71,10 @@ class TextToSpeech(Pipeline):
         """Load a model from disk or from the Hugging Face hub.
 
         Args:
-            name: a folder, or an id of the hub (downloaded to its cache).
+            name: "voices", a folder, or an id of the hub (downloaded to its cache).
             codec: the same of the codec, which turns tokens into sound and runs in float32; None
-                takes the one that the family's authors published, from the hub.
+                takes the one that the family's authors published, from the hub, or that is in the
+                model's folder.
             **options: see `mmaccel.options.LoadOptions`; families are in docs/speech.md.
 
         Raises:

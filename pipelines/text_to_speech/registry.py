@@ -6,17 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmaccel.catalog import SPEECH_MODELS, load
+from mmaccel.catalog import DEMO_WEIGHTS, SPEECH_MODELS, load
 from mmaccel.checks import check_choice
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
-CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
-_MARKER_TOKENS = {"llasa": "<|s_0|>", "orpheus": "<custom_token_10>"}  # of one family only
+DEMO = "voices"
+CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz", "voices": None}
+"""Codec of each family, by its id of the hub; None is the folder of the model itself."""
+_MARKER_TOKENS = {  # of one family only
+    "llasa": "<|s_0|>",
+    "orpheus": "<custom_token_10>",
+    "voices": "<|voice_0|>",
+}
 
 
 def open_speech(
@@ -25,7 +31,7 @@ def open_speech(
     """Load a speech model.
 
     Args:
-        name: a path, or an id of the hub.
+        name: "voices", a path, or an id of the hub.
         codec: the same of its codec; None is the one of `CODECS`.
         load_config: device and dtype.
         family: one of `SPEECH_MODELS`; None detects it.
@@ -45,12 +51,13 @@ def open_speech(
     if family is not None:
         check_choice("family", family, SPEECH_MODELS, hint="leave it out")
     check_task(name, "speak")
-    source = find_model(name, {}, hub=load_config.hub)
+    source = find_model(name, find_shipped(name), hub=load_config.hub)
     check_task(source, "speak")
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)
     hub = replace(load_config.hub, revision=None, variant=None)
-    codec_source = find_model(CODECS[family] if codec is None else codec, {}, "codec", hub)
+    usual = CODECS[family] or source
+    codec_source = find_model(usual if codec is None else codec, {}, "codec", hub)
     load_family = load(SPEECH_MODELS[family])
     with refusing(
         f"a checkpoint of {family} in {source} and its codec in {codec_source}",
@@ -61,6 +68,21 @@ def open_speech(
         loaded.encode("a", None)
     use_folder(loaded.window, source)
     return loaded, source, codec_source
+
+
+def find_shipped(name: str | Path) -> dict[str, Path]:
+    """Folders of the speech models that ship with the package, by name.
+
+    Raises:
+        OptionError: `name` is one of them, and its weights are not there.
+    """
+    folder = DEMO_WEIGHTS / DEMO
+    if str(name) == DEMO and not (folder / "model.safetensors").is_file():
+        raise OptionError(
+            f"model: expected weights of {DEMO} in {folder}, received none, as they are not "
+            f"trained yet; give another model, or train it: python -m scripts.training {DEMO}"
+        )
+    return {DEMO: folder}
 
 
 def _find_family(source: Path, tokenizer: Any) -> str:

@@ -39,7 +39,10 @@ Each has its `-export` and `-card`. The features of images are trained and measu
 
     python -m scripts.training voices-codec --work runs/voices
     python -m scripts.training voices-data  --work runs/voices
+    python -m scripts.training voices-judge --work runs/voices
     python -m scripts.training voices       --work runs/voices
+
+and then by `voices-depth`, `voices-export` and `voices-card`.
 
 A coarse model for coarse drafts, of any model, is made by
 

@@ -522,6 +522,108 @@ def write_stdlib_card(card: dict[str, Any]) -> str:
     return text + _made_by(card)
 
 
+_VOICES = """# voices
+
+A small text-to-speech model made by this repository. It says sentences of {words} words and the
+digits, at most {longest} words each, with {n_speakers} voices ({speakers}). What it learnt from was
+made by espeak-ng, of which nothing is here: neither program nor sound. It exists so that decoding
+policies can be tried and heard on a real speech model without a download.
+
+* **Codec**: {codec_parameters} parameters, {sample_rate} Hz, finite scalar quantization
+  (arXiv 2309.15505). Two layouts over one encoder and one decoder: flat, one of {flat_size} codes
+  every 20 ms ({flat_bits_a_second} bits a second), and stacked, {books} books of {book_size} codes
+  every 40 ms ({stacked_bits_a_second} bits a second). It writes magnitudes; their phases are found
+  by Griffin-Lim.
+* **Generator**: `LlamaForCausalLM`, {parameters} parameters, float16 on disk, over phonemes and the
+  flat codes. `voices.json` has the phonemes of every word.
+* **Generator with a depth decoder**, in `depth/`: `CsmForConditionalGeneration` over the stacked
+  codes. No pipeline opens it yet.
+
+```python
+pipe = mmaccel.TextToSpeech.from_pretrained("voices")
+(made,) = pipe("the red bird sings", policy=mmaccel.Jacobi(window=16), seed=[0]).utterances
+```
+
+## The codec and the judge
+
+The judge is a convolutional recogniser of phonemes, trained by the same recipe and not shipped; a
+phone error rate counts its edits. Its own error is that on espeak's sound of held-out sentences.
+
+"""
+
+
+def write_voices_card(card: dict[str, Any]) -> str:
+    """The card of `voices`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    codec, judge = card["codec"], card["judge"]
+    text = _VOICES.format(
+        words=card["words"],
+        longest=card["longest"],
+        n_speakers=len(card["speakers"]),
+        speakers=", ".join(card["speakers"]),
+        codec_parameters=_millions(codec["parameters"]),
+        parameters=_millions(card["parameters"]),
+        **{k: v for k, v in codec.items() if k != "parameters"},
+    )
+    utterances = judge["utterances"]
+    text += _table(
+        ("sound", f"phone error rate, % ({utterances} utterances)", "mel distance, nats"),
+        [
+            ("espeak's", f"{100 * judge['errors real']:.1f}", "0"),
+            ("through the flat codes", f"{100 * judge['errors flat']:.1f}", f"{codec['mel_flat']}"),
+            (
+                "through the stacked codes",
+                f"{100 * judge['errors stacked']:.1f}",
+                f"{codec['mel_stacked']}",
+            ),
+        ],
+    )
+    text += f"\n{codec['codes_used']} of {codec['flat_size']} flat codes are in use.\n"
+    text += "\n## What it says\n\n"
+    text += _table(
+        ("policy", "exactness", "tokens a pass", "phone error rate, %", "cut"),
+        [
+            (
+                f"`{sample['policy']}`",
+                sample["exactness"],
+                f"{sample['tokens_per_pass']:.2f}",
+                f"{100 * sample['errors']:.1f}",
+                f"{sample['cut']}",
+            )
+            for sample in card["samples"]
+        ],
+    )
+    distance = card["distance"]
+    text += (
+        f"\n{card['samples'][0]['sentences']} sentences that training did not draw, temperature 1. "
+        f"Mel distance to espeak's sound of the same sentence, along the best alignment, "
+        f"{distance['mel']} nats ({distance['mel_of_other_sentences']} to that of another "
+        f"sentence); duration {distance['duration_ratio']} of espeak's.\n\n## Training\n\n"
+    )
+    text += _table(
+        ("layout", "utterances", "steps", "minutes", "validation, nats a code"),
+        [
+            (
+                layout,
+                f"{cost['utterances']}",
+                f"{cost['done']} of {cost['steps']}",
+                f"{cost['minutes']}",
+                f"{cost['validation']}",
+            )
+            for layout, cost in card["training"].items()
+        ],
+    )
+    text += f"\nMinutes are of one thread. Measured on {_device(card)}.\n"
+    text += "".join(f"\n{note}\n" for note in card["notes"])
+    return text + _made_by(card)
+
+
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     heads = tuple(heads)
     lines = (heads, ("---",) * len(heads), *rows)

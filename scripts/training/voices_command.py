@@ -7,6 +7,7 @@ where it was stopped.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,9 +18,20 @@ from scripts.training.generator import GeneratorTraining, Task, train_generator
 from scripts.training.voices import Voices
 from scripts.training.voices_codec import encode_pool, train_codec
 from scripts.training.voices_data import make_pool
+from scripts.training.voices_depth import VoicesDepth
+from scripts.training.voices_export import export_voices, export_voices_card
+from scripts.training.voices_judge import train_judge
 
 TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "voices"
-PARTS = ("voices-codec", "voices-data", "voices")
+PARTS = (
+    "voices-codec",
+    "voices-data",
+    "voices-judge",
+    "voices",
+    "voices-depth",
+    "voices-export",
+    "voices-card",
+)
 _CODEC_UTTERANCES = 1500
 _HELD_OUT = 1000
 
@@ -30,13 +42,16 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/voices"), help="folder of the run")
     parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--codec-steps", type=int, default=3500)
+    parser.add_argument("--codec-steps", type=int, default=2500)
     parser.add_argument("--utterances", type=int, default=12_000, help="of the pool to learn from")
+    parser.add_argument("--judge-steps", type=int, default=1500)
     parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--fall", type=int, default=2500)
     parser.add_argument("--batch", type=int, default=32, help="utterances a step")
     parser.add_argument("--start", help="folder of a trained model to begin from")
     parser.add_argument("--begin", type=int, default=0, help="steps that --start was trained for")
+    parser.add_argument("--sentences", type=int, default=100, help="fresh ones, for the card")
+    parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     args = parser.parse_args(arguments)
     cuda = torch.cuda.is_available()
     device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
@@ -49,6 +64,13 @@ def main(part: str, arguments: Sequence[str]) -> None:
         make_pool(args.work, "train", TRAIN_SEED, args.utterances)
         for name in ("train", "validation"):
             encode_pool(args.work, name, device)
+    elif part == "voices-judge":
+        train_judge(args.work, args.judge_steps, device=device)
+    elif part == "voices-export":
+        export_voices(args.work, args.target)
+    elif part == "voices-card":
+        card = export_voices_card(args.work, args.target, args.sentences, args.note)
+        print(json.dumps(card, indent=2))
     else:
         plan = GeneratorTraining(
             steps=args.steps,
@@ -58,7 +80,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
             begin=args.begin,
             snapshots=(250, 500, 1000, 2000, 4000),
         )
-        task: Task = Voices(args.work)
+        task: Task = Voices(args.work) if part == "voices" else VoicesDepth(args.work)
         folder = args.work / part
         folder.mkdir(exist_ok=True)
         train_generator(folder, task, plan, device)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
+
+from mmaccel.pipelines.models.voices_vocabulary import DIGITS
 
 TRAIN_SEED, VALIDATION_SEED, EVALUATION_SEED, CODEC_SEED = 11, 12, 13, 21
 SPEAKERS = ("ada", "ben", "cleo", "dan")
-LONGEST = 8
+LONGEST = 7
 """Words of a sentence at most."""
 
 _GROUPS = {
@@ -41,7 +41,7 @@ _GROUPS = {
     "with without before after for of by into across",
     "adverb": "slowly quickly quietly loudly gently always never often again soon now today "
     "tomorrow together away here there very almost only still left right up down",
-    "digit": "zero one two three four five six seven eight nine",
+    "digit": " ".join(DIGITS),
     "number": """ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen
         twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million""",
     "time": "monday tuesday wednesday thursday friday saturday sunday january february march april "
@@ -75,12 +75,6 @@ _PATTERNS = (
 _RANDOM_SHARE = 0.5
 
 
-def split_text(text: str) -> list[str]:
-    """Words of a text in lower case; each digit is its word, and other signs part words."""
-    found = re.findall(r"[a-z]+|[0-9]", text.lower().replace("'", ""))
-    return [GROUPS["digit"][int(word)] if word.isdigit() else word for word in found]
-
-
 def make_sentence(seed: int, index: int) -> tuple[str, ...]:
     """Sentence `index` of an endless list that `seed` fixes: 2 to 7 words.
 
@@ -89,7 +83,7 @@ def make_sentence(seed: int, index: int) -> tuple[str, ...]:
     """
     rng = np.random.default_rng((seed, index))
     if rng.random() < _RANDOM_SHARE:
-        count = int(rng.integers(2, LONGEST))
+        count = int(rng.integers(2, LONGEST + 1))
         return tuple(WORDS[k] for k in rng.integers(len(WORDS), size=count))
     pattern = _PATTERNS[rng.integers(len(_PATTERNS))]
     words = []

@@ -1,0 +1,142 @@
+"""`voices`: a small Llama that continues phonemes with the codes of a small codec, one every 20 ms.
+
+The layout of Llasa (Z. Ye et al., 2025, arXiv 2502.04128): codes and text share one vocabulary, and
+an end token ends the sound. A folder has the language model, `voices.json` (speakers, words with
+their phonemes, the codec's rates) and the codec (`mmaccel.tokenizers_vq.speech_codec`).
+
+Departures: the text is phonemes, looked up word by word in a closed list; only codes and the end
+token can be sampled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.checks import show, suggest
+from mmaccel.config_files import read_json
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
+from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.pipelines.models.voices_vocabulary import CODE, END, list_prompt, split_text
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.frames import Frames
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
+
+FILE = "voices.json"
+_KEYS = {"longest": int, "sample_rate": int, "frame_samples": int, "speakers": list, "words": dict}
+
+
+class VoicesSpeech:
+    """A `SpeechModel`.
+
+    Args:
+        window: the language model.
+        tokenizer: of transformers; a token for each code, phoneme and speaker.
+        codec: turns codes into sound.
+        facts: content of `voices.json`.
+
+    Raises:
+        UnsupportedModelError: a tokenizer, a codec and facts that do not belong together.
+    """
+
+    params = SamplingParams(temperature=1.0)
+    repetition_penalty = 1.0
+    float32_parts = ("codec",)
+
+    def __init__(
+        self, window: TokenModel, tokenizer: Any, codec: SpeechCodec, facts: dict[str, Any]
+    ) -> None:
+        self.window = window
+        self.tokenizer = tokenizer
+        self.codec = codec
+        self.voices: tuple[str, ...] = tuple(facts["speakers"])
+        self._words: dict[str, list[str]] = facts["words"]
+        self._longest: int = facts["longest"]
+        self.sample_rate = codec.sample_rate
+        self.frame_samples = codec.hop
+        wanted = (facts["sample_rate"], facts["frame_samples"])
+        if (self.sample_rate, self.frame_samples) != wanted:
+            raise UnsupportedModelError(
+                f"codec: expected {wanted[0]} Hz and {wanted[1]} samples a code, as {FILE} says, "
+                f"received {self.sample_rate} Hz and {self.frame_samples}; give the model's codec"
+            )
+        self._first = find_range(tokenizer, CODE, 0, codec.flat_size)
+        if CODE.format(codec.flat_size) in tokenizer.get_vocab():
+            raise UnsupportedModelError(
+                f"codec: expected as many codes as the model has, received {codec.flat_size}, "
+                "fewer; give the model's codec"
+            )
+        (end,) = find_ids(tokenizer, END)
+        codes = (self._first, self._first + codec.flat_size)
+        self.layout = Frames((codes,), window.vocab_size, (end,))
+
+    def encode(self, text: str, voice: str | None) -> list[int]:
+        """See `SpeechModel.encode`."""
+        speaker = self.voices[0] if voice is None else voice
+        if speaker not in self.voices:
+            raise OptionError(
+                f"voice: expected one of {', '.join(self.voices)}, received {show(voice)}; "
+                f"leave it out for {self.voices[0]}"
+            )
+        words = split_text(check_prompt(text, self.tokenizer, "text to say"))
+        if not words:
+            raise OptionError(
+                f"text: expected words, received {show(text)}, which has none; write one"
+            )
+        if len(words) > self._longest:
+            raise OptionError(
+                f"text: expected at most {self._longest} words, as many as the model learnt, "
+                f"received {len(words)}; give each part as a text of its own"
+            )
+        for word in words:
+            if word not in self._words:
+                raise OptionError(
+                    f"text: expected words that the model knows ({len(self._words)}), received "
+                    f"{show(word)}; {suggest(word, self._words, f'they are in its {FILE}')}"
+                )
+        return find_ids(self.tokenizer, *list_prompt(speaker, [self._words[w] for w in words]))
+
+    def render(self, tokens: Tensor, seed: int) -> Tensor:
+        """See `SpeechModel.render`; the codec is deterministic."""
+        codes = (tokens - self._first)[None].to(ready(self.codec))
+        return self.codec.decode(codes)[0].float().clamp(-1, 1).cpu()
+
+
+def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> VoicesSpeech:
+    """Load the language model and the codec.
+
+    Args:
+        source: folder of the language model, with `voices.json`.
+        tokenizer: its tokenizer.
+        codec: folder with `codec.json` and `codec.safetensors`.
+        load_config: device and dtype; the codec runs in float32.
+
+    Raises:
+        OptionError: a codec without its files.
+        UnsupportedModelError: tensors that are missing or surplus, or parts that do not belong
+            together.
+    """
+    facts = read_facts(source / FILE)
+    sound = load_codec(codec).to(load_config.device)
+    return VoicesSpeech(load_window(source, load_config), tokenizer, sound, facts)
+
+
+def read_facts(file: Path) -> dict[str, Any]:
+    """Read `voices.json`.
+
+    Raises:
+        UnsupportedModelError: no such file, or one without an entry, or with another type of it.
+    """
+    facts = read_json(file)
+    for name, kind in _KEYS.items():
+        if type(facts.get(name)) is not kind or not facts[name]:
+            raise UnsupportedModelError(
+                f"model: expected {name} in {file} as {kind.__name__}, received "
+                f"{show(facts.get(name))}; copy the folder again"
+            )
+    return facts

@@ -1,0 +1,94 @@
+"""`voices`: prompts of phonemes, codes and sound, and what is refused before any pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToSpeech
+from mmaccel.pipelines.models.voices import VoicesSpeech
+from mmaccel.pipelines.models.voices_vocabulary import list_prompt, list_tokens, split_text
+from tests.fixtures.voices import LEXICON, SPEAKERS, build_codec, build_voices
+
+TEXTS = ["a red fox", "blue cat", "seven"]
+SECONDS = 0.3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_voices(tmp_path_factory.mktemp("voices"))
+
+
+@pytest.fixture(scope="module")
+def pipe(folder: Path) -> TextToSpeech:
+    return TextToSpeech.from_pretrained(folder)
+
+
+def test_a_prompt_is_speaker_phonemes_and_a_start(pipe: TextToSpeech) -> None:
+    speech: Any = pipe.speech
+    assert isinstance(speech, VoicesSpeech) and speech.voices == SPEAKERS
+    assert speech.params.temperature == 1.0
+    names = speech.tokenizer.convert_ids_to_tokens(speech.encode("Red, fox!", "ben"))
+    said = ["p:r", "p:'", "p:E", "p:d", "<|gap|>", "p:f", "p:'", "p:A:", "p:k", "p:s"]
+    assert names == ["<|ben|>", *said, "<|say|>"]
+    assert speech.encode("7", None) == speech.encode("seven", "ada")
+
+
+def test_vocabulary_has_codes_first_and_no_token_twice() -> None:
+    tokens = list_tokens(8, SPEAKERS, LEXICON)
+    assert tokens[:8] == [f"<|voice_{k}|>" for k in range(8)]
+    assert len(set(tokens)) == len(tokens)
+    prompt = list_prompt("ada", [LEXICON["a"], LEXICON["cat"]])
+    assert set(prompt) <= set(tokens)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A red-fox; 42 cats.", ["a", "red", "fox", "four", "two", "cats"]),
+        ("don't  stop", ["dont", "stop"]),
+        ("héllo", ["héllo"]),
+        ("... !", []),
+    ],
+)
+def test_words_of_a_text(text: str, words: list[str]) -> None:
+    assert split_text(text) == words
+
+
+def test_bitwise_windows_say_what_the_plain_loop_says(pipe: TextToSpeech) -> None:
+    options: dict[str, Any] = dict(seed=[3, 4, 5], max_seconds=SECONDS)
+    plain = pipe(TEXTS, policy=Autoregressive(), **options)
+    ends = [made.is_finished for made in plain.utterances]
+    assert any(ends) and not all(ends)
+    for window in (4, 9):
+        fast = pipe(TEXTS, policy=Jacobi(window=window), **options)
+        for one, other in zip(plain.utterances, fast.utterances, strict=True):
+            assert torch.equal(one.tokens, other.tokens)
+            assert torch.equal(one.waveform, other.waveform)
+    drawn = pipe(TEXTS, policy=SpeculativeJacobi(window=8), **options)
+    assert drawn.stats.exactness == "distribution"
+
+
+def test_sound_is_the_codecs(pipe: TextToSpeech) -> None:
+    (made,) = pipe("blue cat", seed=[3], max_seconds=SECONDS).utterances
+    sound = build_codec().decode(made.tokens[None])[0].clamp(-1, 1)
+    assert torch.allclose(made.waveform, sound, atol=1e-6)
+    assert len(sound) == 320 * len(made.tokens) and made.sample_rate == 16_000
+    assert int(made.tokens.max()) < 8
+
+
+def test_speakers_differ(pipe: TextToSpeech) -> None:
+    options: dict[str, Any] = dict(seed=[3], max_seconds=SECONDS)
+    ada, ben = (pipe("a red fox", voice=voice, **options) for voice in SPEAKERS)
+    default = pipe("a red fox", **options)
+    assert not torch.equal(ada[0].tokens, ben[0].tokens)
+    assert torch.equal(ada[0].tokens, default[0].tokens)
+
+
+def test_files_of_a_folder(folder: Path) -> None:
+    facts = json.loads((folder / "voices.json").read_text(encoding="utf-8"))
+    assert facts["words"] == LEXICON and facts["speakers"] == list(SPEAKERS)
