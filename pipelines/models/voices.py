@@ -65,12 +65,14 @@ class VoicesSpeech:
                 f"codec: expected {wanted[0]} Hz and {wanted[1]} samples a code, as {FILE} says, "
                 f"received {self.sample_rate} Hz and {self.frame_samples}; give the model's codec"
             )
-        self._first = find_range(tokenizer, CODE, 0, codec.flat_size)
-        if CODE.format(codec.flat_size) in tokenizer.get_vocab():
+        first, _ = CODE.split("{}")
+        known = sum(token.startswith(first) for token in tokenizer.get_vocab())
+        if known != codec.flat_size:
             raise UnsupportedModelError(
-                f"codec: expected as many codes as the model has, received {codec.flat_size}, "
-                "fewer; give the model's codec"
+                f"codec: expected {known} codes, as many as the model has, received one of "
+                f"{codec.flat_size}; give the model's codec"
             )
+        self._first = find_range(tokenizer, CODE, 0, known)
         (end,) = find_ids(tokenizer, END)
         codes = (self._first, self._first + codec.flat_size)
         self.layout = Frames((codes,), window.vocab_size, (end,))

@@ -16,8 +16,8 @@ from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 
 DEMO = "voices"
-CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz", "voices": None}
-"""Codec of each family, by its id of the hub; None is the folder of the model itself."""
+CODECS = {"llasa": "HKUSTAudio/xcodec2-hf", "orpheus": "hubertsiuzdak/snac_24khz"}
+"""Codecs that families' authors published; that of another family is in the model's folder."""
 _MARKER_TOKENS = {  # of one family only
     "llasa": "<|s_0|>",
     "orpheus": "<custom_token_10>",
@@ -32,7 +32,7 @@ def open_speech(
 
     Args:
         name: "voices", a path, or an id of the hub.
-        codec: the same of its codec; None is the one of `CODECS`.
+        codec: the same of its codec; None is that of `CODECS`, or of the model's folder.
         load_config: device and dtype.
         family: one of `SPEECH_MODELS`; None detects it.
 
@@ -56,7 +56,7 @@ def open_speech(
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)
     hub = replace(load_config.hub, revision=None, variant=None)
-    usual = CODECS[family] or source
+    usual = CODECS.get(family, source)
     codec_source = find_model(usual if codec is None else codec, {}, "codec", hub)
     load_family = load(SPEECH_MODELS[family])
     with refusing(

@@ -164,7 +164,12 @@ def measure_codec(codec: SpeechCodec, pool: Pool, count: int) -> dict[str, Any]:
 
 
 def measure_samples(
-    pipe: TextToSpeech, judge: Judge, phones: Phones, policy: Policy, count: int
+    pipe: TextToSpeech,
+    judge: Judge,
+    phones: Phones,
+    policy: Policy,
+    count: int,
+    seconds: float = 6.0,
 ) -> dict[str, Any]:
     """Speaks fresh sentences and has the judge hear them.
 
@@ -173,6 +178,7 @@ def measure_samples(
         judge, phones: of `load_judge`.
         policy: how to decode.
         count: sentences of `EVALUATION_SEED`; sentence k has seed k, speakers take turns.
+        seconds: after which an utterance is cut.
     """
     sentences = [make_sentence(EVALUATION_SEED, k) for k in range(count)]
     sounds: list[Tensor] = [torch.zeros(0)] * count
@@ -183,14 +189,19 @@ def measure_samples(
         rows = range(n, count, len(SPEAKERS))
         texts = [" ".join(sentences[k]) for k in rows]
         speech = pipe(
-            texts, policy=policy, voice=speaker, seed=list(rows), batch_size=_ROWS, max_seconds=6.0
+            texts,
+            policy=policy,
+            voice=speaker,
+            seed=list(rows),
+            batch_size=_ROWS,
+            max_seconds=seconds,
         )
         for k, made in zip(rows, speech.utterances, strict=True):
             sounds[k] = made.waveform
             tokens += len(made.tokens) + made.is_finished
             passes += made.passes
             cut += not made.is_finished
-    seconds = sum(len(sound) for sound in sounds) / pipe.speech.sample_rate
+    spoken = sum(len(sound) for sound in sounds) / pipe.speech.sample_rate
     return {
         "policy": repr(policy),
         "exactness": policy.exactness,
@@ -200,7 +211,7 @@ def measure_samples(
         "tokens_per_pass": round(tokens / passes, 3),
         "errors": round(phone_errors(judge, phones, sounds, sentences), 4),
         "cut": cut,
-        "seconds_of_sound": round(seconds, 1),
+        "seconds_of_sound": round(spoken, 1),
     }
 
 

@@ -94,7 +94,8 @@ class Espeak:
     def speak(
         self, words: Sequence[Sequence[str]], speaker: Speaker, rng: np.random.Generator
     ) -> np.ndarray:
-        """Speak phonemes at a pitch, a speed, a loudness and a noise that `rng` draws.
+        """Speak phonemes at a pitch, a speed, a loudness and a noise that `rng` draws. The noise
+        of espeak's own voices goes on from one utterance to the next.
 
         Args:
             words: phonemes of each word.
@@ -112,7 +113,7 @@ class Espeak:
         self._library.espeak_SetVoiceByName(f"en-us+{speaker.variant}".encode())
         for parameter, value in draws.items():
             self._library.espeak_SetParameter(parameter, int(value), 0)
-        text = " ".join(_write(word) for word in words)
+        text = " ".join(write_phonemes(word) for word in words)
         data = f"[[{text}]]".encode()
         self._chunks = []
         flags = _UTF8 | _PHONEMES
@@ -133,7 +134,7 @@ def open_espeak() -> Espeak:
     return Espeak()
 
 
-def _write(phonemes: Sequence[str]) -> str:
+def write_phonemes(phonemes: Sequence[str]) -> str:
     """Phonemes as espeak reads them: separated, stress marks before their vowel."""
     text = ""
     for name in phonemes:

@@ -1,0 +1,182 @@
+"""`voices`: texts and folders that are refused before any pass."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from mmaccel import TextToSpeech
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.models import speech_tokens
+from mmaccel.pipelines.text_to_speech import registry
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec, save_codec
+from tests.fixtures.passes import no_pass_of
+from tests.fixtures.shared import new_folder
+from tests.fixtures.voices import TINY_CODEC, build_voices
+from tests.messages.case import Refused
+
+Change = Callable[[Path], object]
+
+
+@cache
+def _folder() -> Path:
+    return build_voices(new_folder("voices"))
+
+
+@cache
+def _pipe() -> TextToSpeech:
+    return TextToSpeech.from_pretrained(_folder())
+
+
+def _say(text: Any, **options: Any) -> Callable[[], Any]:
+    def call() -> Any:
+        pipe = _pipe()
+        window: Any = pipe.speech.window
+        with no_pass_of(window.model):
+            return pipe(text, **options)
+
+    return call
+
+
+def _changed(change: Change, codec: Change | None = None) -> Callable[[], Any]:
+    """Opening a copy of the folder, with a codec of a folder of its own where `codec` is given."""
+
+    def call() -> Any:
+        folder = shutil.copytree(_folder(), new_folder("copy") / "voices")
+        change(folder)
+        other = None
+        if codec is not None:
+            other = new_folder("codec") / "codec"
+            codec(other)
+        with mock.patch.object(speech_tokens, "check_windows"):
+            return TextToSpeech.from_pretrained(folder, codec=other)
+
+    return call
+
+
+def _nothing(_: Path) -> None:
+    pass
+
+
+def _facts(**facts: Any) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / "voices.json"
+        found = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(found | facts), encoding="utf-8")
+
+    return change
+
+
+def _codec(**config: Any) -> Change:
+    def write(folder: Path) -> None:
+        torch.manual_seed(0)
+        own = TINY_CODEC | config
+        save_codec(SpeechCodec(**own), own, folder, torch.float32)
+
+    return write
+
+
+def _config(**config: Any) -> Change:
+    def change(folder: Path) -> None:
+        file = folder / "codec.json"
+        found = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(found | config), encoding="utf-8")
+
+    return change
+
+
+def _untrained() -> Any:
+    with mock.patch.object(registry, "DEMO_WEIGHTS", new_folder("empty")):
+        return TextToSpeech.from_pretrained("voices")
+
+
+CASES = (
+    Refused(
+        "a word that the model does not know",
+        _say("a red foxx"),
+        ("text: expected words that the model knows (6)", "'foxx'", "did you mean fox?"),
+    ),
+    Refused(
+        "a word like no other",
+        _say("zzzz"),
+        ("'zzzz'", "they are in its voices.json"),
+    ),
+    Refused("an empty text", _say("  "), ("expected text to say", "write one")),
+    Refused("signs alone", _say("?!"), ("text: expected words", "'?!'", "write one")),
+    Refused("no text", _say(7), ("text: expected a text or a list of them", "received 7")),
+    Refused(
+        "ten thousand words",
+        _say("red " * 10_000),
+        ("text: expected at most 5 words", "received 10000", "a text of its own"),
+    ),
+    Refused(
+        "an unknown voice",
+        _say("red", voice="zoe"),
+        ("voice: expected one of ada, ben", "'zoe'", "leave it out for ada"),
+    ),
+    Refused(
+        "weights that are not there",
+        _untrained,
+        ("model: expected weights of voices", "python -m scripts.training voices"),
+    ),
+    Refused(
+        "a codec of another rate",
+        _changed(_nothing, _codec(sample_rate=24_000)),
+        ("codec: expected 16000 Hz", "received 24000 Hz", "give the model's codec"),
+        UnsupportedModelError,
+    ),
+    Refused(
+        "a codec of more codes",
+        _changed(_nothing, _codec(levels=[2, 2, 4])),
+        ("codec: expected 8 codes", "received one of 16", "give the model's codec"),
+        UnsupportedModelError,
+    ),
+    Refused(
+        "a codec of fewer codes",
+        _changed(_nothing, _codec(levels=[2, 2])),
+        ("codec: expected 8 codes", "received one of 4", "give the model's codec"),
+        UnsupportedModelError,
+    ),
+    Refused(
+        "a codec of another number of books than its weights",
+        _changed(_config(books=4)),
+        ("codec",),
+        UnsupportedModelError,
+    ),
+    Refused(
+        "sizes of a codec out of range",
+        _changed(_config(hop=0)),
+        ("codec", "hop", "0"),
+        UnsupportedModelError,
+    ),
+    Refused(
+        "another class of codec",
+        lambda: load_codec(_written({"class": "Other"})),
+        ("codec: expected class 'SpeechCodec'", "'Other'"),
+    ),
+    Refused(
+        "a codec without weights",
+        _changed(lambda folder: (folder / "codec.safetensors").unlink()),
+        ("codec: expected codec.safetensors", "save_codec"),
+    ),
+    Refused(
+        "no words",
+        _changed(_facts(words={})),
+        ("model: expected words", "as dict"),
+        UnsupportedModelError,
+    ),
+)
+
+
+def _written(config: dict[str, Any]) -> Path:
+    folder: Path = new_folder("other") / "codec"
+    shutil.copytree(_folder(), folder)
+    (folder / "codec.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
