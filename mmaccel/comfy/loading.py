@@ -38,6 +38,7 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.registry import CODECS
+from mmaccel.pipelines.text_to_speech.registry import find_source as find_speech_source
 
 _MEMORY_PER_BYTE = 2  # files of 16 bits may be read as 32, and passes need memory too
 _SIDE = 16384  # pixels; no model draws more
@@ -340,8 +341,8 @@ LOADERS = {
             pipeline=TextToSpeech,
             part="language model",
             model=_name("HKUSTAudio/Llasa-1B"),
-            find=_find_own,
-            check_source=_find_own,
+            find=find_speech_source,
+            check_source=find_speech_source,
             families=tuple(SPEECH_MODELS),
             parts=(_codec("codes into sound", ", ".join(CODECS.values())),),
         ),

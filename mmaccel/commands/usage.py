@@ -24,7 +24,6 @@ _ELSEWHERE = {  # options of other tools: what there is instead
     "--hf-token": "run hf auth login, or set HF_TOKEN",
 }
 _MODELS = {  # commands without a model of the package: one that is served
-    "speak": "--model HKUSTAudio/Llasa-1B",
     "animate": "--model nvidia/Cosmos-Predict1-4B",
 }
 

@@ -10,6 +10,7 @@ from mmaccel.catalog import DEMO_WEIGHTS, SPEECH_MODELS, load
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_processor
+from mmaccel.pipelines.loading.hub import USUAL, HubOptions
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
@@ -51,7 +52,7 @@ def open_speech(
     if family is not None:
         check_choice("family", family, SPEECH_MODELS, hint="leave it out")
     check_task(name, "speak")
-    source = find_model(name, find_shipped(name), hub=load_config.hub)
+    source = find_source(name, load_config.hub)
     check_task(source, "speak")
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     family = family or _find_family(source, tokenizer)
@@ -70,19 +71,23 @@ def open_speech(
     return loaded, source, codec_source
 
 
-def find_shipped(name: str | Path) -> dict[str, Path]:
-    """Folders of the speech models that ship with the package, by name.
+def find_source(name: str | Path, hub: HubOptions = USUAL) -> Path:
+    """The folder of a speech model.
+
+    Args:
+        name: "voices", a path, or an id of the hub.
+        hub: of a download.
 
     Raises:
-        OptionError: `name` is one of them, and its weights are not there.
+        OptionError: no such model, or `voices` without its weights.
     """
     folder = DEMO_WEIGHTS / DEMO
     if str(name) == DEMO and not (folder / "model.safetensors").is_file():
         raise OptionError(
-            f"model: expected weights of {DEMO} in {folder}, received none, as they are not "
-            f"trained yet; give another model, or train it: python -m scripts.training {DEMO}"
+            f"model: expected the weights of {DEMO} in {folder}, received none; give another "
+            f"model, or train it: python -m scripts.training {DEMO}, then {DEMO}-export"
         )
-    return {DEMO: folder}
+    return find_model(name, {DEMO: folder}, hub=hub)
 
 
 def _find_family(source: Path, tokenizer: Any) -> str:

@@ -489,8 +489,8 @@ print(run.stats.fallbacks, run.stats.summary)
     ),
     Step(
         "I let it speak without naming a model",
-        shell("mmaccel speak 'hello'", "--model", 2),
-        "write for example --model HKUSTAudio/Llasa-1B",
+        shell("mmaccel speak 'hello'", "expected the weights of voices", 2),
+        "give another model",
         shell(
             "mmaccel speak 'hello' --model HKUSTAudio/Llasa-1B --max-seconds 0.05",
             "1 utterance",

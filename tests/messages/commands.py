@@ -316,7 +316,7 @@ _WORDS = (
     ("generate --cfg-scale 7", "No such option: --cfg-scale; write --guidance-scale"),
     ("generate --xyzzy", "No such option: --xyzzy; see mmaccel generate --help"),
     ("generate --num_images 2", "Possible options: --num-images"),
-    ("speak hello", "write for example --model HKUSTAudio/Llasa-1B"),
+    ("animate a.png", "write for example --model nvidia/Cosmos-Predict1-4B"),
     ("comfy", "see mmaccel comfy --help"),
 )
 

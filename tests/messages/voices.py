@@ -124,7 +124,7 @@ CASES = (
     Refused(
         "weights that are not there",
         _untrained,
-        ("model: expected weights of voices", "python -m scripts.training voices"),
+        ("model: expected the weights of voices", "python -m scripts.training voices, then"),
     ),
     Refused(
         "a codec of another rate",
