@@ -37,7 +37,7 @@ CODEC_CONFIG: dict[str, Any] = {
 _BANDS = 60
 _FLOOR = 1e-2  # added to magnitudes, whose noise is at about 0.1
 _SEGMENT = 12_800
-_MEL_WEIGHT = 2.0
+_MEL_WEIGHT = 4.0
 _SAVED_EVERY = 120.0
 
 
