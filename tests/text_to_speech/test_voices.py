@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from mmaccel import Autoregressive, Jacobi, SpeculativeJacobi, TextToSpeech
+from mmaccel.cli import main
+from mmaccel.pipelines.loading.tasks import find_command
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.models.voices_vocabulary import list_prompt, list_tokens, split_text
 from tests.fixtures.voices import LEXICON, SPEAKERS, build_codec, build_voices
@@ -92,3 +94,20 @@ def test_speakers_differ(pipe: TextToSpeech) -> None:
 def test_files_of_a_folder(folder: Path) -> None:
     facts = json.loads((folder / "voices.json").read_text(encoding="utf-8"))
     assert facts["words"] == LEXICON and facts["speakers"] == list(SPEAKERS)
+
+
+def test_the_command_writes_each_text(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    said = ["speak", "a red fox", "Blue cat!", "--model", folder, "--out", tmp_path / "out"]
+    assert main([str(word) for word in [*said, "--voice", "ben", "--seed", 3]]) == 0
+    files = sorted((tmp_path / "out").glob("*.wav"))
+    facts = [json.loads(file.with_suffix(".json").read_text(encoding="utf-8")) for file in files]
+    assert [each["text"] for each in facts] == ["a red fox", "Blue cat!"]
+    assert {each["voice"] for each in facts} == {"ben"}
+    capsys.readouterr()
+    assert main([str(word) for word in [*said, "a red dog"]]) == 2
+    complaint = capsys.readouterr().err.strip()
+    assert "'dog'" in complaint and len(complaint.splitlines()) == 1
+
+
+def test_a_folder_is_known_to_be_for_speech(folder: Path) -> None:
+    assert find_command(folder) == "speak"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmaccel import Jacobi, TextToSpeech
+from mmaccel import Jacobi, TextToSpeech, attach
 from mmaccel.demo.voices.words import GROUPS, LONGEST, SPEAKERS, WORDS, make_sentence
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, save_codec
 from scripts.training.data import IGNORE
@@ -154,6 +154,8 @@ def test_the_depth_variant_generates_by_its_own_loop(work: Path, tmp_path: Path)
     prompt = torch.from_numpy(task.data.prompts[0])[None]
     frames = model.generate(prompt, do_sample=False, max_new_tokens=3)
     assert frames.shape[2] == task.books and int(frames.max()) < task.book_size + 2
+    with attach(model, Jacobi(window=2, drafts="previous-frame")):
+        assert torch.equal(model.generate(prompt, do_sample=False, max_new_tokens=3), frames)
 
 
 def test_a_codec_goes_on_where_it_was_stopped(work: Path, tmp_path: Path) -> None:
