@@ -60,6 +60,9 @@ class LlasaSpeech:
         self.frame_samples: int = codec.config.hop_length
         self._check_template()
 
+    def split(self, text: str) -> list[str]:
+        return [text]
+
     def encode(self, text: str, voice: str | None) -> list[int]:
         if voice is not None:
             raise OptionError(

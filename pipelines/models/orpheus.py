@@ -82,6 +82,9 @@ class OrpheusSpeech:
         self.sample_rate: int = codec.sampling_rate
         self.frame_samples = int(codec.hop_length) * codec.vq_strides[0]
 
+    def split(self, text: str) -> list[str]:
+        return [text]
+
     def encode(self, text: str, voice: str | None) -> list[int]:
         """See `SpeechModel.encode`; fine-tuned models have other voices than `voices`."""
         who: Any = self.voices[0] if voice is None else voice

@@ -10,6 +10,7 @@ token can be sampled.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from mmaccel.tokenizers_vq.frames import Frames
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
 
 FILE = "voices.json"
+_SENTENCE_ENDS = re.compile(r"[.!?;:\n]+")
+_MOST_PARTS = 200
 _KEYS = {"longest": int, "sample_rate": int, "frame_samples": int, "speakers": list, "words": dict}
 
 
@@ -76,6 +79,24 @@ class VoicesSpeech:
         (end,) = find_ids(tokenizer, END)
         codes = (self._first, self._first + codec.flat_size)
         self.layout = Frames((codes,), window.vocab_size, (end,))
+
+    def split(self, text: str) -> list[str]:
+        """See `SpeechModel.split`: sentences, and of longer ones parts of similar lengths."""
+        check_prompt(text, self.tokenizer, "text to say")
+        if len(split_text(text)) <= self._longest:
+            return [text]
+        parts = []
+        for sentence in _SENTENCE_ENDS.split(text):
+            words = split_text(sentence)
+            count = -(-len(words) // self._longest)
+            ends = [len(words) * k // count for k in range(count + 1)]
+            parts += [" ".join(words[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        if len(parts) > _MOST_PARTS:
+            raise OptionError(
+                f"text: expected at most {_MOST_PARTS} parts of {self._longest} words, received "
+                f"{len(parts)}; write several texts"
+            )
+        return parts
 
     def encode(self, text: str, voice: str | None) -> list[int]:
         """See `SpeechModel.encode`."""

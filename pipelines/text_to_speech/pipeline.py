@@ -6,11 +6,14 @@ decoded with continuous batching: the next text starts when one has finished.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Unpack
+
+import torch
 
 from mmaccel.checks import check_callable
 from mmaccel.contracts import Arrivals, FinishedRow
@@ -107,8 +110,9 @@ class TextToSpeech(Pipeline):
             seed: one for all (text b is item b of it), or one per text. With one per text an
                 utterance depends on its own seed and text alone, and on `max_seconds`. None draws
                 one from torch's global generator; `stats.seed` says which.
-            max_seconds: after which an utterance is cut. None is 30, or less where the model has
-                no positions for 30 s after the longest text.
+            max_seconds: after which an utterance is cut, or each part of a text that is too long
+                for the model. None is 30, or less where the model has no positions for 30 s after
+                the longest text.
             temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
             top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
             entropy_temperature: see `mmaccel.SamplingParams`.
@@ -143,6 +147,7 @@ class TextToSpeech(Pipeline):
             max_seconds=call.max_seconds,
             batch_size=call.batch_size,
             repetition_penalty=call.repetition_penalty,
+            in_parts=True,
             **sampling_of(call),
         )
         decoding = self.choose(call)
@@ -150,13 +155,25 @@ class TextToSpeech(Pipeline):
         collect = collect_payloads(made, call.deliver)
         check_callable("on_step", call.on_step)
 
-        def finish(row: FinishedRow) -> Utterance:
-            return finish_utterance(self.speech, plan, row)
+        parts: dict[int, dict[int, Utterance]] = defaultdict(dict)
+        counts = Counter(plan.owners)
+
+        def finish(row: FinishedRow) -> Utterance | None:
+            part = finish_utterance(self.speech, plan, row)
+            own = parts[part.index]
+            own[row.row] = part
+            if len(own) < counts[part.index]:
+                return None
+            return join_parts([own[k] for k in sorted(own)])
 
         with alone(self.model), self._at_work():
-            stats = self.decode_rows(
-                decoding, plan, finish=finish, deliver=collect, on_step=call.on_step
-            )
+            try:
+                stats = self.decode_rows(
+                    decoding, plan, finish=finish, deliver=collect, on_step=call.on_step
+                )
+            except NumericsError as error:
+                texts = dict.fromkeys(plan.owners[row] for row in error.rows)
+                raise NumericsError(str(error), tuple(texts)) from error
         stats.seed = seed
         speech = Speech([made[k] for k in range(len(plan.texts))], stats)
         if not call.return_dict:
@@ -249,6 +266,7 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
     Raises:
         NumericsError: the codec returned NaN.
     """
+    owner = plan.owners[row.row]
     tokens = row.tokens
     seed = plan.seeds[row.row]
     is_finished = bool(len(tokens)) and int(tokens[-1]) in speech.layout.ends
@@ -263,8 +281,8 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
             (row.row,),
         )
     return Utterance(
-        row.row,
-        plan.texts[row.row],
+        owner,
+        plan.texts[owner],
         plan.voice,
         seed,
         sound,
@@ -273,4 +291,18 @@ def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) ->
         row.passes,
         is_finished,
         row.total_variation,
+    )
+
+
+def join_parts(parts: Sequence[Utterance]) -> Utterance:
+    """The utterance of a text, of the utterances of its parts in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        waveform=torch.cat([part.waveform for part in parts]),
+        tokens=torch.cat([part.tokens for part in parts]),
+        passes=sum(part.passes for part in parts),
+        is_finished=all(part.is_finished for part in parts),
+        total_variation=sum(part.total_variation for part in parts),
     )

@@ -33,10 +33,12 @@ class SpeechPlan(RowPlan):
 
     Attributes:
         texts: B texts.
+        owners: of each row, the index of the text that it says or says a part of.
         voice: who says them.
     """
 
     texts: list[str]
+    owners: list[int]
     voice: str | None
 
 
@@ -48,6 +50,7 @@ def make_plan(
     voice: str | None = None,
     max_seconds: float | None = None,
     batch_size: int | None = None,
+    in_parts: bool = False,
     **params: Any,
 ) -> SpeechPlan:
     """Check the arguments of a call and plan it. Nothing is decoded.
@@ -55,6 +58,7 @@ def make_plan(
     Args:
         speech: the model.
         texts: B texts; for the other arguments see `TextToSpeech.__call__`.
+        in_parts: a text that is too long for the model becomes several rows, one after the other.
 
     Raises:
         OptionError, UnsupportedModelError: as `TextToSpeech.__call__`.
@@ -66,7 +70,12 @@ def make_plan(
         raise OptionError(
             f"text: expected a text or a list of them, received {show(texts)}; write one"
         )
-    rows = [speech.encode(each, voice) for each in texts]
+    rows: list[list[int]] = []
+    owners: list[int] = []
+    for owner, text in enumerate(texts):
+        parts = speech.split(text) if in_parts else [text]
+        rows += [speech.encode(part, voice) for part in parts]
+        owners += [owner] * len(parts)
     largest = max(map(max, rows))
     size = speech.window.vocab_size
     if largest >= size:
@@ -78,10 +87,11 @@ def make_plan(
     return SpeechPlan(
         length=count_slots(speech, max(map(len, rows)), max_seconds),
         max_num_seqs=pick_max_num_seqs(batch_size, len(rows)),
-        noise=Noise.from_seed(seed, len(rows), device),
+        noise=Noise.from_seed(seed, len(texts), device).rows(torch.tensor(owners, device=device)),
         prompt=replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device)),
         params=chosen,
         texts=list(texts),
+        owners=owners,
         voice=voice,
     )
 

@@ -34,6 +34,14 @@ class SpeechModel(Protocol):
     frame_samples: int
     voices: tuple[str, ...]
 
+    def split(self, text: str) -> list[str]:
+        """Parts of a text that are spoken one after the other, each by a prompt of its own; one
+        part, the text, where the model takes texts of any length.
+
+        Raises:
+            OptionError: a text the model cannot say in parts either.
+        """
+
     def encode(self, text: str, voice: str | None) -> list[int]:
         """Check a text and make its prompt ids.
 

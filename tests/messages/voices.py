@@ -16,6 +16,7 @@ from mmaccel import TextToSpeech
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.models import speech_tokens
 from mmaccel.pipelines.text_to_speech import registry
+from mmaccel.pipelines.text_to_speech.types import SpeechRequest
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec, save_codec
 from tests.fixtures.passes import no_pass_of
 from tests.fixtures.shared import new_folder
@@ -41,6 +42,18 @@ def _say(text: Any, **options: Any) -> Callable[[], Any]:
         window: Any = pipe.speech.window
         with no_pass_of(window.model):
             return pipe(text, **options)
+
+    return call
+
+
+def _serve(text: str) -> Callable[[], Any]:
+    def call() -> Any:
+        pipe = _pipe()
+        window: Any = pipe.speech.window
+        with no_pass_of(window.model):
+            return pipe.serve(
+                [SpeechRequest(text, 0)], max_seconds=1.0, rows=1, deliver=lambda *_: None
+            )
 
     return call
 
@@ -114,7 +127,12 @@ CASES = (
     Refused(
         "ten thousand words",
         _say("red " * 10_000),
-        ("text: expected at most 5 words", "received 10000", "a text of its own"),
+        ("text: expected at most 200 parts of 5 words", "received 2000", "write several texts"),
+    ),
+    Refused(
+        "a long text among requests that are served together",
+        _serve("red " * 6),
+        ("text: expected at most 5 words", "received 6", "a text of its own"),
     ),
     Refused(
         "an unknown voice",

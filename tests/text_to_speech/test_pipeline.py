@@ -152,7 +152,9 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
 
     layout = Frames(((5, 6), (6, 7)), 10, (9,))
     speech: Any = SimpleNamespace(layout=layout, render=render, sample_rate=8)
-    plan: Any = SimpleNamespace(texts=["a", "b"], voice="leo", seeds=[3, 7], length=5)
+    plan: Any = SimpleNamespace(
+        texts=["a", "b"], owners=[0, 1], voice="leo", seeds=[3, 7], length=5
+    )
     made = finish_utterance(speech, plan, FinishedRow(1, torch.tensor(tokens), 4, [], 0.25))
     assert made.tokens.tolist() == codes
     assert rendered == ([(codes, 7)] if codes else [])

@@ -83,6 +83,28 @@ def test_sound_is_the_codecs(pipe: TextToSpeech) -> None:
     assert int(made.tokens.max()) < 8
 
 
+def test_a_long_text_is_spoken_in_parts(pipe: TextToSpeech) -> None:
+    """Sentences, and parts of long ones, each by itself; one utterance in the end."""
+    speech: Any = pipe.speech
+    long = "A red fox. Blue cat, a red fox a blue cat; seven"
+    parts = ["a red fox", "blue cat a red", "fox a blue cat", "seven"]
+    assert speech.split(long) == parts and speech.split("a Fox!") == ["a Fox!"]
+    ended: list[int] = []
+    options: dict[str, Any] = dict(max_seconds=SECONDS, policy=Jacobi(window=5))
+    speech_of_both = pipe(
+        [long, "blue cat"], seed=[3, 4], deliver=lambda made: ended.append(made.index), **options
+    )
+    whole, short = speech_of_both.utterances
+    alone = [pipe(part, seed=[3], **options)[0] for part in parts]
+    assert torch.equal(whole.tokens, torch.cat([one.tokens for one in alone]))
+    assert torch.equal(whole.waveform, torch.cat([one.waveform for one in alone]))
+    assert whole.text == long and whole.seed == 3 and (whole.index, short.index) == (0, 1)
+    assert whole.is_finished == all(one.is_finished for one in alone)
+    assert whole.passes == sum(one.passes for one in alone)
+    assert torch.equal(short.waveform, pipe("blue cat", seed=[4], **options)[0].waveform)
+    assert sorted(ended) == [0, 1]
+
+
 def test_speakers_differ(pipe: TextToSpeech) -> None:
     options: dict[str, Any] = dict(seed=[3], max_seconds=SECONDS)
     ada, ben = (pipe("a red fox", voice=voice, **options) for voice in SPEAKERS)

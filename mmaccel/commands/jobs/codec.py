@@ -150,7 +150,12 @@ class SpeechJob(CodecJob):
     def prepare(self) -> None:
         speech = self.pipe.speech
         plan = make_plan(
-            speech, self.flags.texts, self.seeds, batch_size=self.flags.batch_size, **self.options
+            speech,
+            self.flags.texts,
+            self.seeds,
+            batch_size=self.flags.batch_size,
+            in_parts=True,
+            **self.options,
         )
         frames = (plan.length - 1) // speech.layout.columns
         self.max_seconds = frames * speech.frame_samples / speech.sample_rate
