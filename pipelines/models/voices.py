@@ -88,6 +88,8 @@ class VoicesSpeech:
         parts = []
         for sentence in _SENTENCE_ENDS.split(text):
             words = split_text(sentence)
+            if not words:  # behind the last full stop
+                continue
             count = -(-len(words) // self._longest)
             ends = [len(words) * k // count for k in range(count + 1)]
             parts += [" ".join(words[a:b]) for a, b in zip(ends, ends[1:], strict=False)]

@@ -98,6 +98,7 @@ def export_voices_card(
     judge, phones = load_judge(work)
     held_out = open_pool(work, "validation")
     codec = load_codec(target)
+    sentences = choose_sentences(open_pool(work, "train"), count)
     card: dict[str, Any] = {
         "name": "voices",
         "command": "\n".join(
@@ -118,7 +119,9 @@ def export_voices_card(
         "codec": measure_codec(codec, held_out, count)
         | {"parameters": sum(p.numel() for p in codec.parameters())},
         "judge": measure_judge(judge, codec, held_out, phones, count) | {"utterances": count},
-        "samples": [measure_samples(pipe, judge, phones, policy, count) for policy in POLICIES],
+        "samples": [
+            measure_samples(pipe, judge, phones, policy, sentences) for policy in POLICIES
+        ],
         "distance": measure_distance(pipe, held_out, count),
         "training": {
             layout: _cost(work / name)
@@ -140,6 +143,7 @@ def measure_codec(codec: SpeechCodec, pool: Pool, count: int) -> dict[str, Any]:
     mel = LogMel(codec.sample_rate, 256)
     used: set[int] = set()
     totals = {"flat": 0.0, "stacked": 0.0}
+    n_spoken = 0
     for k in range(count):
         real = torch.from_numpy(pool.utterance(k))[None]
         flat = codec.encode(real)
@@ -163,24 +167,37 @@ def measure_codec(codec: SpeechCodec, pool: Pool, count: int) -> dict[str, Any]:
     }
 
 
+def choose_sentences(trained: Pool, count: int) -> list[tuple[str, ...]]:
+    """The first sentences of `EVALUATION_SEED` that a pool does not hold."""
+    known = {tuple(sentence) for sentence in trained.sentences}
+    found: list[tuple[str, ...]] = []
+    index = 0
+    while len(found) < count:
+        sentence = make_sentence(EVALUATION_SEED, index)
+        index += 1
+        if sentence not in known:
+            found.append(sentence)
+    return found
+
+
 def measure_samples(
     pipe: TextToSpeech,
     judge: Judge,
     phones: Phones,
     policy: Policy,
-    count: int,
+    sentences: Sequence[tuple[str, ...]],
     seconds: float = 6.0,
 ) -> dict[str, Any]:
-    """Speaks fresh sentences and has the judge hear them.
+    """Speaks sentences and has the judge hear them.
 
     Args:
         pipe: the model.
         judge, phones: of `load_judge`.
         policy: how to decode.
-        count: sentences of `EVALUATION_SEED`; sentence k has seed k, speakers take turns.
+        sentences: words of each; sentence k has seed k, speakers take turns.
         seconds: after which an utterance is cut.
     """
-    sentences = [make_sentence(EVALUATION_SEED, k) for k in range(count)]
+    count = len(sentences)
     sounds: list[Tensor] = [torch.zeros(0)] * count
     tokens = 0
     passes = 0
@@ -223,6 +240,7 @@ def measure_distance(pipe: TextToSpeech, pool: Pool, count: int) -> dict[str, An
     made_far = 0.0
     total = 0.0
     ratio = 0.0
+    n_spoken = 0
     for k in range(count):
         real = torch.from_numpy(pool.utterance(k))
         other = torch.from_numpy(pool.utterance((k + 1) % len(pool)))
@@ -231,14 +249,17 @@ def measure_distance(pipe: TextToSpeech, pool: Pool, count: int) -> dict[str, An
         sound = speech[0].waveform
         if not len(sound):
             continue
-        total += aligned_distance(_columns(mel, sound), _columns(mel, real)) / count
-        made_far += aligned_distance(_columns(mel, other), _columns(mel, real)) / count
-        ratio += len(sound) / len(real) / count
+        n_spoken += 1
+        total += aligned_distance(_columns(mel, sound), _columns(mel, real))
+        made_far += aligned_distance(_columns(mel, other), _columns(mel, real))
+        ratio += len(sound) / len(real)
+    n_each = max(n_spoken, 1)
     return {
         "sentences": count,
-        "mel": round(total, 4),
-        "mel_of_other_sentences": round(made_far, 4),
-        "duration_ratio": round(ratio, 3),
+        "empty": count - n_spoken,
+        "mel": round(total / n_each, 4),
+        "mel_of_other_sentences": round(made_far / n_each, 4),
+        "duration_ratio": round(ratio / n_each, 3),
     }
 
 

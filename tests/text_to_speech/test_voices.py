@@ -89,6 +89,7 @@ def test_a_long_text_is_spoken_in_parts(pipe: TextToSpeech) -> None:
     long = "A red fox. Blue cat, a red fox a blue cat; seven"
     parts = ["a red fox", "blue cat a red", "fox a blue cat", "seven"]
     assert speech.split(long) == parts and speech.split("a Fox!") == ["a Fox!"]
+    assert speech.split("...A red fox. Blue cat, a red fox a blue cat; seven...!") == parts
     ended: list[int] = []
     options: dict[str, Any] = dict(max_seconds=SECONDS, policy=Jacobi(window=5))
     speech_of_both = pipe(

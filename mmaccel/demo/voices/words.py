@@ -76,14 +76,14 @@ _RANDOM_SHARE = 0.5
 
 
 def make_sentence(seed: int, index: int) -> tuple[str, ...]:
-    """Sentence `index` of an endless list that `seed` fixes: 2 to 8 words.
+    """Sentence `index` of an endless list that `seed` fixes: 1 to 8 words.
 
     Half of the sentences follow a pattern, half are words drawn at random, so that every word is
     learnt in every neighbourhood.
     """
     rng = np.random.default_rng((seed, index))
     if rng.random() < _RANDOM_SHARE:
-        count = int(rng.integers(2, LONGEST))
+        count = int(rng.integers(1, LONGEST + 1))
         return tuple(WORDS[k] for k in rng.integers(len(WORDS), size=count))
     pattern = _PATTERNS[rng.integers(len(_PATTERNS))]
     words = []
