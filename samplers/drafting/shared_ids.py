@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
     """
     if isinstance(ids, str | Path):
         return read_ids(_read_file(Path(ids), option), vocab_size, option)
-    given = ids.tolist() if isinstance(ids, Tensor) else ids
+    given: Any = ids.tolist() if isinstance(ids, Tensor) else ids
     is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) > 0
     if not is_list or not all(type(each) is int for each in given):
         raise OptionError(

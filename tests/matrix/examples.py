@@ -21,7 +21,7 @@ from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
 from mmaccel.samplers.drafting.lengths.svip import SVIP
 from mmaccel.samplers.drafting.memory.source_image import SourceImage
 from mmaccel.samplers.drafting.memory.source_text import SourceText
-from mmaccel.samplers.drafting.pard import Pard
+from mmaccel.samplers.drafting.parallel.pard import Pard
 from mmaccel.samplers.drafting.sources import SOURCES
 
 

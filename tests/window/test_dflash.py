@@ -18,8 +18,8 @@ from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import Drafts, OpenRun
-from mmaccel.samplers.drafting.dflash import DFlash, DFlashDrafter
-from mmaccel.samplers.drafting.dflash_model import DFlashModel
+from mmaccel.samplers.drafting.parallel.dflash import DFlash, DFlashDrafter
+from mmaccel.samplers.drafting.parallel.dflash_model import DFlashModel
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 

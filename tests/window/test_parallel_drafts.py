@@ -28,8 +28,8 @@ from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import DraftSource
-from mmaccel.samplers.drafting.own_canvas import CanvasDrafter
-from mmaccel.samplers.drafting.pard import PardDrafter
+from mmaccel.samplers.drafting.parallel.own_canvas import CanvasDrafter
+from mmaccel.samplers.drafting.parallel.pard import PardDrafter
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 

@@ -92,7 +92,7 @@ class PardDrafter(ModelDrafter):
         buffer = run.buffer
         branches = run.prompt.branches
         source = self.source
-        assert isinstance(source, Pard)
+        assert isinstance(source, Pard) and source.mask_token is not None
         if run.width == 1:  # nothing to draft; what was not read is read with the next drafts
             return Drafts(buffer.slots[:, :0])
         unread = self.unread(run)

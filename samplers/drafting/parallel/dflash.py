@@ -1,6 +1,7 @@
 """DFlash drafts: a small block-diffusion network fills a window in one pass.
 
-See `mmaccel.samplers.drafting.dflash_model` for the paper and the layouts of published folders.
+See `mmaccel.samplers.drafting.parallel.dflash_model` for the paper, and the layouts of published
+folders.
 
 After a pass the network's layers read the large model's states of the window, as keys and values;
 before the next one a block of masks attends to those of accepted tokens.
@@ -24,10 +25,10 @@ from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
-from mmaccel.samplers.drafting.dflash_model import DFlashModel, load_dflash
 from mmaccel.samplers.drafting.eagle import check_states, find_file_time, open_once
 from mmaccel.samplers.drafting.eagle_model import HeadCache
 from mmaccel.samplers.drafting.in_turn import draft_at_once
+from mmaccel.samplers.drafting.parallel.dflash_model import DFlashModel, load_dflash
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.window.step_state import Held
 

@@ -155,7 +155,10 @@ class DFlashModel(nn.Module):
         """Write what the layers make of the large model's states `[B, K, F]` at their columns."""
         mixed = self.output_norm_enc(self.fc(features.to(self.fc.weight.dtype)))
         angles = self._angles(columns)
-        made = [layer.hold(mixed, angles) for layer in self.layers]
+        made = []
+        for layer in self.layers:
+            assert isinstance(layer, DFlashLayer)
+            made.append(layer.hold(mixed, angles))
         for held, part in zip((cache.keys, cache.values), zip(*made, strict=True), strict=True):
             new = torch.stack(part, 2)  # [B, K, L, Hkv, d]
             held.scatter_(1, columns[..., None, None, None].expand_as(new), new)
@@ -271,7 +274,7 @@ def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig
             f"received one of width {known['hidden_size']} with mask {known['mask_token_id']} in "
             f"{folder}; take the draft model of this model"
         )
-    layers = sizes.get("target_layer_ids")
+    layers: Any = sizes.get("target_layer_ids")
     is_list = isinstance(layers, list) and len(layers) > 0
     if not is_list or not all(type(n) is int and 0 <= n < n_layers - 1 for n in layers):
         raise OptionError(
@@ -281,7 +284,7 @@ def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig
     n_own = known["num_hidden_layers"]
     kinds = sizes.get("layer_types") or ["full_attention"] * n_own
     is_sliding = [kind == "sliding_attention" for kind in kinds]
-    span = sizes.get("sliding_window")
+    span: Any = sizes.get("sliding_window")
     if len(kinds) != n_own or (any(is_sliding) and type(span) is not int):
         raise UnsupportedModelError(
             f"drafts: expected layer_types of {n_own} layers and a sliding_window in "
