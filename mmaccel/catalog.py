@@ -298,6 +298,7 @@ KEEP = 0.22
 """What a method keeps that is named alone: 128 of 576 tokens, as the methods' papers compare."""
 
 _WINDOW = "mmaccel.pipelines.causal_lm.model:CausalLMWindow"
+_MTP = "mmaccel.pipelines.causal_lm.mtp:open_mtp"
 _VISION_LANGUAGE = "mmaccel.pipelines.vision_language.family:VisionLanguage"
 _DEPTH = "mmaccel.pipelines.depth.decoders"
 FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
@@ -636,6 +637,15 @@ def open_draft_model(model: Any) -> Any:
         UnsupportedModelError: it is no causal LM whose passes can be made in windows.
     """
     return load(_WINDOW)(model)
+
+
+def open_mtp(model: Any) -> Any:
+    """The layer for multi-token prediction of a model of transformers, as a head that drafts.
+
+    Raises:
+        OptionError, UnsupportedModelError: see `mmaccel.pipelines.causal_lm.mtp.open_mtp`.
+    """
+    return load(_MTP)(model)
 
 
 def find_family(model_type: str | None) -> str:

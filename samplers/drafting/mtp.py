@@ -20,12 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from mmaccel.catalog import load
+from mmaccel.catalog import open_mtp
 from mmaccel.contracts import TokenModel
 from mmaccel.samplers.drafting.eagle import HeadSource, StateHead
 from mmaccel.samplers.drafting.states import LayerStates
-
-_OPEN = "mmaccel.pipelines.causal_lm.mtp:open_mtp"
 
 
 @dataclass(frozen=True)
@@ -43,5 +41,5 @@ class MTP(HeadSource):
                 from a folder.
             UnsupportedModelError: a checkpoint without its weights, or a transformers without it.
         """
-        found: StateHead = load(_OPEN)(cast(TokenModel, model).model)
+        found: StateHead = open_mtp(cast(TokenModel, model).model)
         return found
