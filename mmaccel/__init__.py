@@ -25,7 +25,7 @@ from mmaccel.catalog import METHODS  # noqa: E402
 _PUBLIC = {
     "CachePlan": "mmaccel.samplers.canvas.cache_plan",
     "Coarse": "mmaccel.samplers.drafting.coarse",
-    "Eagle": "mmaccel.samplers.drafting.eagle",
+    "Eagle": "mmaccel.samplers.drafting.heads.eagle",
     "TokenRecycling": "mmaccel.samplers.drafting.token_recycling",
     "HierarchyDrafting": "mmaccel.samplers.drafting.hierarchy",
     "Lookahead": "mmaccel.samplers.drafting.memory.lookahead",
@@ -37,7 +37,7 @@ _PUBLIC = {
     "BanditSpec": "mmaccel.samplers.drafting.bandit_spec",
     "DraftModel": "mmaccel.samplers.drafting.draft_model",
     "DFlash": "mmaccel.samplers.drafting.parallel.dflash",
-    "MTP": "mmaccel.samplers.drafting.mtp",
+    "MTP": "mmaccel.samplers.drafting.heads.mtp",
     "OwnCanvas": "mmaccel.samplers.drafting.parallel.own_canvas",
     "Pard": "mmaccel.samplers.drafting.parallel.pard",
     "frequent_ids": "mmaccel.samplers.drafting.shared_ids",

@@ -121,7 +121,8 @@ from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.drafting.bandit_spec import BanditSpec
 from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.drafting.eagle import Eagle
+from mmaccel.samplers.drafting.heads.eagle import Eagle
+from mmaccel.samplers.drafting.heads.mtp import MTP
 from mmaccel.samplers.drafting.hierarchy import HierarchyDrafting
 from mmaccel.samplers.drafting.lengths.disco import DISCO
 from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
@@ -132,7 +133,6 @@ from mmaccel.samplers.drafting.memory.sibling_rows import SiblingRows
 from mmaccel.samplers.drafting.memory.source_image import SourceImage
 from mmaccel.samplers.drafting.memory.source_text import SourceText
 from mmaccel.samplers.drafting.memory.stand import STAND
-from mmaccel.samplers.drafting.mtp import MTP
 from mmaccel.samplers.drafting.parallel.dflash import DFlash
 from mmaccel.samplers.drafting.parallel.own_canvas import OwnCanvas
 from mmaccel.samplers.drafting.parallel.pard import Pard

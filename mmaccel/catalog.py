@@ -185,7 +185,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "bandit": ("bandit_spec:BanditSpec", "the source and the width that gain most"),
             "neighbour": ("neighbour:Neighbour", "the last scores, drawn from again"),
             "vegas": ("vegas:Vegas", "the model itself, over what the last pass attended to"),
-            "mtp": ("mtp:MTP", "the model's own layer for multi-token prediction"),
+            "mtp": ("heads.mtp:MTP", "the model's own layer for multi-token prediction"),
             "triforce": ("triforce:TriForce", "the model itself, over chunks that match a query"),
         },
     ),

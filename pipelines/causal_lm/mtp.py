@@ -1,8 +1,8 @@
 """A model's layer for multi-token prediction, opened by transformers, as a head that drafts.
 
-See `mmaccel.samplers.drafting.mtp`. The layer is one of the model's own class, called with a mask
-and a cache of ours: entries stand at the columns of their rows, so that rows proceed each at its
-own pace, which transformers' `generate(use_mtp=True)` has for one row alone.
+See `mmaccel.samplers.drafting.heads.mtp`. The layer is one of the model's own class, called with a
+mask and a cache of ours: entries stand at the columns of their rows, so that rows proceed each at
+its own pace, which transformers' `generate(use_mtp=True)` has for one row alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.transformers_release import CACHE
-from mmaccel.samplers.drafting.eagle_model import HeadCache
+from mmaccel.samplers.drafting.heads.eagle_model import HeadCache
 
 
 class ColumnCache:
@@ -46,7 +46,7 @@ class ColumnCache:
 
 
 class MtpHead:
-    """The layer; see `mmaccel.samplers.drafting.eagle.StateHead`.
+    """The layer; see `mmaccel.samplers.drafting.heads.eagle.StateHead`.
 
     Args:
         layers: transformers' `MtpModel` of the model.

@@ -15,8 +15,8 @@ from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.drafting.coarse_model import check_coarse, find_coarse
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.draft_model import DraftModel
-from mmaccel.samplers.drafting.eagle import Eagle
-from mmaccel.samplers.drafting.eagle_model import CONFIG as EAGLE_CONFIG
+from mmaccel.samplers.drafting.heads.eagle import Eagle
+from mmaccel.samplers.drafting.heads.eagle_model import CONFIG as EAGLE_CONFIG
 
 SOURCES: dict[str, type[DraftSource]] = {
     name: load(entry.target) for name, entry in METHODS["drafts"].items()

@@ -33,7 +33,7 @@ from mmaccel.checks import check_int
 from mmaccel.demo.loading import NAMES, load_demo
 from mmaccel.demo.stdlib.modules import read_modules
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.eagle_model import EagleConfig, EagleModel, Entries, save_eagle
+from mmaccel.samplers.drafting.heads.eagle_model import EagleConfig, EagleModel, Entries, save_eagle
 from scripts.training.export import this_machine
 from scripts.training.optim import mixed_precision
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel.errors import OptionError
-from mmaccel.samplers.drafting.eagle_model import CONFIG, EagleConfig, EagleModel
+from mmaccel.samplers.drafting.heads.eagle_model import CONFIG, EagleConfig, EagleModel
 from scripts.training import eagle
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall

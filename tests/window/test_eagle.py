@@ -16,10 +16,11 @@ from torch import Tensor
 import mmaccel
 from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams, Speculative
 from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
-from mmaccel.samplers.drafting import eagle, in_turn
+from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import Drafts, OpenRun
-from mmaccel.samplers.drafting.eagle import Eagle, EagleDrafter
-from mmaccel.samplers.drafting.eagle_model import (
+from mmaccel.samplers.drafting.heads import eagle
+from mmaccel.samplers.drafting.heads.eagle import Eagle, EagleDrafter
+from mmaccel.samplers.drafting.heads.eagle_model import (
     CONFIG,
     WEIGHTS,
     EagleConfig,

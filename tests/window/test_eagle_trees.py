@@ -16,9 +16,9 @@ import mmaccel
 from mmaccel import Comb, ContinuousBatching, DySpec, Jacobi, Sequoia, Speculative
 from mmaccel.samplers.drafting import eagle_tree
 from mmaccel.samplers.drafting.contract import Paths
-from mmaccel.samplers.drafting.eagle import Eagle, EagleDrafter
-from mmaccel.samplers.drafting.eagle_model import EagleModel, load_eagle
-from mmaccel.samplers.drafting.eagle_tree import HeadTree
+from mmaccel.samplers.drafting.heads.eagle import Eagle, EagleDrafter
+from mmaccel.samplers.drafting.heads.eagle_model import EagleModel, load_eagle
+from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
 from mmaccel.samplers.trees.siblings import rsd
 from tests.fixtures.tiny_lms import build_lm
 from tests.window.test_eagle import decode, make_head, measure

@@ -16,7 +16,7 @@ from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.causal_lm.mtp import MtpHead
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import Drafts, OpenRun
-from mmaccel.samplers.drafting.eagle import EagleDrafter
+from mmaccel.samplers.drafting.heads.eagle import EagleDrafter
 from tests.fixtures.mtp import open_mtp_model, save_mtp
 from tests.fixtures.toy_models import make_prompt
 from tests.window.test_eagle import rows_of

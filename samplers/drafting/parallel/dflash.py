@@ -25,8 +25,8 @@ from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun, PassScores
-from mmaccel.samplers.drafting.eagle import check_states, find_file_time, open_once
-from mmaccel.samplers.drafting.eagle_model import HeadCache
+from mmaccel.samplers.drafting.heads.eagle import check_states, find_file_time, open_once
+from mmaccel.samplers.drafting.heads.eagle_model import HeadCache
 from mmaccel.samplers.drafting.in_turn import draft_at_once
 from mmaccel.samplers.drafting.parallel.dflash_model import DFlashModel, load_dflash
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader

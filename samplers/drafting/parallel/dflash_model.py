@@ -28,7 +28,13 @@ from torch.nn import functional as F
 from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, read_json
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.samplers.drafting.eagle_model import CONFIG, WEIGHTS, HeadCache, read_tensors, turn
+from mmaccel.samplers.drafting.heads.eagle_model import (
+    CONFIG,
+    WEIGHTS,
+    HeadCache,
+    read_tensors,
+    turn,
+)
 
 _RANGES = {
     "block_size": Range(2, 4096),

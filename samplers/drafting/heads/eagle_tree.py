@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.samplers.drafting.contract import Paths
-from mmaccel.samplers.drafting.eagle_model import EagleModel, HeadCache
+from mmaccel.samplers.drafting.heads.eagle_model import EagleModel, HeadCache
 from mmaccel.samplers.drafting.paths import cut_paths, find_paths
 
 

@@ -12,7 +12,7 @@ Checkpoints name it `num_nextn_predict_layers` or `num_mtp_layers`; transformers
 
 Departures: where there are several such layers, the first one drafts every token, each on the state
 that it has made itself, as EAGLE heads do; drafts are a chain. Otherwise as
-`mmaccel.samplers.drafting.eagle`.
+`mmaccel.samplers.drafting.heads.eagle`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import cast
 
 from mmaccel.catalog import open_mtp
 from mmaccel.contracts import TokenModel
-from mmaccel.samplers.drafting.eagle import HeadSource, StateHead
+from mmaccel.samplers.drafting.heads.eagle import HeadSource, StateHead
 from mmaccel.samplers.drafting.states import LayerStates
 
 

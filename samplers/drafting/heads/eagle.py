@@ -1,6 +1,6 @@
 """EAGLE drafts: a head continues the large model's own hidden states.
 
-See `mmaccel.samplers.drafting.eagle_model` for the papers and the layouts of published heads.
+See `mmaccel.samplers.drafting.heads.eagle_model` for the papers and the layouts of published heads.
 
 After a pass the head reads the states of the accepted tokens, each with the token that follows it;
 before the next one it drafts token by token, and reads its own states in place of those that are
@@ -37,9 +37,9 @@ from mmaccel.samplers.drafting.contract import (
     PassScores,
     Paths,
 )
-from mmaccel.samplers.drafting.eagle_model import WEIGHTS, EagleModel, HeadCache, load_eagle
-from mmaccel.samplers.drafting.eagle_tree import HeadTree
 from mmaccel.samplers.drafting.gap_model import rank_chances
+from mmaccel.samplers.drafting.heads.eagle_model import WEIGHTS, EagleModel, HeadCache, load_eagle
+from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
 from mmaccel.samplers.drafting.shared_ids import read_ids
 from mmaccel.samplers.drafting.states import LayerStates, PromptReader
