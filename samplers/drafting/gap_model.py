@@ -108,7 +108,7 @@ class GapModel:
         own = cut_paths(ranks.paths)
         is_path = ((own == made[:, None]) | (own < 0)).all(-1)
         number = torch.arange(depths.shape[1], device=depths.device)
-        is_new = find_paths(own, own).index == number  # a plan asks for an entry more than once
+        is_new = find_paths(own, own).at == number  # a plan asks for an entry more than once
         is_known = is_path & is_new & (depths < n_new[:, None]) & ~ranks.is_fixed
 
         # the log-likelihood's derivatives by log beta and by c, of each slot
