@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Prior = tuple[tuple[float, float], tuple[float, float]]
 """beta and c of a slot whose left side is certain, and of one behind drafts."""
 
-_WEIGHT = 16.0  # of the prior, in Fisher information
+_WEIGHT = 8.0  # of the prior, in Fisher information
 _KEPT = 0.98  # of what earlier passes said: it was information at other beta and c
 _MOST = 0.5  # that a pass changes log beta or c
 

@@ -76,7 +76,7 @@ def test_it_finds_what_ranks_are_worth() -> None:
         assert float(fitted[:, kind, 1].mean()) == pytest.approx(c, abs=0.15)
     # and after few passes it is nearer than where it began
     early = open_model()
-    for _ in range(20):
+    for _ in range(40):
         learn(early, *judge.make())
     off = [
         (early.fitted.get()[:, 1, i].mean() - value).abs() for i, value in enumerate((0.47, -0.3))
