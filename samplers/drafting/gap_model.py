@@ -99,9 +99,12 @@ class GapModel:
         """
         ranks = self._ranks
         self._ranks = None
+        buffer = run.buffer
+        if self.fitted.value is None and run.policy.tree is not None:
+            # in a row's first pass, as replayed passes read what another run has left here
+            self.fitted.hold(self._begin(buffer.tokens.float()))
         if ranks is None:
             return
-        buffer = run.buffer
         made = buffer.tokens.gather(1, buffer.columns[:, :-1])  # [B, W-1]
         depths = ranks.paths.depths
         right = made.gather(1, depths)[..., None]  # [B, n, 1]

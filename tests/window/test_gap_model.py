@@ -63,7 +63,8 @@ def learn(model: GapModel, ranks: Ranks, made: Tensor, n_new: Tensor) -> None:
     columns = torch.arange(N_DRAFTS + 1).expand(len(made), -1)
     buffer = SimpleNamespace(tokens=torch.nn.functional.pad(made, (0, 1)), columns=columns)
     model.expect(ranks)
-    model.accepted(SimpleNamespace(buffer=buffer), n_new)  # type: ignore[arg-type]
+    run_of = SimpleNamespace(buffer=buffer, policy=SimpleNamespace(tree=None))
+    model.accepted(run_of, n_new)  # type: ignore[arg-type]
 
 
 def test_it_finds_what_ranks_are_worth() -> None:
