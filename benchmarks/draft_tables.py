@@ -35,4 +35,31 @@ def text_draft_tables(reports: dict[str, Report]) -> str:
     return section(parts)
 
 
-DRAFT_TABLES = {"text-drafts": text_draft_tables}
+def text_tree_tables(reports: dict[str, Report]) -> str:
+    """What trees over drafts for text save, by policy and shape."""
+    parts = []
+    for report in (r for r in reports.values() if "text_trees" in r):
+        kinds: dict[tuple[float, str], Report] = {
+            (row["temperature"], row["policy"]): {} for row in report["text_trees"]
+        }
+        for row in report["text_trees"]:
+            kinds[row["temperature"], row["policy"]][row["tree"]] = row
+        shapes = list(dict.fromkeys(row["tree"] for row in report["text_trees"]))
+        rows = []
+        for shape in shapes:
+            of_shape = [found[shape] for found in kinds.values()]
+            counts = (f"{row['tokens_a_pass']:.2f}" for row in of_shape)
+            rows.append(
+                (f"`{shape}`" if "(" in shape else shape, str(of_shape[0]["nodes"]), *counts)
+            )
+        heads = [f"`{policy}`, {temperature:g}" for temperature, policy in kinds]
+        first = report["text_trees"][0]
+        parts += [
+            f"`stdlib`, its head, a window of {first['window']}, tokens a pass by policy and "
+            "temperature. " + name_source(report),
+            grid(("tree", "nodes", *heads), rows),
+        ]
+    return section(parts)
+
+
+DRAFT_TABLES = {"text-drafts": text_draft_tables, "text-trees": text_tree_tables}

@@ -1,11 +1,13 @@
 """What drafts save on text: `stdlib` continues held-out modules of the standard library.
 
     python -m benchmarks.text_drafts --json FILE
+    python -m benchmarks.text_drafts --trees dyspec:nodes=32:depth=6 --sources HEAD --json FILE
 
 Beside this library's policies stand transformers' own `generate`, its prompt lookup, and its
 assisted decoding where `--assistant` names a smaller model of the same tokens. One row at a time,
 float32, the same prompts for all ways, which take turns prompt by prompt. Passes are those of the
-large model; transformers reports none, so its rows have seconds alone.
+large model; transformers reports none, so its rows have seconds alone. With `--trees` passes alone
+are counted, of each source as a chain and with every tree.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +26,8 @@ from torch import Tensor
 
 import mmaccel
 from benchmarks.long_context import write_report
+from mmaccel.catalog import read_method
+from mmaccel.commands.options import parse_method
 from mmaccel.demo.stdlib.prompts import make_prompts
 from mmaccel.samplers.drafting.sources import parse_source
 
@@ -68,6 +73,50 @@ def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict
             policy = mmaccel.Jacobi(window=window, drafts=source)
             ways[repr(policy).replace(f"'{name}'", Path(name).name)] = attached(policy)
     return ways
+
+
+def count_trees(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for every source, tree and temperature, without seconds."""
+    model, tokenizer = mmaccel.load_demo("stdlib")
+    prompts = make_prompts(tokenizer, arguments.count, arguments.prompt)
+    options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "eos_token_id": None}
+    options |= {"pad_token_id": tokenizer.pad_token_id, "top_k": 0}
+    named = (read_method("tree", parse_method("tree", text)) for text in arguments.trees)
+    trees = [None, *named]
+    rows = []
+
+    def decode(policy: Any, temperature: float) -> tuple[list[Tensor], int]:
+        """The texts, and the passes of the model."""
+        texts = []
+        passes = 0
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            with mmaccel.attach(model, policy, seed=0, strict=True) as handle:
+                texts.append(model.generate(ids, **options, **_sampling(temperature)))
+            assert handle.stats is not None
+            passes += handle.stats.passes
+        return texts, passes
+
+    for temperature in arguments.temperatures:
+        plain, n_tokens = decode(mmaccel.Autoregressive(), temperature)
+        for name, window, tree in product(arguments.sources, arguments.windows, trees):
+            for kind in (mmaccel.Jacobi, mmaccel.Speculative):
+                policy = kind(window=window, drafts=parse_source(name), tree=tree)
+                texts, passes = decode(policy, temperature)
+                row = {
+                    "policy": kind.__name__,
+                    "drafts": Path(name).name,
+                    "window": window,
+                    "tree": "none" if tree is None else repr(tree),
+                    "nodes": 0 if tree is None else tree.nodes,
+                    "temperature": temperature,
+                    "tokens_a_pass": n_tokens / passes,
+                    "exactness": kind.exactness,
+                    "same": sum(map(torch.equal, texts, plain)),
+                }
+                rows.append(row)
+                print(row, flush=True)
+    return rows
 
 
 def _sampling(temperature: float) -> dict[str, Any]:
@@ -125,6 +174,7 @@ def main() -> None:
     """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sources", nargs="+", default=list(SOURCES), help="names or folders")
+    parser.add_argument("--trees", nargs="+", default=[], help="shapes, as `--tree` has them")
     parser.add_argument("--assistant", help="folder of a smaller model with the same tokens")
     parser.add_argument("--windows", type=int, nargs="+", default=[8])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -136,6 +186,10 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     arguments.positions = arguments.prompt
+    if arguments.trees:
+        with torch.no_grad():
+            write_report(arguments, text_trees=count_trees(arguments))
+        return
     with torch.no_grad():
         rows = measure(arguments)
     for row in rows:

@@ -4,12 +4,11 @@ An alternative of rank r at a slot is the r-th best of the slot's corrected scor
 all drafts before it are right and the chain's is not:
 
     P(path) = product over the slots before of P(rank 0) * P(rank r)
-    P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
-with the gap to the best score. The likeliest alternatives fork; what stands behind one is drafted
-as the chain was, with the alternative on its left, all branches at once. The children of any entry
-of a tree are the ranks of the slot behind it, with its path on their left. Own study; beta and c
-were fitted on 850 slots of images.
+with P(rank r) by the gaps of scores, see `mmaccel.samplers.drafting.gap_model`. The likeliest
+alternatives fork; what stands behind one is drafted as the chain was, with the alternative on its
+left, all branches at once. The children of any entry of a tree are the ranks of the slot behind it,
+with its path on their left. Own study; `GAPS` was fitted on 850 slots of images.
 """
 
 from __future__ import annotations
@@ -23,14 +22,20 @@ from mmaccel.kernels.coarse_rounds import Redrafted
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights, find_hidden, share_of
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.contract import Children, Nodes, OpenRun, Paths
+from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks
 
 _RANKS = 6  # of a slot that are looked at
-_FIRST = (2.5, -2.5)  # beta and c of the first draft, whose left side is certain
-_LATER = (4.0, -3.5)  # and of those behind it, given that their left side is right
+GAPS: Prior = ((2.5, -2.5), (4.0, -3.5))  # beta and c that rows begin with
 
 
 class Sweeper(Protocol):
-    """What a coarse drafter is to its branches; `CoarseDrafter` describes its methods."""
+    """What a coarse drafter is to its branches; `CoarseDrafter` describes its methods.
+
+    Attributes:
+        gaps: how likely ranks are to be right.
+    """
+
+    gaps: GapModel
 
     @property
     def sweep_weights(self) -> SweepWeights:
@@ -74,7 +79,11 @@ def grow_branches(
     work = drafter.pad_tokens(run)
     now = work.gather(1, slots.neighbours.flatten(1)).view_as(slots.neighbours)
     values, tokens = _rank(drafter, run, slots, now)
-    forks, firsts = _choose(slots, drafts, values, tokens, n=n, length=length)
+    index = torch.arange(drafts.shape[1], device=drafts.device).expand_as(drafts)
+    chances = drafter.gaps.log_chances(values, index).exp()  # [B, K, r]
+    chain = Paths(drafts[:, None].expand(-1, drafts.shape[1], -1), index)
+    drafter.gaps.expect(Ranks(values, tokens, chain, slots.is_fixed))
+    forks, firsts = _choose(slots, drafts, chances, tokens, n=n, length=length)
 
     # behind an alternative: the slots from the fork on, in copies of the row
     rows = torch.arange(len(drafts), device=drafts.device)[:, None]
@@ -104,8 +113,9 @@ def find_children(
     at, now = behind
     values, tokens = _rank(drafter, run, at, now)
 
-    chances = _find_chances(values, paths.depths == 0)
+    chances = drafter.gaps.log_chances(values, paths.depths).exp()
     drafts = run.buffer.tokens.gather(1, at.columns)
+    drafter.gaps.expect(Ranks(values, tokens, paths, at.is_fixed))
     is_fixed = at.is_fixed[..., None]
     only = torch.zeros_like(chances)
     only[..., 0] = 1
@@ -188,12 +198,11 @@ def _rank(drafter: Sweeper, run: OpenRun, slots: SweepSlots, now: Tensor) -> tup
 
 
 def _choose(
-    slots: SweepSlots, drafts: Tensor, values: Tensor, tokens: Tensor, *, n: int, length: int
+    slots: SweepSlots, drafts: Tensor, chances: Tensor, tokens: Tensor, *, n: int, length: int
 ) -> tuple[Tensor, Tensor]:
     """Where the likeliest alternatives fork, and their tokens, `[B, N]` int64 each."""
-    _, n_slots, n_ranks = values.shape
-    index = torch.arange(n_slots, device=values.device)
-    chances = _find_chances(values, index == 0)  # [B, K, r]
+    _, n_slots, n_ranks = chances.shape
+    index = torch.arange(n_slots, device=chances.device)
 
     # the chain has one of the ranks, or a token that nothing competes with
     is_chain = tokens == drafts[..., None]
@@ -207,20 +216,6 @@ def _choose(
         found = torch.cat([found, found[:, :1].expand(-1, n - found.shape[1])], 1)
     forks = (found // n_ranks).clamp(max=n_slots - length)
     return forks, tokens.flatten(1).gather(1, found)
-
-
-def _find_chances(values: Tensor, is_first: Tensor) -> Tensor:
-    """The chances of ranks to be right, `[B, K, r]`, see above.
-
-    Args:
-        values: `[B, K, r]`, perturbed scores, falling.
-        is_first: `[K]` or `[B, K]` bool, the slots whose left side is certain.
-    """
-    beta, c = (
-        torch.where(is_first, first, later)[..., None] for first, later in zip(_FIRST, _LATER)
-    )
-    weights = (beta * (values - values[..., :1])).exp()
-    return weights / (weights.sum(-1, keepdim=True) + c.exp())
 
 
 def _take(slots: SweepSlots, at: Tensor) -> SweepSlots:

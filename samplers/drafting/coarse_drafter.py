@@ -40,6 +40,7 @@ from mmaccel.kernels.coarse_sweep_numpy import RowSweep, SlotWeights
 from mmaccel.kernels.truncation import guide
 from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.coarse_branches import (
+    GAPS,
     find_children,
     find_distributions,
     grow_branches,
@@ -55,6 +56,7 @@ from mmaccel.samplers.drafting.contract import (
     PassScores,
     Paths,
 )
+from mmaccel.samplers.drafting.gap_model import GapModel
 from mmaccel.samplers.drafting.neighbour import Neighbour
 from mmaccel.samplers.drafting.states import StateModel
 from mmaccel.samplers.trees.entries import TreeEntries
@@ -192,12 +194,14 @@ class CoarseDrafter(Drafter):
         freezes_noise: whether nobody asks for the distribution of drafts.
         state: of the run.
         by_rows: redrafts and records row by row on the host; None for all rows at once.
+        gaps: how likely ranks are to be right, where a pass verifies a tree.
     """
 
     opened: OpenedCoarse
     freezes_noise: bool
     state: CoarseState
     by_rows: HostRows | None
+    gaps: GapModel
 
     @classmethod
     def begin(
@@ -215,7 +219,8 @@ class CoarseDrafter(Drafter):
         state = run.state.declare_fields(CoarseState, "coarse")
         is_tree = run.policy.tree is not None  # whose branches are swept all at once
         by_rows = None if is_tree else run.backend.choose(None, on_host)
-        return cls(source, opened, run.policy.freezes_noise, state, by_rows)
+        gaps = GapModel(GAPS, run.state.declare("gaps of coarse scores"))
+        return cls(source, opened, run.policy.freezes_noise, state, by_rows, gaps)
 
     def close(self, run: OpenRun) -> None:
         cast(StateModel, run.model).keep_states(False)
@@ -265,6 +270,15 @@ class CoarseDrafter(Drafter):
             self.record(run, scores, noise)
         else:
             self.record_distribution(run, scores, noise)
+
+    @torch.no_grad()
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """See `Drafter.accepted`: how likely ranks are is learned."""
+        self.gaps.accepted(run, n_new)
+
+    def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        """See `Drafter.begin_rows`; what a pass said is not read before a row's first one."""
+        self.gaps.begin_rows(batch_slots)
 
     @torch.no_grad()
     def redraft(self, run: OpenRun, drafts: Tensor, noise: Tensor) -> Tensor:

@@ -2,13 +2,51 @@
 
     P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
-with the gap to the best score; e^c stands for all other tokens. Own study.
+with the gap to the best score; e^c stands for all other tokens. beta and c depend on how good the
+drafter is, on the temperature and on the text. Each row begins with those that were fitted before
+and learns its own from what turns out to be right: after every pass one step of Newton's method on
+the log-likelihood, by the diagonal of the Fisher information of the passes so far, the earlier ones
+counting less. Own study.
+
+Nodes are chosen by these chances, so that they change passes and no token.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
 import torch
 from torch import Tensor
+
+from mmaccel.samplers.drafting.contract import OpenRun, Paths
+from mmaccel.samplers.drafting.paths import cut_paths, find_paths
+
+if TYPE_CHECKING:
+    from mmaccel.samplers.window.step_state import Held
+
+Prior = tuple[tuple[float, float], tuple[float, float]]
+"""beta and c of a slot whose left side is certain, and of one behind drafts."""
+
+_WEIGHT = 8.0  # of the prior, in Fisher information
+_KEPT = 0.98  # of what earlier passes said: it was information at other beta and c
+_MOST = 0.5  # that a pass changes log beta or c
+
+
+class Ranks(NamedTuple):
+    """The ranks of n slots before a pass.
+
+    Attributes:
+        values: `[B, n, r]`, perturbed scores, falling.
+        tokens: `[B, n, r]` int64.
+        paths: what the slots follow.
+        is_fixed: `[B, n]` bool, slots of which nothing is learned.
+    """
+
+    values: Tensor
+    tokens: Tensor
+    paths: Paths
+    is_fixed: Tensor
 
 
 def rank_chances(values: Tensor, beta: Tensor | float, c: Tensor | float) -> Tensor:
@@ -21,3 +59,100 @@ def rank_chances(values: Tensor, beta: Tensor | float, c: Tensor | float) -> Ten
     weights = (values - values[..., :1]) * beta
     other = torch.zeros_like(weights[..., :1]) + c
     return weights - torch.cat([weights, other], -1).logsumexp(-1, keepdim=True)
+
+
+@dataclass(eq=False)
+class GapModel:
+    """beta and c of the rows of a run.
+
+    Args:
+        prior: what rows begin with.
+        fitted: `[B, 2, 4]`: log beta, c, and the Fisher information of both, by kind of slot.
+    """
+
+    prior: Prior
+    fitted: Held
+    _ranks: Ranks | None = field(default=None, init=False)
+
+    def log_chances(self, values: Tensor, depths: Tensor) -> Tensor:
+        """Logarithms of the chances of ranks to be right, `[B, n, r]`.
+
+        Args:
+            values: `[B, n, r]`, perturbed scores, falling.
+            depths: `[B, n]` int64, how many drafts are before a slot.
+        """
+        rows = torch.arange(len(values), device=values.device)[:, None]
+        own = self._fitted(values)[rows, (depths > 0).long()]  # [B, n, 4]
+        return rank_chances(values, own[..., :1].exp(), own[..., 1:2])
+
+    def expect(self, ranks: Ranks) -> None:
+        """Keep what the pass will judge: the first ranks since the last one."""
+        if self._ranks is None:
+            self._ranks = ranks
+
+    def accepted(self, run: OpenRun, n_new: Tensor) -> None:
+        """Learn from the tokens that a pass has made.
+
+        Args:
+            run: see `Drafter.accepted`.
+            n_new: `[B]` int64, how many.
+        """
+        ranks = self._ranks
+        self._ranks = None
+        buffer = run.buffer
+        if self.fitted.value is None and run.policy.tree is not None:
+            # in a row's first pass, as replayed passes read what another run has left here
+            self.fitted.hold(self._begin(buffer.tokens.float()))
+        if ranks is None:
+            return
+        made = buffer.tokens.gather(1, buffer.columns[:, :-1])  # [B, W-1]
+        depths = ranks.paths.depths
+        right = made.gather(1, depths)[..., None]  # [B, n, 1]
+        own = cut_paths(ranks.paths)
+        is_path = ((own == made[:, None]) | (own < 0)).all(-1)
+        number = torch.arange(depths.shape[1], device=depths.device)
+        is_new = find_paths(own, own).at == number  # a plan asks for an entry more than once
+        is_known = is_path & is_new & (depths < n_new[:, None]) & ~ranks.is_fixed
+
+        # the log-likelihood's derivatives by log beta and by c, of each slot
+        fitted = self._fitted(ranks.values)
+        chances = self.log_chances(ranks.values, depths).exp()
+        gaps = (ranks.values[..., :1] - ranks.values).nan_to_num(0.0, 0.0, 0.0)
+        is_rank = ranks.tokens == right
+        is_later = (depths > 0).long()
+        beta = fitted[..., 0].exp().gather(1, is_later)  # [B, n]
+        mean = (chances * gaps).sum(-1)
+        other = 1 - chances.sum(-1)
+        found = torch.stack(
+            [
+                beta * (mean - (is_rank * gaps).sum(-1)),
+                (~is_rank.any(-1)).float() - other,
+                beta**2 * ((chances * gaps**2).sum(-1) - mean**2),
+                other * (1 - other),
+            ],
+            -1,
+        )
+        found = found.nan_to_num(0.0, 0.0, 0.0) * is_known[..., None]
+        index = is_later[..., None].expand_as(found)
+        summed = torch.zeros_like(fitted).scatter_add(1, index, found)  # [B, 2, 4]
+        information = (_KEPT * fitted[..., 2:]).clamp(min=_WEIGHT) + summed[..., 2:].clamp(min=0)
+        steps = (summed[..., :2] / information).clamp(-_MOST, _MOST)
+        self.fitted.hold(torch.cat([fitted[..., :2] + steps, information], -1))
+
+    def begin_rows(self, batch_slots: Tensor) -> None:
+        """Forget the rows that stood in these batch slots, `[n]` int64."""
+        if self.fitted.value is not None:
+            fitted = self.fitted.get()
+            fitted[batch_slots] = self._begin(fitted)[batch_slots]
+
+    def _fitted(self, values: Tensor) -> Tensor:
+        found = self.fitted.value
+        return self._begin(values) if found is None else found
+
+    def _begin(self, values: Tensor) -> Tensor:
+        """What the rows of `values` `[B, ...]` begin with, `[B, 2, 4]`."""
+        found = values.new_full((len(values), 2, 4), _WEIGHT)
+        for kind, (beta, c) in enumerate(self.prior):
+            found[:, kind, 0].fill_(beta).log_()
+            found[:, kind, 1].fill_(c)
+        return found

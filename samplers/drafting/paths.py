@@ -16,11 +16,11 @@ class Found(NamedTuple):
     """Where paths are among those that are known.
 
     Attributes:
-        index: `[B, n]` int64, 0 for one that is not there.
+        at: `[B, n]` int64, 0 for one that is not there.
         is_known: `[B, n]` bool.
     """
 
-    index: Tensor
+    at: Tensor
     is_known: Tensor
 
 

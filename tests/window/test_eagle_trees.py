@@ -151,7 +151,7 @@ def _take_the_first_parent(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(known: Tensor, wanted: Tensor) -> Any:
         found = find(known, wanted)
-        return found._replace(index=torch.zeros_like(found.index))
+        return found._replace(at=torch.zeros_like(found.at))
 
     patch.setattr(eagle_tree, "find_paths", wrong)
 

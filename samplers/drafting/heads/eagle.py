@@ -37,7 +37,7 @@ from mmaccel.samplers.drafting.contract import (
     PassScores,
     Paths,
 )
-from mmaccel.samplers.drafting.gap_model import rank_chances
+from mmaccel.samplers.drafting.gap_model import GapModel, Prior, Ranks
 from mmaccel.samplers.drafting.heads.eagle_model import WEIGHTS, EagleModel, HeadCache, load_eagle
 from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
@@ -46,7 +46,7 @@ from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.window.step_state import Held
 
-_GAPS = (1.5, -2.0)  # beta and c of ranks under noise
+GAPS: Prior = ((1.5, -2.0), (1.5, -2.0))  # beta and c that rows begin with
 
 
 class StateHead(Protocol):
@@ -112,6 +112,7 @@ class HeadSource(DraftSource):
             values=run.state.declare("values of the head"),
             first=run.state.declare("first column of the head"),
             seen=run.state.declare("states of the last pass"),
+            gaps=GapModel(GAPS, run.state.declare("gaps of the head's scores")),
         )
         model.keep_states(True, head.aux_layers, drafter.read_prompt(run))
         return drafter
@@ -217,6 +218,7 @@ class EagleDrafter(Drafter):
         state: `[B, C]`, that the head has made of the last accepted token.
         keys, values, first: see `HeadCache`.
         seen: `[B, W, F]`, states of the pass before tokens were accepted.
+        gaps: how likely ranks are to be right, where noise of slots orders them.
     """
 
     head: StateHead
@@ -225,6 +227,7 @@ class EagleDrafter(Drafter):
     values: Held
     first: Held
     seen: Held
+    gaps: GapModel
     _begun: tuple[HeadCache, Tensor] | None = None  # behind the prompt, until the first step
     _tree: HeadTree | None = None  # of the coming pass
 
@@ -283,13 +286,15 @@ class EagleDrafter(Drafter):
         if self._tree is None:
             return None
         scores = self._score(run, paths).log_softmax(-1)
+        slots = run.buffer.slots[:, :1] + paths.depths
         k = min(k, scores.shape[2])
         if noise.shape[2] == 1:
             best = scores.topk(k, -1)
             return Children(best.indices, best.values)
         rows = torch.arange(len(scores), device=scores.device)[:, None]
         best = (scores + noise[rows, paths.depths]).topk(k, -1)
-        return Children(best.indices, rank_chances(best.values, *_GAPS))
+        self.gaps.expect(Ranks(best.values, best.indices, paths, run.rows.is_over(slots)))
+        return Children(best.indices, self.gaps.log_chances(best.values, paths.depths))
 
     def distributions(self, run: OpenRun, tokens: Tensor, parents: Tensor, first: int) -> Tensor:
         """See `Drafter.distributions`."""
@@ -316,8 +321,10 @@ class EagleDrafter(Drafter):
         self.values.hold(cache.values)
         self.first.hold(cache.first)
         self._begun = None
+        self.gaps.accepted(run, n_new)
 
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
+        self.gaps.begin_rows(batch_slots)
         state = self.state.value
         if state is not None:
             state[batch_slots] = 0

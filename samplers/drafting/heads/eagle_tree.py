@@ -62,7 +62,7 @@ class HeadTree:
         rows = torch.arange(len(own), device=own.device)[:, None]
         last = (paths.depths - 1).clamp(min=0)[..., None]
         tokens = own.gather(2, last)[..., 0].clamp(min=0)
-        above = find_paths(self._paths, own.scatter(2, last, -1)).index  # [B, n]
+        above = find_paths(self._paths, own.scatter(2, last, -1)).at  # [B, n]
         columns = (self._first + paths.depths - 1).clamp(min=0)
         entry = self._head.project(tokens, self._states[rows, above], columns)
 
