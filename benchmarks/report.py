@@ -17,9 +17,9 @@ from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.context_tables import CONTEXT_TABLES
 from benchmarks.draft_tables import DRAFT_TABLES
-from benchmarks.relaxed_tables import RELAXED_TABLES
 from benchmarks.gpu.tables import GPU_TABLES
 from benchmarks.method_tables import TABLES
+from benchmarks.relaxed_tables import RELAXED_TABLES
 from benchmarks.tables import (
     cache_tables,
     canvas_tables,

@@ -119,9 +119,7 @@ def export_voices_card(
         "codec": measure_codec(codec, held_out, count)
         | {"parameters": sum(p.numel() for p in codec.parameters())},
         "judge": measure_judge(judge, codec, held_out, phones, count) | {"utterances": count},
-        "samples": [
-            measure_samples(pipe, judge, phones, policy, sentences) for policy in POLICIES
-        ],
+        "samples": [measure_samples(pipe, judge, phones, policy, sentences) for policy in POLICIES],
         "distance": measure_distance(pipe, held_out, count),
         "training": {
             layout: _cost(work / name)

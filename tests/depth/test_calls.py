@@ -14,8 +14,6 @@ from mmaccel.errors import AttachError, UnsupportedModelError
 from tests.depth.models import MODELS, Speech, make_csm, make_moshi
 
 
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def speech(request: pytest.FixtureRequest) -> Speech:
     return MODELS[request.param]()
