@@ -2,11 +2,11 @@
 
     python -m benchmarks.tree_ceiling --count 16 --json benchmarks/results/scenes-tree-ceiling.json
 
-The oracle's tree is the right path alone, as long as its tokens are among the drafter's best `ranks`
-after each entry: no shape of drafts of these ranks, however large, accepts more in a pass. It is
-run in the loop, so that its passes begin where it has come to; tokens are the plain loop's. The
-second table counts the drafter's ranks of the right tokens by the number of right tokens before
-them. Passes are counted, no seconds.
+The oracle's tree is the right path alone, as long as its tokens are among the drafter's best
+`ranks` after each entry: no shape of drafts of these ranks, however large, accepts more in a pass.
+It is run in the loop, so that its passes begin where it has come to; tokens are the plain loop's.
+`right` counts the ranks of the right tokens by the number of right tokens before them. Passes are
+counted, no seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, Open
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.growth import Growth
 
-RANKS = (1, 2, 3, 4, 6)
+RANKS = (1, 2, 3, 6)
 MOST = 6  # ranks that coarse drafts look at
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="fresh captions")
     parser.add_argument("--guidance", type=float, nargs="+", default=[1.0])
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--windows", type=int, nargs="+", default=[40, 64])
+    parser.add_argument("--windows", type=int, nargs="+", default=[64])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", compile=False)
