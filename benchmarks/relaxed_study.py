@@ -216,7 +216,9 @@ def main() -> None:
             against["plain loop"] = features_of(images)
         print(rows[-1], flush=True)
     report = {
-        "command": shlex.join(["python", "-m", "benchmarks.relaxed_study", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.relaxed_study", *sys.argv[1:]]).replace(
+            " --measure-only", ""
+        ),
         "machine": describe_machine("cpu"),
         "captions": given.count,
         "guidance": given.guidance,
