@@ -5,9 +5,11 @@
         --json benchmarks/results/scenes-tree-study.json
     python -m benchmarks.comb_study --shapes tuned --count 16 --guidance 1 \\
         --json benchmarks/results/scenes-tuned-study.json
+    python -m benchmarks.comb_study --shapes untrained --drafts online --count 16 --guidance 1 \\
+        --json benchmarks/results/scenes-untrained-study.json
 
 Passes are counted, no seconds: the figures do not depend on the machine. The drafts are those of
-the coarse model that ships with the model.
+the coarse model that ships with the model, or of `--drafts`.
 """
 
 from __future__ import annotations
@@ -50,7 +52,17 @@ SHAPES: dict[str, tuple[tuple[int, Any], ...]] = {  # window, tree
         (48, mmaccel.ForkedComb(8, 6, 8, 4)),
         (64, mmaccel.SpecExec(192, depth=12, expand=48)),
     ),
+    "untrained": (  # for --drafts online
+        (48, None),
+        (40, mmaccel.Comb(8, 3)),
+        (48, mmaccel.DySpec(64)),
+    ),
 }
+
+
+def open_scenes() -> Any:
+    """The model, which has learned nothing from earlier passes."""
+    return mmaccel.TextToImage.from_pretrained("scenes", device="cpu", compile=False)
 
 
 def describe(tree: Any) -> dict[str, Any]:
@@ -111,21 +123,23 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, nargs="+", default=[1.0, 2.0])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--shapes", choices=SHAPES, default="comb")
+    parser.add_argument("--drafts", default="auto", help="their source; each row begins anew")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    pipe = mmaccel.TextToImage.from_pretrained("scenes", device="cpu", compile=False)
     captions = make_captions(EVALUATION_SEED, range(given.count))
     rows: list[dict[str, Any]] = []
     for scale in given.guidance:
         options = describe_call(captions, scale, given.batch_size)
-        plain = pipe(policy=mmaccel.Autoregressive(), **options)
+        plain = open_scenes()(policy=mmaccel.Autoregressive(), **options)
         for window, tree in SHAPES[given.shapes]:
-            made = pipe(policy=mmaccel.Jacobi(window, tree=tree), **options)
+            policy = mmaccel.Jacobi(window, drafts=given.drafts, tree=tree)
+            made = open_scenes()(policy=policy, **options)
             rows.append(
                 {
                     "guidance": scale,
                     "window": window,
                     **describe(tree),
+                    "source": given.drafts,
                     "drafts": window - 1 + (0 if tree is None else tree.nodes),
                     **count_passes(made, plain),
                 }

@@ -39,25 +39,25 @@ REFERENCE = "plain loop, other seeds"
 POLICIES: dict[str, tuple[str, Policy]] = {  # label: family, policy
     REFERENCE: ("plain loop", mmaccel.Autoregressive()),
     "RowParallel(64, ahead=2)": ("RowParallel", mmaccel.RowParallel(64, 2)),
-    "GroupedSpeculative(32)": ("GroupedSpeculative, ranks", mmaccel.GroupedSpeculative(32)),
     "Jacobi(32)": ("exact", mmaccel.Jacobi(32)),
-    "RowParallel(64, ahead=0)": ("RowParallel", mmaccel.RowParallel(64, 0)),
-    "RowParallel(64, ahead=1)": ("RowParallel", mmaccel.RowParallel(64, 1)),
-    "RowParallel(64, ahead=4)": ("RowParallel", mmaccel.RowParallel(64, 4)),
     "GroupedSpeculative(32, coarse)": (
         "GroupedSpeculative, ranks",
         mmaccel.GroupedSpeculative(32, drafts="coarse"),
+    ),
+    "RowParallel(64, ahead=0)": ("RowParallel", mmaccel.RowParallel(64, 0)),
+    "RowParallel(64, ahead=1)": ("RowParallel", mmaccel.RowParallel(64, 1)),
+    "GroupedSpeculative(32)": ("GroupedSpeculative, ranks", mmaccel.GroupedSpeculative(32)),
+    "SpeculativeJacobi(32, coarse)": ("exact", mmaccel.SpeculativeJacobi(32, drafts="coarse")),
+    "RowParallel(64, ahead=4)": ("RowParallel", mmaccel.RowParallel(64, 4)),
+    "SpeculativeJacobi(32)": ("exact", mmaccel.SpeculativeJacobi(32)),
+    "GroupedSpeculative(32, coarse, latent, cap=2)": (
+        "GroupedSpeculative, latent",
+        mmaccel.GroupedSpeculative(32, groups="latent", cap=2.0, drafts="coarse"),
     ),
     "GroupedSpeculative(32, coarse, latent, delta=0.1)": (
         "GroupedSpeculative, latent",
         mmaccel.GroupedSpeculative(32, groups="latent", drafts="coarse"),
     ),
-    "GroupedSpeculative(32, coarse, latent, cap=2)": (
-        "GroupedSpeculative, latent",
-        mmaccel.GroupedSpeculative(32, groups="latent", cap=2.0, drafts="coarse"),
-    ),
-    "SpeculativeJacobi(32)": ("exact", mmaccel.SpeculativeJacobi(32)),
-    "SpeculativeJacobi(32, coarse)": ("exact", mmaccel.SpeculativeJacobi(32, drafts="coarse")),
     "Jacobi(64, DySpec(64))": ("exact", mmaccel.Jacobi(64, tree=mmaccel.DySpec(64))),
 }
 
@@ -77,6 +77,7 @@ def make_batches(pipe: Any, work: Path, count: int, batch_size: int, guidance: f
                 seed=seeds,
                 guidance_scale=guidance,
                 batch_size=batch_size,
+                output_type="tokens",
                 policy=policy,
             )
             held = {
@@ -215,7 +216,9 @@ def main() -> None:
             against["plain loop"] = features_of(images)
         print(rows[-1], flush=True)
     report = {
-        "command": shlex.join(["python", "-m", "benchmarks.relaxed_study", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.relaxed_study", *sys.argv[1:]]).replace(
+            " --measure-only", ""
+        ),
         "machine": describe_machine("cpu"),
         "captions": given.count,
         "guidance": given.guidance,

@@ -1,4 +1,4 @@
-"""The table of `benchmarks.relaxed_study` for the pages of relaxed policies."""
+"""Tables of `benchmarks.relaxed_study` and of `benchmarks.tree_ceiling`."""
 
 from __future__ import annotations
 
@@ -45,4 +45,39 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-RELAXED_TABLES = {"relaxed": relaxed_tables}
+def ceiling_tables(reports: dict[str, Report]) -> str:
+    """What trees of an oracle reach, and how often ranks are right behind right tokens."""
+    parts = []
+    for report in (r for r in reports.values() if "tree_ceiling" in r):
+        rows = report["tree_ceiling"]
+        parts += [
+            f"`scenes`, {report['captions']} captions, the shipped coarse model, temperature 1. "
+            f"Made by `{report['command']}`.",
+            grid(
+                ("guidance", "window", "best ranks", "tokens a pass of an oracle", "same tokens"),
+                [
+                    (
+                        f"{row['guidance']:g}",
+                        str(row["window"]),
+                        str(row["ranks"]),
+                        f"{row['tokens_per_pass']:.2f} ± {row['half_width']:.2f}",
+                        f"{row['identical']} of {report['captions']}",
+                    )
+                    for row in rows
+                ],
+            ),
+            "How often the drafter's r-th best is the right token, by the right tokens before it "
+            "in the window; counted in the last of these runs.",
+            grid(
+                ("before", *(f"rank {1 + k}" for k in range(len(rows[-1]["right"][0]))), "none"),
+                [
+                    (str(depth), *(f"{share:.3f}" for share in found), f"{1 - sum(found):.3f}")
+                    for depth, found in enumerate(rows[-1]["right"])
+                    if depth in (0, 1, 2, 3, 5, 8, 12, 15)
+                ],
+            ),
+        ]
+    return section(parts)
+
+
+RELAXED_TABLES = {"relaxed": relaxed_tables, "tree-ceiling": ceiling_tables}

@@ -337,11 +337,12 @@ def comb_tables(reports: dict[str, Report]) -> str:
 def tree_tables(reports: dict[str, Report]) -> str:
     """Tokens a pass by shape of the tree."""
     parts = []
-    found = [(r, key) for r in reports.values() for key in ("trees", "tuned") if key in r]
+    keys = ("trees", "tuned", "untrained")
+    found = [(r, key) for r in reports.values() for key in keys if key in r]
     for report, key in found:
         count = report["captions"]
         parts += [
-            f"`scenes`, {count} captions, the shipped coarse model, temperature 1. Made by "
+            f"`scenes`, {count} captions, {_drafts_of(report[key])}, temperature 1. Made by "
             f"`{report['command']}`.",
             grid(
                 ("guidance", "window", "tree", "drafts a pass", "tokens a pass", "same tokens"),
@@ -359,6 +360,11 @@ def tree_tables(reports: dict[str, Report]) -> str:
             ),
         ]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
+
+
+def _drafts_of(rows: list[dict[str, Any]]) -> str:
+    source = rows[0].get("source", "auto")
+    return "the shipped coarse model" if source == "auto" else f"drafts `{source}`"
 
 
 def sibling_tables(reports: dict[str, Report]) -> str:

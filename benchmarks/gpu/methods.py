@@ -135,7 +135,7 @@ def _generate(
 def _policy_calls() -> Iterator[Call]:
     """Window policies with their default drafts, on `scenes` with guidance."""
     from tests.fixtures.tiny_lms import build_lm
-    from tests.matrix.examples import Target, make, names
+    from tests.matrix.examples import Target, make, names, text_policies
 
     lm = build_lm("llama")
     target = Target(lm)
@@ -143,7 +143,8 @@ def _policy_calls() -> Iterator[Call]:
         if name != "speculative":
             policy = make("policies", name, target)
             yield Call(f"{name} on scenes", partial(_paint, "scenes", policy))
-            yield Call(f"{name} on text", partial(_generate, lm, policy))
+            if name in text_policies():
+                yield Call(f"{name} on text", partial(_generate, lm, policy))
     for drafts in ("vegas", "triforce"):
         policy = mmaccel.Speculative(drafts=drafts)
         yield Call(f"speculative, {drafts}", partial(_generate, lm, policy))

@@ -51,6 +51,8 @@ class Online(DraftSource):
 
     is_capturable = True  # a run whose passes are captured is drafted by `Neighbour`
     only_bitwise = True
+    has_branches = True
+    has_children = True
     reads_scores = True
     corrects = True
     name = "online"

@@ -39,6 +39,11 @@ class DraftRecord:
         self._p_held = run.state.declare("p_target")  # [B, W, V], of the last pass
         self._first_held = run.state.declare("first slot")  # [B, 1] int64, of the last pass
 
+    @property
+    def first(self) -> Tensor | None:
+        """`[B, 1]` int64, the first slot of the last pass; None before it."""
+        return self._first_held.value
+
     def draft(self, fresh: Fresh) -> DrawnDrafts:
         """Draft the window.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmaccel.samplers.acceptance import draw, is_kept, one_hot, residual
 from mmaccel.samplers.noise import Fresh
+from mmaccel.samplers.window.block_verification import verify_block
 from mmaccel.samplers.window.run import WindowRun
 
 
@@ -27,21 +28,31 @@ def draft_afresh(run: WindowRun) -> tuple[Tensor, Tensor]:
     return drafts, one_hot(drafts, run.vocab_size) if p_draft is None else p_draft
 
 
-def verify_chain(run: WindowRun, drafts: Tensor, p_draft: Tensor, fresh: Fresh) -> None:
+def verify_chain(
+    run: WindowRun, drafts: Tensor, p_draft: Tensor, fresh: Fresh, *, is_joint: bool = False
+) -> None:
     """A pass over the window alone; the leading drafts that the rule accepts are generated.
 
     Args:
+        run: the run.
         drafts, p_draft: see `draft_afresh`.
         fresh: of the window's slots.
+        is_joint: verify all drafts together; see `mmaccel.samplers.window.block_verification`.
     """
     scores = run.forward()
     p_target = scores.softmax(-1)  # [B, W, V]
     run.observe(None)
-    accepted = is_kept(p_target[:, :-1], p_draft, drafts, fresh.coins[:, :-1])
+    coins = fresh.coins[:, :-1]
+    p_left = p_target
+    if is_joint:
+        accepted, p_left = verify_block(p_target, p_draft, drafts, coins)
+    else:
+        accepted = is_kept(p_target[:, :-1], p_draft, drafts, coins)
     if run.is_retry:  # no draft model has read these drafts
         accepted = torch.zeros_like(accepted)
         p_draft = torch.zeros_like(p_draft)
-    rest = torch.cat([residual(p_target[:, :-1], p_draft), p_target[:, -1:]], 1)
+        p_left = p_target
+    rest = torch.cat([residual(p_left[:, :-1], p_draft), p_target[:, -1:]], 1)
     redrawn = draw(rest, fresh.redraws)  # [B, W]
     tokens = torch.where(accepted, drafts, redrawn[:, :-1])
     tokens = torch.cat([tokens, redrawn[:, -1:]], 1)

@@ -1,21 +1,21 @@
 """Row-parallel decoding: several rows of an image at once, each some columns behind the one above.
 
 ZipAR: Y. He et al., "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality",
-ICML 2025 (arXiv 2412.04062), section 3.2: a row begins once the row above it has some tokens. PJD:
-B. Liao et al., "Parallel Jacobi Decoding for Fast Autoregressive Image Generation", CVPR 2026 (arXiv
-2606.05703): each of these rows has a window of drafts of its own. Relaxed: a token is decided before
-all tokens on its left, in raster order, are.
+ICML 2025 (arXiv 2412.04062): a row begins once the row above it has some tokens. PJD: B. Liao et
+al., "Parallel Jacobi Decoding for Fast Autoregressive Image Generation", CVPR 2026 (arXiv
+2606.05703): each of these rows has a window of drafts of its own. Relaxed: a token is decided
+before all tokens in front of it, in raster order, are.
 
 A pass covers a window of several rows, all slots of which hold a draft. Frozen noise says which
-token each slot wants, as in `Jacobi`. A slot's token is final as soon as its draft, and those of the
-following slots, are what they will be:
+token each slot wants, as in `Jacobi`. A slot's token is final once the drafts of these slots are
+final, and the pass has read them:
 
 - all slots before it in its row, and
 - in the row above, all slots up to `ahead` columns to its right. A row that is shorter than others
   counts as long as they are.
 
-Between these and the slot stands the rest of the row above, of which the model sees drafts: those of
-the last pass, corrected by a coarse model where there is one. Final tokens are drafts that stay.
+Between these and the slot stands the rest of the row above, of which the model sees drafts: those
+of the last pass, corrected by a coarse model where there is one. Final tokens are drafts that stay.
 
 Cost in exactness: let F be the noise of all slots before a slot. When the slot becomes final is a
 function of F, and so are p, the distribution that its token is then drawn from, and p', that of the

@@ -29,6 +29,7 @@ from mmaccel.samplers.trees.rule_walk import RuleStep
 from mmaccel.samplers.trees.siblings.contract import SiblingRule, check_siblings
 from mmaccel.samplers.trees.siblings.rsd import RSD
 from mmaccel.samplers.trees.walk import can_walk
+from mmaccel.samplers.window.block_verification import Verification, check_verification
 from mmaccel.samplers.window.fresh_drafts import draft_afresh, verify_chain
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
@@ -49,6 +50,8 @@ class Speculative(WindowPolicy):
             draws a `Comb` or a `Sequoia`, or for drafts that have alternatives.
         siblings: how several drafts of one slot are drawn from the draft model's distribution, and
             which one is accepted. Drafts without randomness need no rule.
+        verification: "token", one draft after the other, or "block", all drafts of a chain
+            together, which accepts more.
     """
 
     window: int = 8
@@ -56,6 +59,7 @@ class Speculative(WindowPolicy):
     drafts: str | DraftSource = "ngram"
     tree: TreeShape | None = None
     siblings: SiblingRule = RSD()
+    verification: Verification = "token"
 
     exactness: ClassVar[Exactness] = "distribution"
     takes_corrections: ClassVar[bool] = False
@@ -71,6 +75,12 @@ class Speculative(WindowPolicy):
                 f"{show(model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
         check_siblings(self.siblings)
+        check_verification(self.verification)
+        if self.verification == "block" and self.tree is not None:
+            raise OptionError(
+                f"verification: expected no tree for 'block', which verifies a chain, received "
+                f"{self.tree!r}; choose 'token', or leave tree out"
+            )
         super().__post_init__()
 
     def draft_source(self) -> DraftSource:
@@ -97,6 +107,7 @@ class Speculative(WindowPolicy):
         def verify() -> None:
             drafts, p_draft = draft_afresh(run)
             fresh = run.noise.fresh(run.buffer.slots, run.counters.passes)
-            verify_chain(run, drafts, p_draft, fresh)
+            is_joint = self.verification == "block"
+            verify_chain(run, drafts, p_draft, fresh, is_joint=is_joint)
 
         return verify

@@ -18,6 +18,13 @@ their new p, which becomes their recorded q:
 Under every coupling a draft, given all slots on its left, is distributed as the recorded q. The
 acceptance rule needs nothing else, so the output is distributed as that of `Autoregressive`.
 
+SJD-VP ("Speculative Jacobi Decoding with Verification Prediction", arXiv 2603.27115) favours drafts
+whose probability has risen since the last pass: `rising` extrapolates log p from the last two
+passes, and the draft is coupled to, and recorded with, the distribution that this gives. SJD++ (Y.
+Teng et al., arXiv 2512.07503) keeps confident drafts behind a rejection; the maximal coupling keeps
+as many drafts as any exact rule can. `verification="block"` joins drafts, see
+`mmaccel.samplers.window.block_verification`.
+
 Departures: the recorded distribution of an accepted draft is the new p (the released code uses the
 stale one); residuals are not filtered again; a new slot's random draft is recorded with its uniform
 distribution, not as one-hot; tokens that the layout forces are drafted as themselves; every row
@@ -27,12 +34,15 @@ proceeds at its own pace.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
+from mmaccel.checks import check_number
+from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
-from mmaccel.kernels.acceptance import Rule, exact_rule, redraw, verify
+from mmaccel.kernels.acceptance import Rule, exact_rule, follow, redraw, verify
 from mmaccel.kernels.couple import couple
 from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
@@ -43,14 +53,22 @@ from mmaccel.samplers.acceptance import (
     is_kept,
 )
 from mmaccel.samplers.drafting.contract import DraftSource
+from mmaccel.samplers.noise import Fresh
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.coupled_walk import CoupledWalk
 from mmaccel.samplers.trees.siblings.contract import SiblingRule, check_siblings
 from mmaccel.samplers.trees.siblings.rsd import RSD
 from mmaccel.samplers.trees.walk import can_walk
+from mmaccel.samplers.window.block_verification import (
+    Verification,
+    check_verification,
+    verify_block,
+)
 from mmaccel.samplers.window.draft_record import DraftRecord
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
+
+_MOST_CHANGE = 2.0  # nats; where a filter has moved, the change of log p says little
 
 
 @dataclass(frozen=True)
@@ -66,6 +84,10 @@ class SpeculativeJacobi(WindowPolicy):
             None: nothing. It asks for drafts that are drawn for it: "coarse", "auto" with a coarse
             model, a `Coarse`, a `DraftModel`.
         siblings: how several drafts of one slot are drawn, and which one is accepted.
+        rising: how far drafts follow the change of their log-probabilities from pass to pass; 0
+            draws them from the last pass's distribution.
+        verification: "token", one draft after the other, or "block", all drafts of a window
+            together, which accepts more; for independent drafts that nothing corrects.
 
     Memory: distributions `[B, window, V]` float32 of the last pass are stored until the next one.
     """
@@ -75,6 +97,8 @@ class SpeculativeJacobi(WindowPolicy):
     drafts: str | DraftSource = "neighbour"
     tree: TreeShape | None = None
     siblings: SiblingRule = RSD()
+    rising: float = 0.0
+    verification: Verification = "token"
 
     exactness: ClassVar[Exactness] = "distribution"
     is_capturable: ClassVar[bool] = True
@@ -84,11 +108,29 @@ class SpeculativeJacobi(WindowPolicy):
         super().__post_init__()
         check_coupling(self.coupling)
         check_siblings(self.siblings)
+        check_number("rising", self.rising, 0, 10, "0.5 is usual, 0 does not extrapolate")
+        check_verification(self.verification)
+        is_fresh = self.coupling == "independent" and not self.draft_source().corrects
+        if self.verification == "block" and not is_fresh:
+            raise OptionError(
+                "verification: expected coupling='independent' and drafts that nothing corrects "
+                "for 'block', as it looks at later drafts, which therefore must not be kept, "
+                f"received coupling={self.coupling!r} and drafts={self.drafts!r}; choose 'token'"
+            )
+        if self.tree is not None and (self.rising or self.verification == "block"):
+            raise OptionError(
+                "tree: expected rising=0 and verification='token' with it, received "
+                f"rising={self.rising} and verification={self.verification!r}; leave one out"
+            )
 
     def __repr__(self) -> str:
         own = f"window={self.window!r}, coupling={self.coupling!r}, drafts={self.drafts!r}"
         if self.tree is not None:
             own += f", tree={self.tree!r}, siblings={self.siblings!r}"
+        if self.rising:
+            own += f", rising={self.rising!r}"
+        if self.verification != "token":
+            own += f", verification={self.verification!r}"
         return f"SpeculativeJacobi({own})"
 
     @classmethod
@@ -97,7 +139,14 @@ class SpeculativeJacobi(WindowPolicy):
         return tree.can_draw(source)
 
     def decode(self, run: WindowRun) -> Generation:
-        return iterate(run, self.coupling, exact_rule, self._open_walk(run))
+        return iterate(
+            run,
+            self.coupling,
+            exact_rule,
+            self._open_walk(run),
+            rising=self.rising,
+            is_joint=self.verification == "block",
+        )
 
     def _open_walk(self, run: WindowRun) -> CoupledWalk | None:
         """What walks the trees of a run; None for the chain alone."""
@@ -109,7 +158,13 @@ class SpeculativeJacobi(WindowPolicy):
 
 
 def iterate(
-    run: WindowRun, coupling: str, rule: Rule, walk: CoupledWalk | None = None
+    run: WindowRun,
+    coupling: str,
+    rule: Rule,
+    walk: CoupledWalk | None = None,
+    *,
+    rising: float = 0.0,
+    is_joint: bool = False,
 ) -> Generation:
     """The loop shared by the exact and the relaxed rule.
 
@@ -119,12 +174,15 @@ def iterate(
             rule.
         rule: decides which drafts are accepted.
         walk: of passes that cover trees, under the exact rule; None: none do.
+        rising: see `SpeculativeJacobi`.
+        is_joint: verify all drafts of a window together, instead of by the rule.
 
     Returns:
         The finished generation.
     """
     record = DraftRecord(run)
-    is_fused = (rule, coupling) == (exact_rule, "maximal")
+    passed_held = run.state.declare("p_passed") if rising else None
+    is_fused = (rule, coupling, rising) == (exact_rule, "maximal", 0)
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
     compute = run.backend.run
 
@@ -148,24 +206,110 @@ def iterate(
             accepted = coupled.kept
         else:
             p_target = scores.softmax(-1)
-            accepted, spent = compute(verify, rule, p_target[:, :-1], p_draft, drafts, coins)
+            p_verified = p_target
+            if is_joint:
+                accepted, p_verified = verify_block(p_target, p_draft, drafts, coins)
+            else:
+                accepted, spent = compute(verify, rule, p_target[:, :-1], p_draft, drafts, coins)
             index = torch.arange(run.width, device=drafts.device)[None]
             last = count_leading(accepted)[:, None]  # the slot that is redrawn, or the bonus slot
-            keeps = accepted
-            if coupling == "maximal":
-                if spent is not None:
-                    remains = compute(is_kept, p_target[:, :-1], p_draft, drafts, coins)
-                    keeps = torch.where(index[:, :-1] <= last, accepted, remains)
-                tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws)
-            elif coupling == "gumbel":
-                keeps = index[:, :-1] != last
-                tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws)
-                frozen = compute(argmax, scores + run.frozen_noise())
-                tokens = torch.where(index <= last, tokens, frozen)
-            else:
-                keeps = index[:, :-1] < last
-                tokens = compute(redraw, p_target, p_draft, drafts, keeps, fresh.redraws, last)
+            if passed_held is not None:
+                passed = passed_held.value
+                passed_held.hold(p_target)
+                scores = _extrapolate(run, scores, p_target, passed, record.first, rising)
+                is_draft = (index > last)[..., None]
+                p_target = torch.where(is_draft, scores.softmax(-1), p_target)
+                p_verified = torch.where(is_draft, p_target, p_verified)
+            found = Verified(scores, p_target, p_verified, accepted, last)
+            is_other = is_joint or spent is not None or rising > 0
+            tokens = _redraw_window(run, coupling, found, p_draft, drafts, fresh, is_other)
         record.hold(p_target)
         run.accept(tokens, accepted, spent)
 
     return run.run(step_fn)
+
+
+class Verified(NamedTuple):
+    """A window after its drafts were verified.
+
+    Attributes:
+        scores: `[B, W, V]`, of the distributions that drafts are redrawn from.
+        p_target: `[B, W, V]`, these distributions.
+        p_verified: `[B, W, V]`, whose residual replaces the first draft that was rejected.
+        accepted: `[B, W-1]` bool.
+        last: `[B, 1]` int64, the slot of that draft, or the bonus slot.
+    """
+
+    scores: Tensor
+    p_target: Tensor
+    p_verified: Tensor
+    accepted: Tensor
+    last: Tensor
+
+
+def _redraw_window(
+    run: WindowRun,
+    coupling: str,
+    found: Verified,
+    p_draft: Tensor,
+    drafts: Tensor,
+    fresh: Fresh,
+    is_other: bool,
+) -> Tensor:
+    """The window's next contents `[B, W]` int64.
+
+    Args:
+        run: the run.
+        coupling: see `iterate`.
+        found: of the window.
+        p_draft: `[B, W-1, V]`, from which its drafts were drawn.
+        drafts: `[B, W-1]` int64.
+        fresh: noise of the pass.
+        is_other: whether drafts were accepted by another rule, or verified against another
+            distribution, than the one by which drafts behind the rejection are kept.
+    """
+    compute = run.backend.run
+    last = found.last
+    index = torch.arange(found.p_target.shape[1], device=drafts.device)[None]
+    if coupling == "maximal":
+        keeps = found.accepted
+        if is_other:
+            coins = fresh.coins[:, :-1]
+            remains = compute(is_kept, found.p_target[:, :-1], p_draft, drafts, coins)
+            keeps = torch.where(index[:, :-1] <= last, keeps, remains)
+        return compute(redraw, found.p_verified, p_draft, drafts, keeps, fresh.redraws)
+    if coupling == "gumbel":
+        keeps = index[:, :-1] != last
+        tokens = compute(redraw, found.p_verified, p_draft, drafts, keeps, fresh.redraws)
+        frozen = compute(argmax, found.scores + run.frozen_noise())
+        return torch.where(index <= last, tokens, frozen)
+    keeps = index[:, :-1] < last
+    return compute(redraw, found.p_verified, p_draft, drafts, keeps, fresh.redraws, last)
+
+
+def _extrapolate(
+    run: WindowRun,
+    scores: Tensor,
+    p: Tensor,
+    p_last: Tensor | None,
+    first: Tensor | None,
+    rising: float,
+) -> Tensor:
+    """Scores `[B, W, V]` of drafts that follow how log p has changed since the last pass.
+
+    Args:
+        run: the run.
+        scores: `[B, W, V]`, of this pass.
+        p: `[B, W, V]`, their distributions.
+        p_last: `[B, W', V]`, those of the last pass; None in the first.
+        first: `[B, 1]` int64, the first slot of the last pass.
+        rising: weight of the change.
+    """
+    if p_last is None or first is None:
+        return scores
+    buffer = run.buffer
+    moved = buffer.slots[:, 0] - first[:, 0]
+    n_seen = buffer.filled - buffer.columns[:, 0]
+    before = run.backend.run(follow, p_last, moved, n_seen, p)
+    change = (p.log() - before.log()).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return scores + rising * change.clamp(-_MOST_CHANGE, _MOST_CHANGE)

@@ -18,7 +18,7 @@ from mmaccel.pipelines.layers import shared_prefix
 from mmaccel.results import Stats
 from tests.fixtures.tiny_lms import EOS, PAD, build_lm, left_padded, shared_lm
 from tests.layers.test_eviction import ROUTES, draw_rows
-from tests.matrix.examples import Target, make, names
+from tests.matrix.examples import Target, make, text_policies
 
 LONG, SHORT, OTHER = draw_rows(33, 9, 17)
 # groups of three and two rows, two of them equally large, and one prompt without a prefix
@@ -215,7 +215,7 @@ def generate(
 
 
 @pytest.mark.parametrize("guided", [False, True])
-@pytest.mark.parametrize("name", names("policies", "window"))
+@pytest.mark.parametrize("name", text_policies())
 def test_every_window_policy(name: str, guided: bool) -> None:
     """The tokens and passes of private prompts, sampled and ended by a stop token."""
     drafter = CausalLMWindow(build_lm("qwen2"))

@@ -254,6 +254,13 @@ def names(slot: str, kind: str = "") -> list[str]:
     return list(METHODS[slot])
 
 
+def text_policies() -> list[str]:
+    """Window policies that decode tokens which form no rows, too."""
+    return [
+        name for name in names("policies", "window") if not load(POLICIES[name].target).needs_rows
+    ]
+
+
 def make(slot: str, name: str, target: Target, **given: Any) -> Any:
     """An example of a method.
 

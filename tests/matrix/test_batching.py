@@ -32,7 +32,7 @@ from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.graph_replay import Replay
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
-from tests.matrix.examples import Target
+from tests.matrix.examples import Target, text_policies
 from tests.matrix.test_window import Variant, variants
 
 ROWS = [[5, 9, 11, 2], [7], [8, 8], [4, 4, 4, 4, 4, 4], [12], [9, 2, 30], [31, 7]]
@@ -99,8 +99,10 @@ def check_rows(given: list[FinishedRow], alone: list[Generation], rel: float = 1
 
 
 def chains() -> list[Variant]:
-    """Policies with their sources, without trees and what rows share; "auto" is "coarse"."""
-    own = [each for each in variants() if each.drafts != "auto" and not each.tree]
+    """Policies of texts with their sources, without trees and what rows share."""
+    known = text_policies()
+    own = [each for each in variants() if each.policy in known]
+    own = [each for each in own if each.drafts != "auto" and not each.tree]  # "auto" is "coarse"
     return [each for each in own if not each.shares]
 
 

@@ -27,6 +27,7 @@ from mmaccel.kernels import coarse_sweep_numpy
 from mmaccel.kernels.coarse_sweep import coarse_sweep
 from mmaccel.samplers.drafting.draft_model import DraftModel
 from mmaccel.samplers.drafting.sources import SOURCES
+from mmaccel.tokenizers_vq.grid import Grid
 from tests.fixtures.coarse import strong_coarse
 from tests.fixtures.toy_distribution import SETTINGS, Setting, assert_exact
 from tests.matrix.examples import Target, has_field, identities, make, names
@@ -36,6 +37,11 @@ EXACT = [name for name in names("policies", "window") if name == "autoregressive
          load(POLICIES[name].target).exactness == "distribution"]  # fmt: skip
 RELAXED = [name for name in names("policies", "window")
            if load(POLICIES[name].target).exactness == "relaxed"]  # fmt: skip
+
+
+def needs_rows(policy: str) -> bool:
+    """Whether a policy decodes nothing but rows."""
+    return bool(load(POLICIES[policy].target).needs_rows)
 
 
 def fits(drafts: str, setting: Setting) -> bool:
@@ -101,9 +107,11 @@ def test_the_distribution(policy: str, name: str, drafts: str, window: int, tmp_
 @pytest.mark.parametrize("policy", RELAXED)
 def test_without_relaxation_it_is_the_plain_loops(policy: str, tmp_path: Path) -> None:
     drafts = ("neighbour", "token-recycling", "coarse")
+    grid = Grid(rows=2, width=3, vocab_size=3) if needs_rows(policy) else None
     for given in identities("policies", policy):
         for source, name in zip(drafts, ("plain", "guided", "hot, top-k"), strict=True):
-            check(policy, SETTINGS[name], source, tmp_path, window=3, **given)
+            setting = replace(SETTINGS[name], grid=grid)
+            check(policy, setting, source, tmp_path, window=3, **given)
 
 
 def test_every_source_of_every_policy_is_tried() -> None:

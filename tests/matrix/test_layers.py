@@ -17,7 +17,7 @@ from mmaccel.reduction.kv_cache.contract import CacheMethod
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
 from tests.fixtures.tiny_lms import build_lm
 from tests.layers.test_eviction import draw_rows, generate
-from tests.matrix.examples import Target, identities, make, names
+from tests.matrix.examples import Target, identities, make, text_policies
 
 SLOTS = ("kv_cache", "attention")
 EVERY = [(slot, name) for slot in SLOTS for name in METHODS[slot]]
@@ -75,7 +75,7 @@ def test_what_every_method_keeps(
     if guidance == 1:
         for row, ids in enumerate(rows):
             assert torch.equal(generate(model, PLAIN, [ids], **{slot: method})[0][0], plain[row])
-    for policy in names("policies", "window"):
+    for policy in text_policies():
         options = guided | {slot: method}
         made, stats = generate(model, policy_of(policy, target), rows, **options)
         assert stats.exactness == "relaxed" and stats.fallbacks == []
@@ -89,7 +89,7 @@ def test_what_every_method_keeps(
 @pytest.mark.parametrize(("slot", "name"), EVERY)
 def test_a_seed_gives_the_same_again(slot: str, name: str, target: Target) -> None:
     rows, method = draw_rows(*LENGTHS), make(slot, name, target)
-    for policy in names("policies", "window"):
+    for policy in text_policies():
         own = policy_of(policy, target)
         made = [
             generate(target.model, own, rows, do_sample=True, **{slot: method})[0] for _ in range(2)
