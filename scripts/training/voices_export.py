@@ -141,7 +141,6 @@ def measure_codec(codec: SpeechCodec, pool: Pool, count: int) -> dict[str, Any]:
     mel = LogMel(codec.sample_rate, 256)
     used: set[int] = set()
     totals = {"flat": 0.0, "stacked": 0.0}
-    n_spoken = 0
     for k in range(count):
         real = torch.from_numpy(pool.utterance(k))[None]
         flat = codec.encode(real)

@@ -20,8 +20,9 @@ from mmaccel.kernels.window_inputs import WindowInputs, window_inputs
 from mmaccel.samplers.acceptance import count_leading, residual
 from mmaccel.samplers.noise import Fresh, Noise
 from mmaccel.samplers.sampling_params import SamplingParams
-from mmaccel.samplers.window import fresh_drafts, speculative_jacobi
+from mmaccel.samplers.window import draft_record, fresh_drafts, speculative_jacobi
 from mmaccel.samplers.window import rows as run_rows
+from mmaccel.samplers.window.draft_record import DraftRecord
 from mmaccel.samplers.window.run import WindowRun
 from tests.fixtures.toy_models import ToyLanguage
 
@@ -54,7 +55,8 @@ def advance_together(patch: Patch) -> None:
 
 def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Give the predicted drafts that `is_stale` names their distribution of the last pass."""
-    drafts_of, rule = speculative_jacobi._drafts, speculative_jacobi.exact_rule
+    drafts_of = DraftRecord._propose
+    rule = speculative_jacobi.exact_rule
     last: dict[str, Any] = {}
 
     def spy(p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor) -> Any:
@@ -63,9 +65,10 @@ def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor],
         last["accepted"] = index < count_leading(kept)[:, None]
         return kept, spent
 
-    def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
-        drafts, p_draft = drafts_of(run, uniforms, p_last, first)
-        if p_last is not None and last["drafts"].shape[1]:
+    def wrong(record: DraftRecord, uniforms: Tensor) -> Any:
+        run = record._run
+        drafts, p_draft = drafts_of(record, uniforms)
+        if record.first is not None and last["drafts"].shape[1]:
             index = run.buffer.slots[:, :-1] - last["first"]
             inside = (index < last["drafts"].shape[1]) & run.buffer.is_predicted()
             index = index.clamp(max=last["drafts"].shape[1] - 1)
@@ -77,7 +80,7 @@ def _alter_draft_distribution(patch: Patch, is_stale: Callable[[Tensor, Tensor],
         return drafts, p_draft
 
     patch.setattr(speculative_jacobi, "exact_rule", spy)
-    patch.setattr(speculative_jacobi, "_drafts", wrong)
+    patch.setattr(DraftRecord, "_propose", wrong)
 
 
 def redraw_from_target(patch: Patch) -> None:
@@ -169,18 +172,19 @@ def record_uniform_distribution(patch: Patch) -> None:
     def flat(tokens: Tensor, vocab_size: int) -> Tensor:
         return torch.full((*tokens.shape, vocab_size), 1 / vocab_size)
 
-    for module in (speculative_jacobi, fresh_drafts):
+    for module in (draft_record, fresh_drafts):
         patch.setattr(module, "one_hot", flat)
 
 
 def read_distributions_askew(patch: Patch) -> None:
     """The distribution of the slot on the left is recorded for a predicted draft."""
-    drafts_of = speculative_jacobi._drafts
+    hold = DraftRecord.hold
 
-    def wrong(run: WindowRun, uniforms: Tensor, p_last: Any, first: Tensor) -> Any:
-        return drafts_of(run, uniforms, p_last, None if first is None else first + 1)
+    def askew(record: DraftRecord, p_target: Tensor) -> None:
+        hold(record, p_target)
+        record._first_held.hold(record._run.buffer.slots[:, :1] + 1)
 
-    patch.setattr(speculative_jacobi, "_drafts", wrong)
+    patch.setattr(DraftRecord, "hold", askew)
 
 
 class AppendingCache(ToyLanguage):
