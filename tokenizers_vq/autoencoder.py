@@ -1,4 +1,4 @@
-"""A small convolutional image tokenizer with 4 x 4 pixels per token, and its files.
+"""A small convolutional image tokenizer, by default with 4 x 4 pixels per token, and its files.
 
 Encoder and decoder follow VQGAN (Esser et al., 2020, arXiv 2012.09841, table 7), with finite scalar
 quantization (`fsq`) instead of a codebook.
@@ -30,6 +30,7 @@ from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 _CLASS = "PictureTokenizer"  # name of the class in published files
 _RANGES = {  # of tokenizer.json
     "size": Range(4, 1024),
+    "patch": Range(4, 32),
     "levels": Range(2, 4096, length=16, product=2**20),
     "(encoder|decoder|fine)_width": Range(8, 4096),
     "(encoder|decoder|fine)_depth": Range(0, 64),
@@ -55,11 +56,12 @@ class ImageTokenizer(nn.Module):
     """Encodes images to token grids and decodes them.
 
     Args:
-        size: height and width of an image in pixels, a multiple of 4.
+        size: height and width of an image in pixels, a multiple of `patch`.
         levels: FSQ levels; their product is `vocab_size`.
         encoder_width, encoder_depth: channels and residual blocks of the encoder.
         decoder_width, decoder_depth: the same for the decoder, at token resolution.
         fine_width, fine_depth: the same for the decoder's blocks at half the image's resolution.
+        patch: height and width of a token in pixels, even.
     """
 
     def __init__(
@@ -72,15 +74,16 @@ class ImageTokenizer(nn.Module):
         decoder_depth: int = 3,
         fine_width: int = 32,
         fine_depth: int = 1,
+        patch: int = 4,
     ) -> None:
         super().__init__()
         self.size = size
-        self.grid = (size // 4, size // 4)
+        self.grid = (size // patch, size // patch)
         self.quantizer = FiniteScalarQuantizer(levels)
         self.vocab_size = self.quantizer.vocab_size
         self.encoder = nn.Sequential(
-            nn.PixelUnshuffle(4),
-            nn.Conv2d(48, encoder_width, 3, padding=1),
+            nn.PixelUnshuffle(patch),
+            nn.Conv2d(3 * patch**2, encoder_width, 3, padding=1),
             *(ResidualBlock(encoder_width) for _ in range(encoder_depth)),
             nn.GroupNorm(8, encoder_width),
             nn.SiLU(),
@@ -89,8 +92,8 @@ class ImageTokenizer(nn.Module):
         self.decoder = nn.Sequential(
             nn.Conv2d(len(levels), decoder_width, 3, padding=1),
             *(ResidualBlock(decoder_width) for _ in range(decoder_depth)),
-            nn.Conv2d(decoder_width, fine_width * 4, 1),
-            nn.PixelShuffle(2),
+            nn.Conv2d(decoder_width, fine_width * (patch // 2) ** 2, 1),
+            nn.PixelShuffle(patch // 2),
             *(ResidualBlock(fine_width) for _ in range(fine_depth)),
             nn.GroupNorm(8, fine_width),
             nn.SiLU(),

@@ -44,6 +44,12 @@ Each has its `-export` and `-card`. The features of images are trained and measu
 
 and then by `voices-depth`, `voices-export` and `voices-card`.
 
+`moving-scenes`, a text-to-video model, is trained on clips that are drawn on the way:
+
+    python -m scripts.training moving-scenes        --work runs/moving-scenes
+    python -m scripts.training moving-scenes-export --work runs/moving-scenes
+    python -m scripts.training moving-scenes-card   --work runs/moving-scenes
+
 A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
@@ -71,6 +77,7 @@ from mmaccel.demo.scenes.data import TRAIN_SEED
 from scripts.training import (
     coarse,
     eagle,
+    moving_scenes_command,
     recall_command,
     stdlib_command,
     voices_command,
@@ -106,7 +113,13 @@ def main() -> None:
     own: dict[str, Callable[[list[str]], None]] = {"coarse": coarse.main, "eagle": eagle.main}
     own |= {
         part: partial(command.main, part)
-        for command in (vqa_command, recall_command, stdlib_command, voices_command)
+        for command in (
+            vqa_command,
+            recall_command,
+            stdlib_command,
+            voices_command,
+            moving_scenes_command,
+        )
         for part in command.PARTS
     }
     if sys.argv[1:2] and sys.argv[1] in own:

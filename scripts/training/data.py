@@ -137,7 +137,7 @@ class TokenPool:
             self.words.unconditional() if gone else self.prompts[row]
             for row, gone in zip(rows, dropped, strict=True)
         ]
-        return self.pack(prompts, self.tokens[rows], width)
+        return pack(prompts, self.tokens[rows], self.words.pad, width)
 
     def distinct(self, steps: int, size: int) -> int:
         """How many different images the first `steps` batches of `size` hold."""
@@ -155,17 +155,28 @@ class TokenPool:
         """Length of the longest row of the pool."""
         return max(map(len, self.prompts)) + self.tokens.shape[1]
 
-    def pack(
-        self, prompts: list[list[int]], tokens: np.ndarray, width: int | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Joins prompts and image tokens [B, 256] into ids and labels [B, T]."""
-        n_tokens = tokens.shape[1]
-        width = width or max(map(len, prompts)) + n_tokens
-        ids = torch.full((len(prompts), width), self.words.pad)
-        labels = torch.full((len(prompts), width), IGNORE)
-        image = torch.from_numpy(tokens.astype(np.int64))
-        for b, prompt in enumerate(prompts):
-            n = len(prompt)
-            ids[b, :n] = torch.tensor(prompt)
-            ids[b, n : n + n_tokens] = labels[b, n : n + n_tokens] = image[b]
-        return ids, labels
+
+def pack(
+    prompts: list[list[int]], tokens: np.ndarray, pad: int, width: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Joins prompts and what they ask for.
+
+    Args:
+        prompts: B lists of ids.
+        tokens: [B, n] of images or clips.
+        pad: id that fills rows on the right.
+        width: T; the longest row where not given.
+
+    Returns:
+        ids [B, T] and labels [B, T], int64; labels are `IGNORE` everywhere but on `tokens`.
+    """
+    n_tokens = tokens.shape[1]
+    width = width or max(map(len, prompts)) + n_tokens
+    ids = torch.full((len(prompts), width), pad)
+    labels = torch.full((len(prompts), width), IGNORE)
+    drawn = torch.from_numpy(tokens.astype(np.int64))
+    for b, prompt in enumerate(prompts):
+        n = len(prompt)
+        ids[b, :n] = torch.tensor(prompt)
+        ids[b, n : n + n_tokens] = labels[b, n : n + n_tokens] = drawn[b]
+    return ids, labels

@@ -93,8 +93,39 @@ def train_tokenizer(
     make_pool(work, "validation", VALIDATION_SEED, 2000)
     images, _ = open_pool(work, "tokenizer_pool")
     held_out, _ = open_pool(work, "validation")
+    fit_tokenizer(
+        work,
+        TOKENIZER_CONFIG,
+        images,
+        held_out[:400],
+        steps=steps,
+        batch=batch,
+        rate=rate,
+        device=device,
+    )
+
+
+def fit_tokenizer(
+    work: Path,
+    config: dict[str, Any],
+    images: np.ndarray,
+    held_out: np.ndarray,
+    steps: int,
+    batch: int,
+    rate: float,
+    device: str = "cpu",
+) -> None:
+    """Trains a tokenizer on images and writes `work/tokenizer/` and `work/tokenizer.jsonl`.
+
+    Args:
+        work: receives log and result.
+        config: arguments of `ImageTokenizer`.
+        images: [N, 3, size, size] uint8.
+        held_out: others, for the log.
+        steps, batch, rate, device: see `train_tokenizer`.
+    """
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(**TOKENIZER_CONFIG).to(device)
+    tokenizer = ImageTokenizer(**config).to(device)
     optimiser = torch.optim.AdamW(
         tokenizer.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01
     )
@@ -117,8 +148,8 @@ def train_tokenizer(
             if step % 100 == 0 or step == steps:
                 tokenizer.eval().cpu()
                 line = {"step": step, "loss": loss.item(), "seconds": round(time.time() - began, 1)}
-                line["psnr"] = round(psnr(tokenizer, held_out[:400]), 3)
+                line["psnr"] = round(psnr(tokenizer, held_out), 3)
                 log.write(json.dumps(line) + "\n")
                 log.flush()
-                save_tokenizer(tokenizer, TOKENIZER_CONFIG, work / "tokenizer")
+                save_tokenizer(tokenizer, config, work / "tokenizer")
                 tokenizer.train().to(device)

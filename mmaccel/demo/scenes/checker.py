@@ -267,11 +267,12 @@ _BACKGROUND_LIGHT = {
 }
 
 
-def classify_pixels(images: Tensor) -> np.ndarray:
+def classify_pixels(images: Tensor, names: Sequence[str] = NAMES) -> np.ndarray:
     """Names the pixels.
 
     Args:
         images: [B, 3, h, w] float in 0..1.
+        names: colours and grounds that can be there, some of `NAMES`.
 
     Returns:
         [B, h, w] int64, indices into `NAMES`.
@@ -279,12 +280,13 @@ def classify_pixels(images: Tensor) -> np.ndarray:
     smooth = avg_pool2d(pad(images.float(), (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     pixel = (0.5 * smooth + 0.5 * images).permute(0, 2, 3, 1)  # [B, h, w, 3]
     distances = []
-    for name in NAMES:
+    for name in names:
         prototype = torch.tensor(COLOUR_RGB.get(name) or BACKGROUND_RGB[name])
         low, high = _BACKGROUND_LIGHT.get(name, _OBJECT_LIGHT)
         light = ((pixel @ prototype) / prototype.square().sum()).clamp(low, high)
         distances.append((pixel - light[..., None] * prototype).square().sum(-1))
-    return torch.stack(distances).argmin(0).numpy()
+    indices = np.array([NAMES.index(name) for name in names])
+    return indices[torch.stack(distances).argmin(0).numpy()]
 
 
 def find_pieces(mask: np.ndarray) -> list[np.ndarray]:

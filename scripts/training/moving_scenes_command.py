@@ -1,0 +1,48 @@
+"""The commands of `moving-scenes`: train (a stopped run goes on), export the weights, measure them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from mmaccel.demo.moving_scenes.layout import N_FRAMES
+from scripts.training.generator import GeneratorTraining, train_generator
+from scripts.training.moving_scenes import MovingScenes, train_frame_tokenizer
+
+TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "moving-scenes"
+PARTS = ("moving-scenes",)
+
+
+def main(part: str, arguments: Sequence[str]) -> None:
+    """Reads the options of one of `PARTS` and runs it."""
+    parser = argparse.ArgumentParser(prog=f"python -m scripts.training {part}", description=__doc__)
+    parser.add_argument(
+        "--work", type=Path, default=Path("runs/moving-scenes"), help="folder of the run"
+    )
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--tokenizer-steps", type=int, default=1500)
+    parser.add_argument("--tokenizer-clips", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--fall", type=int, default=2500)
+    parser.add_argument("--batch", type=int, default=12, help="clips a step")
+    parser.add_argument("--frames", type=int, default=N_FRAMES, help="of a clip, in this stage")
+    parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    parser.add_argument("--float32", action="store_true", help="no bfloat16, even where it is fast")
+    args = parser.parse_args(arguments)
+    cuda = torch.cuda.is_available()
+    device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+    train_frame_tokenizer(args.work, args.tokenizer_steps, args.tokenizer_clips, device)
+    plan = GeneratorTraining(
+        steps=args.steps,
+        fall=args.fall,
+        batch=args.batch,
+        snapshots=(250, 1000, 2500, 5000),
+        compiled=args.compile,
+        mixed=not args.float32,
+    )
+    task = MovingScenes(args.work, args.frames, one_shape=args.compile)
+    train_generator(args.work, task, plan, device)
