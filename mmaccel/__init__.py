@@ -70,6 +70,7 @@ _PUBLIC = {
     "TextToSpeech": "mmaccel.pipelines.text_to_speech.pipeline",
     "ImageToText": "mmaccel.pipelines.image_to_text.pipeline",
     "ImageToVideo": "mmaccel.pipelines.image_to_video.pipeline",
+    "TextToVideo": "mmaccel.pipelines.text_to_video.pipeline",
     "Answer": "mmaccel.pipelines.image_to_text.types",
     "Answers": "mmaccel.pipelines.image_to_text.types",
     "Clip": "mmaccel.pipelines.image_to_video.types",

@@ -1,4 +1,4 @@
-"""Opens an image model from the values of command-line options."""
+"""Opens a model that reads prompts from the values of command-line options."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mmaccel.results import EXACT_DTYPE
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
 
 AUTO = "auto"
 DTYPES = (EXACT_DTYPE, "bfloat16", "float16")
@@ -102,3 +103,21 @@ def open_pipeline(
 
     logging.disable_progress_bar()
     return TextToImage.from_pretrained(model, size=pixels, decoder=decoder, **load_keywords(load))
+
+
+def open_clip_pipeline(model: str, load: LoadOptions) -> TextToVideo:
+    """Load a text-to-video model.
+
+    Args:
+        model: name, folder or hub id.
+        load: how it is opened.
+
+    Raises:
+        OptionError, UnsupportedModelError, MissingBackendError: see `TextToVideo.from_pretrained`.
+    """
+    from transformers.utils import logging
+
+    from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
+
+    logging.disable_progress_bar()
+    return TextToVideo.from_pretrained(model, **load_keywords(load))

@@ -21,7 +21,7 @@ from mmaccel.batch.manifest import (
 from mmaccel.batch.prompts import Item
 from mmaccel.errors import MMAccelError, OptionError
 
-_TEMPORARY = re.compile(r"\.(?P<file>.+\.png)\.\d+\.tmp")  # of `write_whole`
+_TEMPORARY = re.compile(r"\.(?P<file>.+\.\w+)\.\d+\.tmp")  # of `write_whole`
 
 
 class ItemsFailed(MMAccelError, RuntimeError):
@@ -270,7 +270,7 @@ def check_unknown(items: Sequence[Item], past: Past, folder: Path) -> None:
 
 
 def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
-    """Delete the temporary image files that a killed process left for these items.
+    """Delete the temporary files that a killed process left for these items.
 
     Other temporary files stay: another shard may be writing them. This process holds the lock of
     the manifest of these items, so that no other process writes them, unless jobs with other

@@ -97,17 +97,19 @@ _ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 
 @dataclass(frozen=True)
 class Item:
-    """One image to generate.
+    """One image or clip to generate.
 
     Attributes:
         row: the row that asks for it.
         k: index among the images of the row, from 0.
         seed: 0..2**64-1.
+        suffix: of its file.
     """
 
     row: Row
     k: int
     seed: int
+    suffix: str = ".png"
 
     @property
     def key(self) -> tuple[str, int]:
@@ -116,16 +118,17 @@ class Item:
 
     @property
     def file(self) -> str:
-        """Name of its image file."""
-        return f"{self.row.id}_{self.k}_{self.seed}.png"
+        """Name of its file."""
+        return f"{self.row.id}_{self.k}_{self.seed}{self.suffix}"
 
 
-def make_items(rows: Iterable[Row], base: int) -> list[Item]:
-    """All images of a file, row by row.
+def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Item]:
+    """All images or clips of a file, row by row.
 
     Args:
         rows: checked rows.
         base: seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
+        suffix: of the files that are written.
 
     Raises:
         OptionError: a seed of more than 64 bits, which would be that of another job.
@@ -138,7 +141,7 @@ def make_items(rows: Iterable[Row], base: int) -> list[Item]:
     for row in rows:
         for k in range(row.n):
             own = seed_of(base, row.id, k) if row.seed is None else (row.seed + k) % SEEDS
-            items.append(Item(row, k, own))
+            items.append(Item(row, k, own, suffix))
     return items
 
 

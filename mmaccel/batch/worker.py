@@ -1,4 +1,4 @@
-"""A worker: one loaded model that generates the images of items and writes them.
+"""A worker: one loaded model that generates the images or clips of items and writes them.
 
 A `Setup` holds plain values, so that it can be sent to another process. `settings_of` combines it
 with a row of the prompt file. `describe` lists everything that an image depends on, and its
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
@@ -28,8 +28,7 @@ from mmaccel.results import EXACT_DTYPE, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 
 if TYPE_CHECKING:
-    from mmaccel.pipelines.text_to_image.outputs import RequestOutput
-    from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+    from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 
 _MAX_NAMED = 20  # wrong rows that a message names
 
@@ -40,14 +39,14 @@ class Setup:
 
     Attributes:
         model: name, folder, file or hub id.
-        out: folder for images.
+        out: folder for the files.
         policy: short name; None is an exact one for the model.
         options: fields of the policy.
         sampling: how tokens are drawn, in rows that say nothing else.
         load: how the model is opened; its device and dtype are names.
         decoder: file of the image decoder, for checkpoints without one.
         size: pixels as text, for rows without a size.
-        rows: images generated together.
+        rows: images or clips generated together.
         negative: negative prompt of rows without one.
     """
 
@@ -62,7 +61,15 @@ class Setup:
     rows: int = 8
     negative: str | None = None
 
-    def open(self) -> TextToImage:
+    unit: ClassVar[str] = "image"
+    """Noun for what is made."""
+
+    @property
+    def suffix(self) -> str:
+        """Of the files."""
+        return ".png"
+
+    def open(self) -> PromptPipeline:
         """Load the model for images of `size`.
 
         Raises:
@@ -72,8 +79,43 @@ class Setup:
 
         return open_pipeline(self.model, self.load, size=self.size, decoder=self.decoder)
 
+    def write(self, file: Path, finished: Any, facts: Mapping[str, Any]) -> None:
+        """Write an output of the pipeline's `serve`, whole or not at all.
 
-def settings_of(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettings:
+        Raises:
+            OSError: no space or no permission.
+        """
+        write_png(file, finished.image, {**facts})
+
+
+@dataclass(frozen=True)
+class ClipSetup(Setup):
+    """The same for a text-to-video model: clips, each with a JSON file next to it.
+
+    Attributes:
+        file_format: one of `mmaccel.outputs.video_files.FORMATS`.
+    """
+
+    file_format: str = "mp4"
+
+    unit: ClassVar[str] = "clip"
+
+    @property
+    def suffix(self) -> str:
+        return f".{self.file_format}"
+
+    def open(self) -> PromptPipeline:
+        from mmaccel.loading import open_clip_pipeline
+
+        return open_clip_pipeline(self.model, self.load)
+
+    def write(self, file: Path, finished: Any, facts: Mapping[str, Any]) -> None:
+        from mmaccel.outputs.video_files import write_video
+
+        write_video(file, finished.clip.frames, finished.clip.fps, facts)
+
+
+def settings_of(setup: Setup, item: Item, pipe: PromptPipeline) -> GenerationSettings:
     """Policy and sampling parameters of an item: its row's values, else those of the setup.
 
     Raises:
@@ -82,12 +124,12 @@ def settings_of(setup: Setup, item: Item, pipe: TextToImage) -> GenerationSettin
     row = item.row
     own = {name: value for name, value in row.params.items() if name in SAMPLING_FIELDS}
     fields = {name: value for name, value in row.params.items() if name not in SAMPLING_FIELDS}
-    params = choose_params(pipe.image_model.params, **{**given(setup.sampling), **own})
+    params = choose_params(pipe.prompted_model.params, **{**given(setup.sampling), **own})
     kind = pipe.model.kind
     default, options = pick_name(setup.policy, {**setup.options}, kind)
     name = default if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == default else {}) | fields, kind)
-    encode_prompts(pipe.image_model, [row.prompt], [negative_of(setup, item)], params)
+    encode_prompts(pipe.prompted_model, [row.prompt], [negative_of(setup, item)], params)
     return GenerationSettings(name, make_policy(name, **options), params)
 
 
@@ -133,7 +175,7 @@ def fingerprint(facts: dict[str, Any]) -> str:
 
 
 class Worker:
-    """One loaded model, and a folder for its images.
+    """One loaded model, and a folder for what it makes.
 
     Args:
         setup: model and folder.
@@ -228,7 +270,7 @@ class Worker:
 
         left = {item.key: item for item in items}
 
-        def write(finished: RequestOutput) -> None:
+        def write(finished: Any) -> None:
             try:
                 with hold_signals():
                     on_finish(self._write(finished))
@@ -250,13 +292,13 @@ class Worker:
             # items start in order, so that the first unfinished ones are those in progress
             raise ItemsFailed(known or list(left.values())[:rows], error) from error
 
-    def _write(self, finished: RequestOutput) -> Record:
+    def _write(self, finished: Any) -> Record:
         item: Item = finished.request.tag
         settings, own_fingerprint = self._plans[item.key]
         facts = describe(self.setup, item, settings, self._weights, self._model)
         file = self.setup.out / item.file
         try:
-            write_png(file, finished.image, {**facts, **finished.shape})
+            self.setup.write(file, finished, {**facts, **finished.shape})
             record: Record = {
                 "id": item.row.id,
                 "k": item.k,
@@ -267,8 +309,9 @@ class Worker:
             }
         except OSError as error:
             raise WriteError(
-                f"{file}: expected space and permission to write an image, received: "
-                f"{error.strerror}; the images in the manifest are complete, continue with --resume"
+                f"{file}: expected space and permission to write it, received: "
+                f"{error.strerror}; the {self.setup.unit}s in the manifest are complete, continue "
+                "with --resume"
             ) from error
         shared = ("prompt", "negative", "seed", "model", "policy", "exactness")
         record |= {name: facts[name] for name in shared if name in facts}
@@ -279,7 +322,7 @@ class Worker:
             "fingerprint": own_fingerprint,
         }
 
-    def _plan(self, item: Item, pipe: TextToImage) -> tuple[GenerationSettings, str]:
+    def _plan(self, item: Item, pipe: PromptPipeline) -> tuple[GenerationSettings, str]:
         """Settings and fingerprint of an item."""
         found = self._plans.get(item.key)
         if found is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from os.path import isfile  # unlike Path.is_file, false for names too long for a file
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +45,11 @@ _SPEAK_SEED = "of the first text, the next has the next; by default drawn, and p
 _SPEAK_SECONDS = "cut longer ones; by default 30, or as long as the model can"
 _ANIMATE_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
 _ANIMATE_SEED = "of a start's first clip, the next has the next; by default drawn, and printed"
-_ANIMATE_FORMAT = "mp4 or webp (lossless)"
+_ANIMATE_FORMAT = "mp4, webp (lossless) or gif (256 colours)"
+_ANIMATE_INPUTS = "prompts; with a model that continues frames, images or videos"
+_ANIMATE_MODEL = "moving-scenes, or a folder or hub id such as nvidia/Cosmos-Predict1-4B"
+_ANIMATE_START = "image or video that clips of prompts begin with"
+_ANIMATE_BATCH = "clips decoded at a time at most; by default 1, of a file 8"
 _ANSWER_INPUTS = "image files, then the question"
 _ANSWER_MODEL = "scenes-vqa, or a folder or hub id of a vision-language model"
 _ANSWER_COMPARE = "answer with all visual tokens too"
@@ -98,62 +103,6 @@ class Speak(CodecFlags):
 
 
 speak = as_command(Speak)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Animate(CodecFlags):
-    """Continue images or videos, each clip in a file with a JSON file next to it.
-
-    Temperature and truncation are by default those the model's authors recommend.
-    """
-
-    starts: Annotated[list[Path], typer.Argument(help="images or videos to continue")]
-    model: Annotated[str, typer.Option(help="folder or hub id: nvidia/Cosmos-Predict1-4B")]
-    codec: Annotated[str | None, typer.Option(help=_ANIMATE_CODEC)] = None
-    count: Annotated[int, typer.Option(help="clips of each start")] = 1
-    seed: Annotated[int | None, typer.Option(help=_ANIMATE_SEED)] = None
-    batch_size: Annotated[int, typer.Option(help="clips decoded at a time at most")] = 1
-    file_format: Annotated[str | None, typer.Option("--format", help=_ANIMATE_FORMAT)] = None
-
-    def run(self) -> None:
-        """Continue the starts."""
-        from mmaccel.commands.jobs.codec import ClipJob
-
-        ClipJob(self).run()
-
-
-animate = as_command(Animate)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer(MediaFlags):
-    """Answer a question about images; with --visual-tokens also draw which patches stay."""
-
-    inputs: Annotated[list[str], typer.Argument(help=_ANSWER_INPUTS, metavar="IMAGE... QUESTION")]
-    model: Annotated[str, typer.Option(help=_ANSWER_MODEL)] = "scenes-vqa"
-    method: WindowPolicyFlags
-    visual: VisualFlags
-    compare: Annotated[bool, typer.Option("--compare", help=_ANSWER_COMPARE)] = False
-    max_tokens: Annotated[
-        int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
-    ] = 64
-    seed: Annotated[int | None, typer.Option(help=_ANSWER_SEED)] = None
-    sampling: Annotated[SamplingOptions, Without("guidance_scale", "divergence_temperature")]
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help=_ANSWER_OUT, parser=shared.parse_path, metavar="FILE"),
-    ] = None
-    json_file: shared.JsonFile = None
-    load: Annotated[LoadOptions, Without("family")]
-
-    def run(self) -> None:
-        """Answer."""
-        from mmaccel.commands.jobs.answer import AnswerJob
-
-        AnswerJob(self).run()
-
-
-answer = as_command(Answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +177,160 @@ class FileFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Animate(CodecFlags):
+    """Make clips from prompts, or continue images and videos; each has a JSON file next to it.
+
+    With --prompts FILE (.jsonl, .csv, .txt or -), make those of a file: see docs/batch.md.
+
+    Guidance, temperature and truncation are by default those the model's authors recommend.
+    """
+
+    inputs: Annotated[
+        list[str] | None, typer.Argument(help=_ANIMATE_INPUTS, metavar="PROMPT|FILE...")
+    ] = None
+    model: Annotated[str, typer.Option(help=_ANIMATE_MODEL)] = "moving-scenes"
+    codec: Annotated[str | None, typer.Option(help=_ANIMATE_CODEC)] = None
+    start: Annotated[
+        Path | None, typer.Option(help=_ANIMATE_START, parser=shared.parse_path, metavar="FILE")
+    ] = None
+    negative: Annotated[
+        str | None, typer.Option("--negative-prompt", "--negative", help=_GENERATE_NEGATIVE)
+    ] = None
+    sampling: Annotated[SamplingOptions, Without("divergence_temperature")]
+    count: Annotated[int, typer.Option(help="clips of each prompt or start")] = 1
+    seed: Annotated[int | None, typer.Option(help=_ANIMATE_SEED)] = None
+    batch_size: Annotated[int | None, typer.Option(help=_ANIMATE_BATCH)] = None
+    file_format: Annotated[str | None, typer.Option("--format", help=_ANIMATE_FORMAT)] = None
+    file: FileFlags
+
+    @property
+    def rows(self) -> int:
+        """Clips generated together."""
+        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
+        return usual if self.batch_size is None else self.batch_size
+
+    def run(self) -> None:
+        """Make the clips."""
+        from mmaccel.commands.jobs.batch import run_batch
+        from mmaccel.commands.jobs.clips import PromptedClipJob
+        from mmaccel.commands.jobs.codec import ClipJob
+        from mmaccel.pipelines.text_to_video.registry import reads_prompts
+
+        if not reads_prompts(self.model):
+            ClipJob(self).run()
+        elif self.file.prompt_file is None:
+            PromptedClipJob(self).run()
+        else:
+            run_batch(self)
+
+    def check_starts(self) -> list[Path]:
+        """The inputs as files, for a model that continues frames.
+
+        Raises:
+            OptionError: no inputs, or an option of the other models.
+        """
+        others = {"--prompts": self.file.prompt_file, "--start": self.start}
+        others |= {"--negative-prompt": self.negative}
+        self.file.check({})
+        wrong = [name for name, value in others.items() if value is not None]
+        if wrong:
+            raise OptionError(
+                f"{wrong[0]}: expected none with {self.model}, which continues images and videos; "
+                "leave it out, or take --model moving-scenes"
+            )
+        if not self.inputs:
+            raise OptionError(
+                f"FILE: expected images or videos that {self.model} continues, received none; give "
+                "one, or take --model moving-scenes, which reads prompts"
+            )
+        return [shared.parse_path(each) for each in self.inputs]
+
+    def check_prompts(self) -> None:
+        """Check the inputs and options of a model that reads prompts.
+
+        Raises:
+            OptionError: an option of the other models or of the other way to give prompts, or a
+                file in the place of a prompt.
+        """
+        if self.codec is not None:
+            raise OptionError(
+                f"--codec: expected none with {self.model}, which has its own, received "
+                f"{self.codec!r}; leave it out"
+            )
+        single = {"prompt": self.inputs, "--start": self.start, "--count": self.count != 1}
+        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
+        self.file.check(single)
+        files = [each for each in self.inputs or () if isfile(each)]
+        if files:
+            raise OptionError(
+                f"PROMPT: expected prompts for {self.model}, received the file {files[0]!r}; give "
+                f"a prompt and --start {files[0]}, or name a model that continues it, such as "
+                "--model nvidia/Cosmos-Predict1-4B"
+            )
+
+    def check(self) -> None:
+        """Check the flags of clips of a file.
+
+        Raises:
+            OptionError: with the first that is wrong.
+        """
+        self.check_prompts()
+        shared.check_count("batch-size", self.rows, MAX_BATCH)
+        self.method.read()
+
+    def setup(self, load: LoadOptions) -> Any:
+        """What the workers of a file need."""
+        from mmaccel.batch.worker import ClipSetup
+        from mmaccel.outputs.video_files import pick_format
+
+        return ClipSetup(
+            self.model,
+            self.out,
+            policy=self.method.policy,
+            options=self.method.read(),
+            sampling=self.sampling,
+            load=load,
+            rows=self.rows,
+            negative=self.negative,
+            file_format=pick_format(self.file_format),
+        )
+
+
+animate = as_command(Animate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(MediaFlags):
+    """Answer a question about images; with --visual-tokens also draw which patches stay."""
+
+    inputs: Annotated[list[str], typer.Argument(help=_ANSWER_INPUTS, metavar="IMAGE... QUESTION")]
+    model: Annotated[str, typer.Option(help=_ANSWER_MODEL)] = "scenes-vqa"
+    method: WindowPolicyFlags
+    visual: VisualFlags
+    compare: Annotated[bool, typer.Option("--compare", help=_ANSWER_COMPARE)] = False
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "--max-new-tokens", help="cut longer answers")
+    ] = 64
+    seed: Annotated[int | None, typer.Option(help=_ANSWER_SEED)] = None
+    sampling: Annotated[SamplingOptions, Without("guidance_scale", "divergence_temperature")]
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help=_ANSWER_OUT, parser=shared.parse_path, metavar="FILE"),
+    ] = None
+    json_file: shared.JsonFile = None
+    load: Annotated[LoadOptions, Without("family")]
+
+    def run(self) -> None:
+        """Answer."""
+        from mmaccel.commands.jobs.answer import AnswerJob
+
+        AnswerJob(self).run()
+
+
+answer = as_command(Answer)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generate(MediaFlags):
     """Generate images. Each carries its prompt, seed, policy, versions and stats.
 
@@ -293,6 +396,23 @@ class Generate(MediaFlags):
         self.sides.join()
         shared.check_count("batch-size", self.rows, MAX_BATCH)
         self.method.read()
+
+    def setup(self, load: LoadOptions) -> Any:
+        """What the workers of a file need."""
+        from mmaccel.batch.worker import Setup
+
+        return Setup(
+            self.model,
+            self.out,
+            policy=self.method.policy,
+            options=self.method.read(),
+            sampling=self.sampling,
+            load=load,
+            decoder=self.decoder,
+            size=self.sides.join(),
+            rows=self.rows,
+            negative=self.negative,
+        )
 
     def spread_prompts(self, examples: tuple[str, ...]) -> list[str]:
         """A prompt for each image: `count` of each of the user's, or `count` of the examples."""

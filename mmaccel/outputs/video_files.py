@@ -1,4 +1,4 @@
-"""Clip files: MP4 (H.264, by PyAV) or lossless WebP, and next to each a JSON file."""
+"""Clip files: MP4 (H.264, by PyAV), lossless WebP or GIF, and next to each a JSON file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mmaccel.pipelines.loading.pictures import check_pixels, open_picture
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("mp4", "webp")
+FORMATS = ("mp4", "webp", "gif")
 _MOVING = ("GIF", "PNG", "WEBP")  # formats whose pages are frames in time
 _ENCODER, _QUALITY = "libx264", "18"  # constant rate factor without visible loss
 
@@ -35,6 +35,8 @@ def pick_format(wanted: str | None) -> str:
         raise OptionError(
             f"--format: expected one of {', '.join(FORMATS)}, received {wanted!r}; leave it out"
         )
+    if wanted == "gif":
+        return wanted
     try:
         import av
     except ImportError as error:
@@ -66,7 +68,7 @@ def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]
     Raises:
         OSError: no space left, or another error of the encoder.
     """
-    write = _write_mp4 if file.suffix == ".mp4" else _write_webp
+    write = _WRITERS[file.suffix]
     write_with_facts(file, facts, lambda path: write(path, frames, fps))
 
 
@@ -111,6 +113,17 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
         lossless=True,
         quality=0,
     )
+
+
+def _write_gif(path: Path, frames: Tensor, fps: float) -> None:
+    from PIL import Image
+
+    first, *others = [Image.fromarray(frame) for frame in frames.numpy()]
+    duration = round(1000 / fps)
+    first.save(path, format="GIF", save_all=True, append_images=others, duration=duration, loop=0)
+
+
+_WRITERS = {".mp4": _write_mp4, ".webp": _write_webp, ".gif": _write_gif}
 
 
 def read_frames(file: Path, most: int) -> list[Image]:

@@ -1,4 +1,7 @@
-"""Types of image to video: the model an `ImageToVideo` needs, and the clips it returns."""
+"""Types of image to video: the model an `ImageToVideo` needs, and the clips it returns.
+
+`TextToVideo` returns the same clips.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +76,7 @@ class Clip(ShortRepr):
         tokens: `[frames, rows, columns]` int64, those of the given frames included, on the CPU.
         passes: forward passes it took part in.
         total_variation: as in `mmaccel.Stats`, of this clip.
+        prompt: what it shows; empty where a clip has none.
     """
 
     index: int
@@ -84,6 +88,7 @@ class Clip(ShortRepr):
     tokens: Tensor
     passes: int
     total_variation: float = 0.0
+    prompt: str = ""
 
 
 @dataclass(frozen=True, repr=False)

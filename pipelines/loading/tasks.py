@@ -25,11 +25,14 @@ class Task(NamedTuple):
 
 _TEXTS = "bench --family canvas"
 _CACHES = "evaluate cache"
+PROMPTED_CLIPS = "animate 'a red circle moves left'"
+"""Models whose clips begin with a prompt; those of "animate" continue frames."""
 TASKS = {
     "generate": Task("makes images from prompts", "TextToImage", "scenes"),
     "answer": Task("answers questions about images", "ImageToText", "scenes-vqa"),
     "speak": Task("speaks texts", "TextToSpeech", "voices"),
     "animate": Task("continues images to clips", "ImageToVideo"),
+    PROMPTED_CLIPS: Task("makes clips from prompts", "TextToVideo", "moving-scenes"),
     _TEXTS: Task("fills in short texts", "docs/canvas.md"),
     _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
 }
@@ -76,7 +79,9 @@ def find_command(folder: Path) -> str | None:
         words = _read(folder / "words.json")
         if "questions" in words:
             return _CACHES
-        return _TEXTS if "tasks" in words else "generate"
+        if "tasks" in words:
+            return _TEXTS
+        return PROMPTED_CLIPS if "n_frames" in words else "generate"
     if isfile(folder / "voices.json"):
         return "speak"
     if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:

@@ -24,18 +24,18 @@ from mmaccel.pipelines.models.scenes_vocabulary import (
     read_masked,
     tokenizer_folder,
 )
-from mmaccel.pipelines.text_to_image.model import ImageModel
+from mmaccel.pipelines.text_to_image.model import ImageModel, PromptedModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.autoencoder import load_tokenizer
 from mmaccel.tokenizers_vq.grid import Grid
 
 
-class WordImages(ImageModel):
-    """A demo model as an `ImageModel` of one size.
+class WordPrompts(PromptedModel):
+    """A demo model whose prompts are words of a closed list, and whose frames have one size.
 
     Args:
-        window: predicts image tokens, a `TokenModel` or a `Denoiser`.
-        tokenizer: decodes tokens to images.
+        window: predicts the tokens of frames, a `TokenModel` or a `Denoiser`.
+        tokenizer: decodes tokens to frames.
         words: encodes prompts to ids.
     """
 
@@ -64,7 +64,12 @@ class WordImages(ImageModel):
         return self.words.unconditional()
 
     def decode(self, tokens: Tensor) -> Tensor:
+        """Decode tokens `[B, layout.frame]` to frames `[B, 3, H, W]` in 0..1."""
         return self.tokenizer.decode(tokens.to(ready(self.tokenizer)))
+
+
+class WordImages(WordPrompts, ImageModel):
+    """A demo model as an `ImageModel` of one size."""
 
 
 def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
@@ -79,13 +84,18 @@ def load_words(folder: Path, load_config: LoadConfig) -> WordImages:
         OptionError: a missing file, or another size than the model's.
         UnsupportedModelError: no causal LM, or one of another vocabulary.
     """
+    return WordImages(*load_window(folder, load_config))
+
+
+def load_window(folder: Path, load_config: LoadConfig) -> tuple[CausalLMWindow, Any, CaptionWords]:
+    """The window, the tokenizer and the words of a causal LM; see `load_words`."""
     tokenizer, words = load_vocabulary(folder, folder, load_config)
     check_size(load_config, (tokenizer.size, tokenizer.size))
     model = load_decoder(folder, load_config, words.vocab_size)
     check_windows(model, CausalLMWindow(model))
     window = CausalLMWindow(model, vocab_size=tokenizer.vocab_size)
     window.codes = tokenizer.codes()
-    return WordImages(window, tokenizer, words)
+    return window, tokenizer, words
 
 
 def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:

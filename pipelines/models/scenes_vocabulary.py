@@ -19,15 +19,21 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 FILE = "words.json"
 _N_SPECIAL = 3
 _MOST_WORDS = 2**16
-_RANGES = {"max_words": Range(1, 4096), "mask": Range(0, 2**22), "logit_shift": Range(0, 1)}
+_RANGES = {
+    "max_words": Range(1, 4096),
+    "mask": Range(0, 2**22),
+    "logit_shift": Range(0, 1),
+    "n_frames": Range(1, 4096),
+    "fps": Range(1, 240),
+}
 
 
 def read_words(folder: Path) -> dict[str, Any]:
     """The checked content of `words.json`; empty where there is no such file.
 
     Its keys are `words`, `max_words` (not for grammar-masked), for a masked model `mask` (the mask
-    token's id) and `logit_shift`, and `picture_tokenizer` where another folder holds the image
-    tokenizer (see `tokenizer_folder`).
+    token's id) and `logit_shift`, for a model of clips `n_frames` and `fps`, and
+    `picture_tokenizer` where another folder holds the image tokenizer (see `tokenizer_folder`).
 
     Raises:
         UnsupportedModelError: a file that cannot be read, or values of other kinds.
@@ -62,6 +68,17 @@ def read_masked(folder: Path) -> dict[str, Any] | None:
     content = read_words(folder)
     is_masked = content.get("mask") is not None and content.get("max_words") is not None
     return content if is_masked else None
+
+
+def read_clips(folder: Path) -> dict[str, Any] | None:
+    """The content of `words.json` of a model of clips, None for any other model.
+
+    Raises:
+        UnsupportedModelError: see `read_words`.
+    """
+    content = read_words(folder)
+    is_clips = content.get("n_frames") is not None and content.get("fps") is not None
+    return content if is_clips else None
 
 
 def tokenizer_folder(folder: Path) -> Path:
@@ -143,7 +160,8 @@ class CaptionWords:
         if unknown:
             raise OptionError(
                 f"prompt: expected words the model knows, "
-                f"received {', '.join(map(repr, unknown))}; it knows: {' '.join(self.words)}; "
+                f"received {', '.join(map(self._with_nearest, unknown))}; it knows: "
+                f"{' '.join(self.words)}; "
                 "write with these, or name another model, such as deepseek-community/Janus-Pro-1B"
             )
         if not words:
@@ -157,6 +175,13 @@ class CaptionWords:
             )
         first = self.n_image_tokens + _N_SPECIAL
         return [self.bos, *(first + self.words.index(w) for w in words), self.boi]
+
+    def _with_nearest(self, word: str) -> str:
+        """An unknown word, and the known one that resembles it most where one does."""
+        from difflib import get_close_matches
+
+        near = get_close_matches(word[:40], self.words, n=1, cutoff=0.6)
+        return f"{word!r} (nearest: {near[0]!r})" if near else repr(word)
 
     def unconditional(self) -> list[int]:
         """Prompt ids of the empty prompt: `[bos, boi]`."""

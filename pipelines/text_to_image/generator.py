@@ -14,7 +14,7 @@ from mmaccel.pipelines.call_options import AnyMethod
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import Encoded
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request, RequestOutput
-from mmaccel.pipelines.text_to_image.pipeline import TextToImage
+from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -50,11 +50,11 @@ class ImageGenerator:
         pipe: the model in the size that was asked for last.
     """
 
-    def __init__(self, pipe: TextToImage) -> None:
+    def __init__(self, pipe: PromptPipeline) -> None:
         self.pipe = pipe
         self._default_size = pipe.size
 
-    def resize(self, size: tuple[int, int] | None) -> TextToImage:
+    def resize(self, size: tuple[int, int] | None) -> PromptPipeline:
         """Switch to another image size, with the same weights; None is the size at loading.
 
         Raises:
@@ -80,7 +80,7 @@ class ImageGenerator:
             requests: each with its own index as its tag.
             settings, rows, on_step: as in `run_all`.
             deliver: called with every image as soon as it is finished.
-            encoded: as in `TextToImage.serve`.
+            encoded: as in `PromptPipeline.serve`.
         """
         made: dict[int, RequestOutput] = {}
 
@@ -106,7 +106,7 @@ class ImageGenerator:
         *,
         encoded: Encoded | None = None,
     ) -> Stats:
-        """Make images in the present size; see `TextToImage.serve`."""
+        """Make images in the present size; see `PromptPipeline.serve`."""
         return self.pipe.serve(
             requests,
             settings.params,
@@ -121,7 +121,7 @@ class ImageGenerator:
 
 
 def warm_up(
-    pipe: TextToImage,
+    pipe: PromptPipeline,
     policy: Policy | CanvasPolicy,
     params: SamplingParams,
     text: str,
@@ -150,12 +150,12 @@ def warm_up(
             callback()
         return torch.zeros_like(progress.lengths) if progress.passes >= _WARM_UP_PASSES else None
 
-    image_model = pipe.image_model
-    window = pipe.image_model.window
-    encoded = [image_model.encode(text)] * rows
+    prompted = pipe.prompted_model
+    window = prompted.window
+    encoded = [prompted.encode(text)] * rows
     noise = Noise.from_seed(0, rows, window.device)
     with alone(window), torch.no_grad():
-        prompt = image_model.prompt(encoded, params.guidance_scale != 1)
+        prompt = prompted.prompt(encoded, params.guidance_scale != 1)
         pipe.engine.prepare(window, prompt, policy, params)
         policy.sample(window, prompt, pipe.length, params=params, noise=noise, on_step=stop)
     return (ends[-1] - ends[0]) / max(1, len(ends) - 1)

@@ -1,4 +1,5 @@
-"""`ImageModel`, the parent class of all text-to-image models, and the encoding of prompts for it.
+"""`PromptedModel` and `ImageModel`, parents of models that draw from prompts, and the encoding of
+prompts for them.
 
 Classifier-free guidance (J. Ho and T. Salimans, 2022, arXiv 2207.12598) computes the logits
 u + s (c - u). A negative prompt replaces the model's own unconditional prompt in the row that gives
@@ -33,15 +34,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class ImageModel(ABC):
-    """Encodes prompts to token ids, and decodes image tokens to images.
+class PromptedModel(ABC):
+    """Encodes prompts to token ids, and decodes the tokens that follow: an image, or a clip.
 
-    The class of a model family defines `encode` and `decode`, and `unconditional` if the model has
+    The class of a model family defines `encode` and `render`, and `unconditional` if the model has
     guidance. It overrides further methods where the family differs.
 
     Args:
-        window: predicts image tokens: a `TokenModel` or a `Denoiser`.
-        layout: order of the image tokens; `layout.frame` is the number of slots of an image.
+        window: predicts the tokens: a `TokenModel` or a `Denoiser`.
+        layout: order of the tokens; `layout.frame` is the number of slots of an image.
         size: width and height of an image in pixels.
 
     Attributes:
@@ -56,7 +57,7 @@ class ImageModel(ABC):
     """
 
     family: str = "this model"
-    examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
+    examples: tuple[str, ...] = ()
     params = SamplingParams()
     no_guidance: str | None = None
     no_negatives: str | None = "whose class has none"
@@ -66,6 +67,11 @@ class ImageModel(ABC):
 
     def __init__(self, window: TokenModel | Denoiser, layout: Grid, size: tuple[int, int]) -> None:
         self.window, self.layout, self.size = window, layout, size
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that follow a prompt."""
+        return self.layout.frame
 
     @abstractmethod
     def encode(self, text: str) -> Any:
@@ -96,7 +102,7 @@ class ImageModel(ABC):
         guided: bool,
         negatives: Sequence[Any | None] | None = None,
     ) -> Prompt:
-        """Build the prompt rows of B images, and prepare the model for a run with them.
+        """Build the prompt rows of B results, and prepare the model for a run with them.
 
         Args:
             encoded: B results of `encode`.
@@ -109,7 +115,7 @@ class ImageModel(ABC):
         """
         given = [each for each in negatives or () if each is not None]
         if given and self.no_negatives is not None:
-            ImageModel.encode_negative(self, given[0])
+            PromptedModel.encode_negative(self, given[0])
         if guided and self.no_guidance is not None:
             raise OptionError(
                 f"guidance_scale: expected 1, as {self.no_guidance}, received another; leave it out"
@@ -152,14 +158,29 @@ class ImageModel(ABC):
         """
         check_size(LoadConfig(size=size), self.size)
 
+    @abstractmethod
+    def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Any]:
+        """Decode tokens to B results.
+
+        Args:
+            tokens: `[B, length]` int64, structural tokens included.
+            prompts: the B texts.
+            seeds: B seeds, for models whose decoder draws random numbers.
+        """
+
+
+class ImageModel(PromptedModel):
+    """A `PromptedModel` of images. The class of a family defines `encode` and `decode`."""
+
+    examples: tuple[str, ...] = ("a red fox in the snow, early morning light",)
+
     @torch.no_grad()
     def render(self, tokens: Tensor, prompts: Sequence[str], seeds: Sequence[int]) -> list[Image]:
         """Decode tokens to B images.
 
         Args:
             tokens: `[B, layout.frame]` int64, structural tokens included.
-            prompts: the B texts.
-            seeds: B seeds, for models whose decoder draws random numbers.
+            prompts, seeds: see `PromptedModel.render`.
         """
         return to_images(self.decode(tokens))
 
@@ -191,8 +212,8 @@ class Encoded:
     """Encoded prompts of B images.
 
     Attributes:
-        prompts: B results of `ImageModel.encode`.
-        negatives: B results of `ImageModel.encode_negative`, None where a row has no negative
+        prompts: B results of `PromptedModel.encode`.
+        negatives: B results of `PromptedModel.encode_negative`, None where a row has no negative
             prompt; None if no row has one.
     """
 
@@ -211,13 +232,13 @@ class Encoded:
         return Encoded(self.prompts[part], negatives)
 
 
-def make_rows(image_model: ImageModel, encoded: Encoded, params: SamplingParams) -> Prompt:
+def make_rows(model: PromptedModel, encoded: Encoded, params: SamplingParams) -> Prompt:
     """Token rows of encoded prompts, with unconditional rows where guidance is on."""
-    return image_model.prompt(encoded.prompts, params.guidance_scale != 1, encoded.negatives)
+    return model.prompt(encoded.prompts, params.guidance_scale != 1, encoded.negatives)
 
 
 def encode_prompts(
-    image_model: ImageModel,
+    model: PromptedModel,
     prompts: Sequence[str],
     negatives: Sequence[str | None] | None,
     params: SamplingParams,
@@ -225,7 +246,7 @@ def encode_prompts(
     """Check prompts and encode them.
 
     Args:
-        image_model: the model.
+        model: the model.
         prompts: B prompts.
         negatives: B negative prompts, None or empty where an image has none; None for all.
         params: of the run.
@@ -235,17 +256,17 @@ def encode_prompts(
             prompt without guidance, or for a model without negative prompts.
         UnsupportedModelError: a tokenizer with ids that the model does not have.
     """
-    encoded = [image_model.encode(text) for text in prompts]
+    encoded = [model.encode(text) for text in prompts]
     texts = spread_negatives(negatives, len(encoded))
-    own = [None if text is None else _encode_negative(image_model, text) for text in texts]
+    own = [None if text is None else _encode_negative(model, text) for text in texts]
     given = [each for each in own if each is not None]
     if given and params.guidance_scale == 1:
         raise OptionError(
             "negative prompt: expected a guidance_scale other than 1 with it, received 1, which "
             "runs no unconditional rows; set guidance_scale, or leave it out"
         )
-    _check_ids(image_model, [*encoded, *given])
-    _check_positions(image_model, [*encoded, *given])
+    _check_ids(model, [*encoded, *given])
+    _check_positions(model, [*encoded, *given])
     return Encoded(encoded, own if given else None)
 
 
@@ -274,16 +295,16 @@ def spread_negatives(given: Any, count: int) -> list[str | None]:
     return [text if text is not None and text.strip() else None for text in texts]
 
 
-def _encode_negative(image_model: ImageModel, text: str) -> Any:
+def _encode_negative(model: PromptedModel, text: str) -> Any:
     try:
-        return image_model.encode_negative(text)
+        return model.encode_negative(text)
     except OptionError as error:
         message = str(error)
         is_named = message.startswith("negative")
         raise OptionError(message if is_named else f"negative {message}") from error
 
 
-def check_example(image_model: ImageModel) -> None:
+def check_example(model: PromptedModel) -> None:
     """Encode an example and the unconditional row, as a run does.
 
     Raises:
@@ -291,19 +312,19 @@ def check_example(image_model: ImageModel) -> None:
             tokenizer.
     """
     try:
-        encode_prompts(image_model, image_model.examples[:1], None, image_model.params)
+        encode_prompts(model, model.examples[:1], None, model.params)
     except OptionError:  # an example that is too long, or in words that a small model lacks
         return
-    if type(image_model).unconditional is not ImageModel.unconditional:
-        rows = [image_model.unconditional()]
-        _check_ids(image_model, rows)
-        stack_rows(rows, 1, image_model.layout, image_model.window.device, image_model.pad)
+    if type(model).unconditional is not PromptedModel.unconditional:
+        rows = [model.unconditional()]
+        _check_ids(model, rows)
+        stack_rows(rows, 1, model.layout, model.window.device, model.pad)
 
 
-def _check_ids(image_model: ImageModel, encoded: Sequence[Any]) -> None:
+def _check_ids(model: PromptedModel, encoded: Sequence[Any]) -> None:
     """Check that the model has embeddings for all ids of the prompts that are lists of ids."""
-    model: Any = getattr(image_model.window, "model", None)
-    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    host: Any = getattr(model.window, "model", None)
+    embeddings = host.get_input_embeddings() if hasattr(host, "get_input_embeddings") else None
     size = getattr(embeddings, "num_embeddings", None)
     largest = max((max(item) for item in encoded if isinstance(item, list) and item), default=-1)
     if size is not None and largest >= size:
@@ -322,14 +343,14 @@ def pixel_scale(image_processor: Any) -> tuple[Tensor, Tensor]:
     return mean, deviation
 
 
-def _check_positions(image_model: ImageModel, encoded: Sequence[Any]) -> None:
-    """Check that the model has positions for the longest prompt and an image.
+def _check_positions(model: PromptedModel, encoded: Sequence[Any]) -> None:
+    """Check that the model has positions for the longest prompt and what follows it.
 
     Prompts that are not lists of ids, such as class labels, are not counted here.
     """
-    limit: int | None = getattr(image_model.window, "max_positions", None)
+    limit: int | None = getattr(model.window, "max_positions", None)
     longest = max((len(item) for item in encoded if isinstance(item, list)), default=0)
-    positions = longest + image_model.layout.frame - 1  # the last token is not processed
+    positions = longest + model.length - 1  # the last token is not processed
     if limit is not None and positions > limit:
         raise OptionError(
             f"positions: expected at most {limit} (the model's), received {positions}, of which "

@@ -10,27 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from mmaccel.checks import check_callable, check_choice, check_int, show
-from mmaccel.contracts import OnCanvasStep
+from mmaccel.contracts import FinishedRow, OnCanvasStep
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES, MAX_SIDE
 from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
-from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions
-from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.call_options import DecodingOptions
 from mmaccel.pipelines.media import RowPlan
-from mmaccel.pipelines.pipeline import Pipeline, read_loading
+from mmaccel.pipelines.pipeline import read_loading
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.text_to_image.model import (
-    Encoded,
     ImageModel,
     check_params,
     choose_params,
@@ -42,14 +38,15 @@ from mmaccel.pipelines.text_to_image.model import (
 from mmaccel.pipelines.text_to_image.outputs import (
     OUTPUT_TYPES,
     ImageOutput,
+    Request,
+    RequestOutput,
     check_prompts,
-    check_requests,
     convert_images,
     join,
 )
+from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 from mmaccel.pipelines.text_to_image.registry import open_images
-from mmaccel.pipelines.text_to_image.requests import RunningRequests
-from mmaccel.results import OnStep, Stats
+from mmaccel.results import OnStep
 from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise, choose_seed
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -102,15 +99,7 @@ class ImageStream(DecodingOptions):
     has_pixels: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageServe(ServeOptions):
-    """The arguments of `TextToImage.serve`, which explains them."""
-
-    params: SamplingParams = field(kw_only=False)
-    encoded: Encoded | None = None
-
-
-class TextToImage(Pipeline):
+class TextToImage(PromptPipeline):
     """Images from prompts, by any policy. One run at a time: the model has one cache.
 
     Args:
@@ -154,32 +143,6 @@ class TextToImage(Pipeline):
         """The model with its layout, prompts and renderer."""
         image_model: ImageModel = self.host
         return image_model
-
-    @property
-    def length(self) -> int:
-        """Number of tokens in an image."""
-        return self.image_model.layout.frame
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height of an image in pixels."""
-        return self.image_model.size
-
-    def resize(self, size: tuple[int, int]) -> Self:
-        """This pipeline for images of another size. Weights are shared; nothing is loaded.
-
-        Both pipelines together still have one run at a time.
-
-        Args:
-            size: width and height in pixels.
-
-        Raises:
-            OptionError: a size that the model does not have; most models have one.
-        """
-        image_model = self.image_model.resize(LoadConfig(size=size).size or self.size)
-        resized = type(self)(image_model, self.source, replace(self.engine))
-        resized._offloaded = self._offloaded
-        return resized
 
     @takes(ImageCall)
     def __call__(self, call: ImageCall) -> ImageOutput:
@@ -323,70 +286,11 @@ class TextToImage(Pipeline):
 
         return batches()
 
-    @takes(ImageServe)
-    def serve(self, call: ImageServe) -> Stats:
-        """Make an image for every request, with continuous batching.
-
-        Args:
-            requests: at least one.
-            params: guidance, temperature and truncation of all.
-            policy, kv_cache, attention: as in `TextToImage.__call__`. Under methods of layers all
-                requests begin together: at most `rows`, and none that join.
-            rows: images decoded at a time at most; the next request starts when one has finished.
-            deliver: called with every image as soon as it is finished, one at a time. An exception
-                from it ends the run and reaches the caller. A row that `on_step` ends early is not
-                rendered and not delivered.
-            on_step: called after every pass with the state of the running rows.
-            arrivals: called between two passes, once all `requests` have begun, with the number of
-                requests that may join (at least 1); returns that many or fewer, or none. The run
-                ends when all have finished and there are no more. Their numbers, as in the `rows`
-                of `on_step`, follow those of the requests before.
-            prompt_width: tokens of the longest prompt that may join; see `Encoded.width`. No more
-                are reserved than the model has positions for.
-            prefix_tree: a `mmaccel.PrefixTree`: requests whose prompts begin with what it holds
-                process what follows, and leave their prompts in it, for this `serve` and those
-                that are given the same tree. None: every request processes its whole prompt.
-            encoded: the prompts of `requests`, from `encode_prompts` for this model and `params`;
-                None encodes them.
-
-        Returns:
-            Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
-            With a bitwise policy an image has the pixels of `pipe(prompt, seed=[seed])`, with the
-            request's negative prompt where it has one.
-
-        Raises:
-            OptionError: a request or an argument outside its domain, before any pass; or a request
-                that joins.
-            NumericsError: the model returned NaN; its `rows` are indices of requests.
-            BusyError: another run of this model has not ended.
-        """
-        requests = check_requests(call.requests)
-        params = call.params
-        check_params(params)
-        call.check()
-        running = RunningRequests(self.image_model, requests, params)
-        encoded = running.encode(requests) if call.encoded is None else call.encoded
-        noise = running.make_noise(requests)
-        decoding = self.choose(call)
-        arrivals = call.arrivals
-        with alone(self.model), self._at_work():
-            with torch.no_grad():
-                prompt = make_rows(self.image_model, encoded, params)
-            room = self.fit_prompt(call.prompt_width, self.length) - prompt.tokens.shape[1]
-            if arrivals is not None and room > 0:
-                prompt = replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
-            plan = RowPlan(
-                prompt=prompt,
-                length=self.length,
-                max_num_seqs=call.rows,
-                params=params,
-                noise=noise,
-                arrivals=None if arrivals is None else partial(running.receive, arrivals),
-                prefix_tree=call.prefix_tree,
-            )
-            return self.decode_rows(
-                decoding, plan, finish=running.finish, deliver=call.deliver, on_step=call.on_step
-            )
+    def finish(self, request: Request, row: FinishedRow) -> RequestOutput:
+        image = self._render_row(request, row)
+        return RequestOutput(
+            request, image, row.tokens.cpu(), row.passes, row.total_variation, row.nats
+        )
 
     def _set_steps(self, policy: Any, steps: Any) -> Any:
         """The policy of a call with `num_inference_steps`, or the given one without.

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 from mmaccel.contracts import Arrivals, FinishedRow
-from mmaccel.pipelines.text_to_image.model import Encoded, ImageModel, encode_prompts, make_rows
-from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput, check_requests
+from mmaccel.pipelines.text_to_image.model import (
+    Encoded,
+    PromptedModel,
+    encode_prompts,
+    make_rows,
+)
+from mmaccel.pipelines.text_to_image.outputs import Request, check_requests
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -16,16 +22,22 @@ class RunningRequests:
     """Requests that have not finished; others may join.
 
     Args:
-        image_model: the model.
+        model: the model.
         requests: that begin the run.
         params: of all.
+        finish: makes the output of a whole row.
     """
 
     def __init__(
-        self, image_model: ImageModel, requests: Sequence[Request], params: SamplingParams
+        self,
+        model: PromptedModel,
+        requests: Sequence[Request],
+        params: SamplingParams,
+        finish: Callable[[Request, FinishedRow], Any],
     ) -> None:
-        self._image_model = image_model
+        self._model = model
         self._params = params
+        self._finish = finish
         self._running = dict(enumerate(requests))
         self._numbers = count(len(requests))
 
@@ -37,24 +49,17 @@ class RunningRequests:
         """
         texts = [request.prompt for request in requests]
         negatives = [request.negative for request in requests]
-        return encode_prompts(self._image_model, texts, negatives, self._params)
+        return encode_prompts(self._model, texts, negatives, self._params)
 
     def make_noise(self, requests: Sequence[Request]) -> Noise:
         """Noise of rows with seeds of their own."""
         seeds = [request.seed for request in requests]
-        return Noise.from_seed(seeds, len(requests), self._image_model.window.device)
+        return Noise.from_seed(seeds, len(requests), self._model.window.device)
 
-    def finish(self, row: FinishedRow) -> RequestOutput | None:
-        """Render one image by itself, so that no other image affects its pixels."""
+    def finish(self, row: FinishedRow) -> Any:
+        """The output of a row; None of one that ended early."""
         request = self._running.pop(row.row)
-        tokens = row.tokens
-        if len(tokens) < self._image_model.layout.frame:
-            return None
-        seed = Noise.from_seed([request.seed], 1).seeds.tolist()
-        image = self._image_model.render(tokens[None], [request.prompt], seed)
-        return RequestOutput(
-            request, image[0], tokens.cpu(), row.passes, row.total_variation, row.nats
-        )
+        return self._finish(request, row) if len(row.tokens) == self._model.length else None
 
     def receive(self, arrivals: Callable[[int], Sequence[Request]], most: int) -> Arrivals | None:
         """The rows of at most `most` requests that join now."""
@@ -63,5 +68,5 @@ class RunningRequests:
             return None
         asked = check_requests(asked)
         self._running.update((next(self._numbers), request) for request in asked)
-        prompt = make_rows(self._image_model, self.encode(asked), self._params)
+        prompt = make_rows(self._model, self.encode(asked), self._params)
         return Arrivals(prompt, self.make_noise(asked))

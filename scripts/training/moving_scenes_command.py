@@ -1,4 +1,4 @@
-"""The commands of `moving-scenes`: train (a stopped run goes on), export the weights, measure them."""
+"""The commands of `moving-scenes`: train (a stopped run goes on), export and measure the weights."""
 
 from __future__ import annotations
 

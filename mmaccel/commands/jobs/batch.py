@@ -1,4 +1,5 @@
-"""`mmaccel generate --prompts`: every image of a prompt file once, however often the job stops.
+"""`--prompts` of `mmaccel generate` and `mmaccel animate`: every image or clip of a prompt file once,
+however often the job stops.
 
 `run_batch` is the run; `Reports` shows it, as a progress bar on stderr and as JSON on stdout.
 """
@@ -66,10 +67,10 @@ class BatchOptions:
 
 
 def run_batch(flags: Any) -> None:
-    """Generate the images of a prompt file.
+    """Generate the images or clips of a prompt file.
 
     Args:
-        flags: of `mmaccel generate`.
+        flags: of `mmaccel generate` or `mmaccel animate`.
 
     Raises:
         typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items failed, or where images
@@ -81,31 +82,20 @@ def run_batch(flags: Any) -> None:
     shard = flags.file.read_shard()
     set_threads(flags.threads)
     choose_params(SamplingParams(), **given(flags.sampling))
-    setup = Setup(
-        flags.model,
-        flags.out,
-        policy=flags.method.policy,
-        options=flags.method.read(),
-        sampling=flags.sampling,
-        load=place(flags.load),
-        decoder=flags.decoder,
-        size=flags.sides.join(),
-        rows=flags.rows,
-        negative=flags.negative,
-    )
+    setup = flags.setup(place(flags.load))
     data, code = _run(BatchOptions(flags.file, setup, flags.seed, shard))
     if flags.file.as_json or flags.file.json_stream:
-        print_envelope(data, _describe_error(data, code) if code else None)
+        print_envelope(data, _describe_error(data, code, setup.unit) if code else None)
     if code:
         raise typer.Exit(code)
 
 
-def _describe_error(data: dict[str, Any], code: int) -> dict[str, str]:
+def _describe_error(data: dict[str, Any], code: int, unit: str) -> dict[str, str]:
     """The error of a job that ended, for programs."""
     failed, missing = data["failed"], data["missing"]
     parts = [f"{count_of(failed, 'item')} failed"] if failed else []
     if missing:
-        parts.append(f"{count_of(missing, 'image')} missing in {data['out']} or in its manifest")
+        parts.append(f"{count_of(missing, unit)} missing in {data['out']} or in its manifest")
     name = "fatal" if code == FATAL else "failures" if failed else "missing"
     return {"code": name, "message": ", ".join(parts)}
 
@@ -115,7 +105,7 @@ def _run(options: BatchOptions) -> tuple[dict[str, Any], int]:
     folder = options.setup.out
     past = read_manifests(folder) if folder.is_dir() else Past()
     seed, is_drawn = _choose_seed(rows, past, options)
-    items = make_items(rows, seed)
+    items = make_items(rows, seed, options.setup.suffix)
     if options.shard is not None:
         items = take_shard(items, *options.shard)
     if not options.file.resume:
@@ -165,20 +155,21 @@ def _generate(
 ) -> tuple[dict[str, Any], int]:
     """Check all items, and generate those that are missing."""
     folder = options.setup.out
+    unit = options.setup.unit
     fingerprints = executor.check(items)
     if options.file.dry_run:
         missing, facts = _find_missing(items, fingerprints, past, options)
-        return _show_plan(missing, facts), DONE
+        return _show_plan(missing, facts, unit), DONE
     manifest = Manifest(folder / manifest_name(options.shard))
     began = time.perf_counter()
     try:
         # another process may have finished images while this one loaded its model
         missing, facts = _find_missing(items, fingerprints, read_manifests(folder), options)
         remove_temporaries(folder, items)
-        with Reports(len(missing), is_streaming=options.file.json_stream) as reports:
+        with Reports(len(missing), unit, is_streaming=options.file.json_stream) as reports:
             reports.emit("start", **facts)
             for torn in past.torn:
-                reports.note(f"{torn}: cannot be read; its image is generated again")
+                reports.note(f"{torn}: cannot be read; its {unit} is generated again")
             retries = options.file.retries
             job = Job(
                 missing,
@@ -192,14 +183,16 @@ def _generate(
             try:
                 outcome = job.run(executor)
             except KeyboardInterrupt:
-                raise Stopped(_summary(job.outcome, facts) + "; continue with --resume") from None
+                raise Stopped(
+                    _summary(job.outcome, facts, unit) + "; continue with --resume"
+                ) from None
         lost = find_lost(job.list_finished(items), fingerprints, folder)
     finally:
         manifest.close()
     facts |= {"made": outcome.finished, "failed": outcome.failed, "is_cut": outcome.is_cut}
     facts |= {"missing": len(lost.names), "manifest": str(manifest.file)}
     facts["seconds"] = round(time.perf_counter() - began, 3)
-    summary = _summary(outcome, facts) + _describe_lost(lost)
+    summary = _summary(outcome, facts, unit) + _describe_lost(lost, unit)
     if outcome.is_cut:
         summary += f": more than --max-failures {options.file.max_failures}, so the job ended"
     elif outcome.failed or lost.names:
@@ -226,26 +219,26 @@ def _find_missing(
     }
 
 
-def _show_plan(missing: list[Item], facts: dict[str, Any]) -> dict[str, Any]:
+def _show_plan(missing: list[Item], facts: dict[str, Any], unit: str) -> dict[str, Any]:
     _print_to_stderr(
-        f"{count_of(len(missing), 'image')} to generate, {facts['made_before']} finished before, "
+        f"{count_of(len(missing), unit)} to generate, {facts['made_before']} finished before, "
         f"in {facts['out']}"
     )
     rows = [{"id": i.row.id, "k": i.k, "seed": i.seed, "file": i.file} for i in missing]
     return {**facts, "to_make": len(missing), "plan": rows}
 
 
-def _summary(outcome: Outcome, facts: dict[str, Any]) -> str:
-    text = f"{count_of(outcome.finished, 'image')} generated in {facts['out']}"
+def _summary(outcome: Outcome, facts: dict[str, Any], unit: str) -> str:
+    text = f"{count_of(outcome.finished, unit)} generated in {facts['out']}"
     text += f", {facts['made_before']} before" if facts["made_before"] else ""
     return text + (f", {outcome.failed} failed" if outcome.failed else "")
 
 
-def _describe_lost(lost: Lost) -> str:
+def _describe_lost(lost: Lost, unit: str) -> str:
     if not lost.names:
         return ""
     return (
-        f", but {count_of(len(lost.files), 'image')} and {count_of(len(lost.lines), 'record')} of "
+        f", but {count_of(len(lost.files), unit)} and {count_of(len(lost.lines), 'record')} of "
         f"the manifest are missing there ({first_of(lost.names)}): something else changed the "
         "folder"
     )
@@ -260,12 +253,13 @@ class Reports:
 
     Args:
         total: items of this run.
+        unit: noun for an item.
         is_streaming: whether events go to stdout.
 
     Use it as a context manager, which shows the bar.
     """
 
-    def __init__(self, total: int, *, is_streaming: bool) -> None:
+    def __init__(self, total: int, unit: str = "image", *, is_streaming: bool) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -274,7 +268,9 @@ class Reports:
             TimeRemainingColumn,
         )
 
-        self._is_streaming, self._began = is_streaming, time.perf_counter()
+        self._is_streaming = is_streaming
+        self._unit = unit
+        self._began = time.perf_counter()
         self._bar = progress_bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -286,7 +282,7 @@ class Reports:
             refresh_per_second=10,
             disable=is_streaming and sys.stdout.isatty(),  # events and bar on one screen
         )
-        self._task = self._bar.add_task("images", total=total, rate="")
+        self._task = self._bar.add_task(f"{unit}s", total=total, rate="")
         self._finished = 0
 
     def __enter__(self) -> Self:
@@ -303,7 +299,7 @@ class Reports:
 
     def failed(self, record: Record) -> None:
         self._advance()
-        name = f"{record['id']}, image {record['k']} ({show(record['prompt'])})"
+        name = f"{record['id']}, {self._unit} {record['k']} ({show(record['prompt'])})"
         self._bar.console.print(
             f"failed: {name}: {one_line(record['error'])}", markup=False, highlight=False
         )
@@ -326,7 +322,7 @@ class Reports:
         if error is not None:
             raise WriteError(
                 f"--json-stream: expected a reader of stdout, received: {error.strerror}; the "
-                "images in the manifest are complete, continue with --resume"
+                f"{self._unit}s in the manifest are complete, continue with --resume"
             )
 
     def _advance(self) -> None:

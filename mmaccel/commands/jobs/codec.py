@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmaccel.commands import options as shared
-from mmaccel.commands.jobs.media import JobProgress, MediaJob
-from mmaccel.limits import MAX_BATCH, MAX_IMAGES
+from mmaccel.commands.jobs.media import JobProgress, SidecarJob
+from mmaccel.limits import MAX_IMAGES
 from mmaccel.loading import load_keywords
 from mmaccel.options import SAMPLING_FIELDS, LoadOptions, given
-from mmaccel.outputs.image_files import image_name
-from mmaccel.outputs.machine import versions
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.video_files import pick_format, read_frames, write_video
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
@@ -22,7 +18,7 @@ from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call, make_plan, pick_params
-from mmaccel.results import Stats, add_stats, exactness_in
+from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -45,26 +41,14 @@ def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -
     return pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
 
 
-class CodecJob(MediaJob):
-    """A run of a model with a codec, whose results have a JSON file next to them."""
+class CodecJob(SidecarJob):
+    """A run of a model with a codec."""
 
-    out: Path
     pipeline: ClassVar[Any]
     """A `TextToSpeech` or an `ImageToVideo`."""
-    suffix: str
-    """Of the files."""
-
-    def read(self) -> None:
-        shared.check_count("batch-size", self.flags.batch_size, MAX_BATCH)
-        self.flags.method.choose("window")
 
     def open(self) -> Any:
         return open_pipe(self.pipeline, self.flags.model, self.load, self.flags.codec)
-
-    @property
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """What a result depends on, apart from its seed and input; ready for JSON."""
 
     def codec_settings(self, params: SamplingParams) -> dict[str, Any]:
         settings = self.common_settings(
@@ -72,40 +56,6 @@ class CodecJob(MediaJob):
         )
         del settings["guidance_scale"]  # these models have no guidance
         return settings
-
-    def write_payload(
-        self,
-        title: str,
-        payload: Any,
-        source: Mapping[str, Any],
-        facts: Mapping[str, Any],
-        write: Callable[..., None],
-    ) -> None:
-        """Write one payload. Everything it depends on enters the file name, so that only the same
-        payload is overwritten.
-
-        Args:
-            title: the file name begins with its first words.
-            payload: with its `seed`, `passes` and `total_variation`.
-            source: the input of this payload, as the model received it.
-            facts: further entries of the JSON file.
-            write: receives the path and, as `facts`, the content of the JSON file.
-
-        Raises:
-            OSError: see `write`.
-        """
-        own = self.name_settings(self.settings, self.flags.batch_size) | dict(source)
-        name = image_name(payload.seed, title, self.name, own, self.suffix)
-        content = {
-            "seed": payload.seed,
-            **self.settings,
-            "exactness": exactness_in(self.policy.exactness, self.dtype),
-            **facts,
-            "passes": payload.passes,
-            "total_variation": payload.total_variation,
-            "versions": versions(),
-        }
-        self.files.append(self.write(self.out / name, partial(write, facts=content)))
 
 
 class SpeechJob(CodecJob):
@@ -153,7 +103,7 @@ class SpeechJob(CodecJob):
             speech,
             self.flags.texts,
             self.seeds,
-            batch_size=self.flags.batch_size,
+            batch_size=self.rows,
             in_parts=True,
             **self.options,
         )
@@ -167,7 +117,7 @@ class SpeechJob(CodecJob):
 
         bar.begin(len(self.flags.texts))
         speech = self.pipe(
-            self.flags.texts, policy=self.policy, seed=self.seeds, batch_size=self.flags.batch_size,
+            self.flags.texts, policy=self.policy, seed=self.seeds, batch_size=self.rows,
             deliver=finish, **self.layers, **self.options,
         )  # fmt: skip
         stats: Stats = speech.stats
@@ -225,12 +175,13 @@ class ClipJob(CodecJob):
 
     def read(self) -> None:
         flags = self.flags
+        files = flags.check_starts()
         shared.check_count("count", flags.count, MAX_IMAGES)
         super().read()
         check_seed(self.seeds)
         choose_params(SamplingParams(), **given(flags.sampling))
         self.suffix = f".{pick_format(flags.file_format)}"
-        self.starts = {start: read_frames(start, _MAX_FRAMES) for start in flags.starts}
+        self.starts = {start: read_frames(start, _MAX_FRAMES) for start in files}
 
     @property
     def seeds(self) -> list[int]:
@@ -255,7 +206,7 @@ class ClipJob(CodecJob):
                 self.params,
                 policy=self.policy,
                 seed=self.seeds,
-                batch_size=self.flags.batch_size,
+                batch_size=self.rows,
                 deliver=finish,
                 on_step=bar.update,
                 **self.layers,

@@ -1,7 +1,7 @@
 """One run of `mmaccel generate`, `speak`, `animate` or `answer`: decode and write, then a summary.
 
 `MediaJob` is the run. A modality says what it decodes, what a result depends on and how it is
-written: `ImageJob`, `SpeechJob`, `ClipJob`, `AnswerJob`.
+written: `ImageJob`, `SpeechJob`, `ClipJob`, `PromptedClipJob`, `AnswerJob`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mmaccel.commands.files import check_folder, check_written, not_written, open_folder
-from mmaccel.commands.options import pick_seed, say_drawn, set_threads
+from mmaccel.commands.options import check_count, pick_seed, say_drawn, set_threads
 from mmaccel.commands.process import Stopped, resume_collector
 from mmaccel.commands.terminal import count_of, progress_bar, say
+from mmaccel.limits import MAX_BATCH
 from mmaccel.loading import place
-from mmaccel.outputs.image_files import describe_settings
+from mmaccel.outputs.image_files import describe_settings, image_name
+from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.media import RunProgress
-from mmaccel.results import EXACT_DTYPE, Stats
+from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -197,6 +200,62 @@ class MediaJob(ABC):
         except OSError as error:
             raise not_written(file.name, file.parent, self.state, error) from error
         return file
+
+
+class SidecarJob(MediaJob):
+    """A run whose results have a JSON file next to them, by the policies of windows."""
+
+    out: Path
+    suffix: str
+    """Of the files."""
+
+    @property
+    def rows(self) -> int:
+        """Results that are decoded at a time at most."""
+        return 1 if self.flags.batch_size is None else int(self.flags.batch_size)
+
+    def read(self) -> None:
+        check_count("batch-size", self.rows, MAX_BATCH)
+        self.flags.method.choose("window")
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What a result depends on, apart from its seed and input; ready for JSON."""
+
+    def write_payload(
+        self,
+        title: str,
+        payload: Any,
+        source: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        write: Callable[..., None],
+    ) -> None:
+        """Write one payload. Everything it depends on enters the file name, so that only the same
+        payload is overwritten.
+
+        Args:
+            title: the file name begins with its first words.
+            payload: with its `seed`, `passes` and `total_variation`.
+            source: the input of this payload, as the model received it.
+            facts: further entries of the JSON file.
+            write: receives the path and, as `facts`, the content of the JSON file.
+
+        Raises:
+            OSError: see `write`.
+        """
+        own = self.name_settings(self.settings, self.rows) | dict(source)
+        name = image_name(payload.seed, title, self.name, own, self.suffix)
+        content = {
+            "seed": payload.seed,
+            **self.settings,
+            "exactness": exactness_in(self.policy.exactness, self.dtype),
+            **facts,
+            "passes": payload.passes,
+            "total_variation": payload.total_variation,
+            "versions": versions(),
+        }
+        self.files.append(self.write(self.out / name, partial(write, facts=content)))
 
 
 class JobProgress:

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmaccel.demo.moving_scenes.layout import COLOURS, DIRECTIONS, SHAPES, SPEEDS, Actor, MovingScene
+from mmaccel.demo.moving_scenes.layout import (
+    COLOURS,
+    DIRECTIONS,
+    SHAPES,
+    SPEEDS,
+    Actor,
+    MovingScene,
+)
 from mmaccel.demo.scenes.layout import BACKGROUNDS
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models.scenes_vocabulary import split_words

@@ -1,6 +1,6 @@
 """Moving scenes: what is in a clip, where it is in every frame, and what happens.
 
-A clip shows one or two objects over a ground that stays. An object rests or moves straight ahead; it
+A clip shows one or two objects over a ground that stays. An object rests or moves straight on; it
 may appear or vanish on the way, or hit the other, which takes its motion over. Clips are drawn from
 the counter-based generator of `scenes`, so clip 17 of seed 3 is the same on every machine.
 """

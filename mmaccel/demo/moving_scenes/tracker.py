@@ -180,7 +180,7 @@ def _is_surplus(labels: np.ndarray, colour: str) -> bool:
 def _has_shape(
     clip: Tensor, labels: np.ndarray, wanted: Wanted, masks: list[np.ndarray | None]
 ) -> bool:
-    """Whether most of up to three frames, spread over those that show the object, have its shape."""
+    """Whether most of three frames, spread over those that show the object, have its shape."""
     shown = [frame for frame, mask in enumerate(masks) if mask is not None]
     picked = sorted({shown[k * (len(shown) - 1) // (_FITTED - 1)] for k in range(_FITTED)})
     others = [NAMES.index(colour) for colour in COLOURS if colour != wanted.colour]

@@ -1,0 +1,71 @@
+"""The text-to-video model of this package: clips from prompts in a closed list of words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from mmaccel.contracts import TokenModel
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.loading.checkpoint import LoadConfig
+from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.models.scenes import WordPrompts, load_window
+from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords, read_clips
+from mmaccel.pipelines.text_to_video.types import ClipModel
+
+
+class WordClips(WordPrompts, ClipModel):
+    """A demo model as a `ClipModel`.
+
+    Args:
+        window: predicts the tokens of frames.
+        tokenizer: encodes and decodes frames, an `ImageTokenizer`.
+        words: encodes prompts to ids.
+        n_frames, fps: of a clip.
+    """
+
+    examples = ("a red circle moves left over grass",)
+
+    def __init__(
+        self, window: TokenModel, tokenizer: Any, words: CaptionWords, n_frames: int, fps: float
+    ) -> None:
+        super().__init__(window, tokenizer, words)
+        self.n_frames, self.fps = n_frames, fps
+
+    def encode(self, text: str) -> list[int]:
+        return self.append_given(self.words.encode(text))
+
+    def unconditional(self) -> list[int]:
+        return self.append_given(self.words.unconditional())
+
+    def encode_frames(self, frames: Tensor) -> Tensor:
+        tokens: Tensor = self.tokenizer.encode((frames.to(ready(self.tokenizer)) + 1) / 2)
+        return tokens
+
+    def decode_frames(self, tokens: Tensor) -> Tensor:
+        return self.decode(tokens)
+
+
+def load_moving_words(folder: Path, load_config: LoadConfig) -> WordClips:
+    """Load a causal LM that draws clips.
+
+    Args:
+        folder: holds `config.json` and `model.safetensors` (the causal LM), `tokenizer.json` and
+            `tokenizer.safetensors` (the tokenizer of frames), and `words.json` with `n_frames` and
+            `fps`.
+        load_config: device and dtype; the tokenizer stays in float32.
+
+    Raises:
+        OptionError: a missing file, or another size than the model's.
+        UnsupportedModelError: no causal LM, or one of another vocabulary.
+    """
+    content = read_clips(folder)
+    if content is None:
+        raise OptionError(
+            f"model: expected words.json with n_frames and fps in {folder}, received none; give a "
+            "text-to-video model"
+        )
+    window, tokenizer, words = load_window(folder, load_config)
+    return WordClips(window, tokenizer, words, content["n_frames"], content["fps"])

@@ -1,0 +1,193 @@
+"""Text to video: prompts to the tokens of clips under a decoding policy, then tokens to frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, Unpack
+
+from mmaccel.checks import check_callable, check_int
+from mmaccel.contracts import FinishedRow
+from mmaccel.limits import MAX_IMAGES
+from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
+from mmaccel.pipelines.call_options import DecodingOptions
+from mmaccel.pipelines.image_to_video.preprocessing import read_start
+from mmaccel.pipelines.image_to_video.types import Clip, Clips
+from mmaccel.pipelines.media import collect_payloads, pick_max_num_seqs
+from mmaccel.pipelines.pipeline import read_loading
+from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.pipelines.text_to_image.model import choose_params, spread_negatives
+from mmaccel.pipelines.text_to_image.outputs import Request, check_prompts
+from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
+from mmaccel.pipelines.text_to_video.registry import open_clips
+from mmaccel.pipelines.text_to_video.types import ClipModel, ClipOutput
+from mmaccel.results import OnStep
+from mmaccel.samplers.noise import Noise, choose_seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoCall(SamplingOptions, DecodingOptions):
+    """The arguments of `TextToVideo.__call__`, which explains them."""
+
+    prompt: str | Sequence[str] = field(kw_only=False)
+    negative_prompt: str | Sequence[str | None] | None = None
+    start: Any = None
+    seed: int | Sequence[int] | None = None
+    num_videos_per_prompt: int = 1
+    batch_size: int | None = None
+    deliver: Callable[[Clip], None] | None = None
+    on_step: OnStep | None = None
+    return_dict: bool = True
+
+
+class TextToVideo(PromptPipeline):
+    """Clips from prompts, by any window policy. One run at a time: the model has one cache.
+
+    Args:
+        host: the model, a `ClipModel`.
+        source, engine: see `mmaccel.pipelines.pipeline.Pipeline`.
+    """
+
+    modality = "Clips"
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **options: Unpack[LoadKeywords]) -> TextToVideo:
+        """Load a model that ships with the package, or one on disk.
+
+        Args:
+            name: "moving-scenes", a folder, or an id of the hub (downloaded to its cache).
+            **options: see `mmaccel.options.LoadOptions`.
+
+        Raises:
+            OptionError: no such model, option, device, dtype or family, or a bad value.
+            UnsupportedModelError: files of another model, missing or surplus tensors, or files that
+                cannot be read or do not fit each other.
+            MissingBackendError: a device map, and the package accelerate is not installed.
+        """
+        loading = read_loading(options)
+        return cls(*open_clips(name, loading.config, loading.family), loading.engine)
+
+    @property
+    def clip_model(self) -> ClipModel:
+        """The model with its layout, prompts and renderer."""
+        clip_model: ClipModel = self.host
+        return clip_model
+
+    def start_with(self, start: Any) -> Self:
+        """This pipeline for clips that begin with given frames. Weights are shared.
+
+        Both pipelines together still have one run at a time.
+
+        Args:
+            start: see `__call__`.
+
+        Raises:
+            OptionError: no frames, images without pixels, or images of unknown brightness.
+        """
+        model = self.clip_model
+        frames = read_start(start, model.size, model.starts)
+        with alone(self.model), self._at_work():
+            started = model.start_with(frames)
+        return self._share(started)
+
+    @takes(VideoCall)
+    def __call__(self, call: VideoCall) -> Clips:
+        """Make clips.
+
+        Args:
+            prompt: one or several.
+            policy: how to decode; None is `Jacobi()`.
+            kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
+                then begin together.
+            negative_prompt: prompt to guide away from: one for all or one per prompt; None and ""
+                use the model's own unconditional prompt.
+            start: what the clips begin with: a PIL image, a list of them, or a tensor `[F, height,
+                width, 3]`, uint8 or float in 0..1. If it has more frames than the model takes, the
+                last ones are used. None for none.
+            seed: of the first clip, the next has the next; or one per clip. A clip depends on its
+                own seed, prompt and start alone. None draws one from torch's global generator;
+                `stats.seed` says which.
+            guidance_scale: classifier-free guidance; 1 runs without the unconditional rows.
+            temperature, top_k, top_p, min_p: see `mmaccel.SamplingParams`.
+            top_n_sigma, top_h, eta_cutoff: see `mmaccel.SamplingParams`.
+            entropy_temperature, divergence_temperature: see `mmaccel.SamplingParams`.
+                None takes the value that the model's authors recommend (`clip_model.params`);
+                top_k 0 and top_p 1 keep all tokens.
+            num_videos_per_prompt: clips of each prompt, one after another.
+            batch_size: clips that are decoded at a time at most; None decodes all together. The
+                next clip starts when one has finished.
+            deliver: called with every clip as soon as it is finished, in the order they end. An
+                exception from it ends the run and reaches the caller.
+            on_step: called after every pass with the state of the running rows.
+            return_dict: False returns a tuple of the clips' frames alone, as in diffusers.
+
+        Returns:
+            Clips in the order of the prompts, and stats. A bitwise `policy` and `batch_size` change
+            the cost, not the frames.
+
+        Raises:
+            OptionError: a prompt or an argument outside its domain, before any pass.
+            UnsupportedModelError: a model whose layers do not carry `kv_cache` or `attention`.
+            NumericsError: the model returned NaN.
+            BusyError: another run of this model has not ended (in another thread, or in `on_step`).
+        """
+        params = choose_params(self.clip_model.params, **sampling_of(call))
+        prompts = [call.prompt] if isinstance(call.prompt, str) else check_prompts(call.prompt)
+        n = call.num_videos_per_prompt
+        check_int("num_videos_per_prompt", n, 1, MAX_IMAGES, hint="ask for 1 or more")
+        check_callable("on_step", call.on_step)
+        negatives = spread_negatives(call.negative_prompt, len(prompts))
+        pairs = [pair for pair in zip(prompts, negatives, strict=True) for _ in range(n)]
+        seed = choose_seed(call.seed)
+        requests = [
+            Request(prompt, own, index, negative)
+            for index, ((prompt, negative), own) in enumerate(
+                zip(pairs, spread_seeds(seed, len(pairs)), strict=True)
+            )
+        ]
+        pipe = self if call.start is None else self.start_with(call.start)
+        made: dict[int, Clip] = {}
+        collect = collect_payloads(made, call.deliver)
+        stats = pipe.serve(
+            requests,
+            params,
+            rows=pick_max_num_seqs(call.batch_size, len(requests)),
+            deliver=lambda output: collect(output.clip),
+            on_step=call.on_step,
+            **call.decoding,
+        )
+        stats.seed = seed
+        clips = Clips([made[index] for index in sorted(made)], stats)
+        if not call.return_dict:
+            return ([clip.frames for clip in clips.clips],)  # type: ignore[return-value]
+        return clips
+
+    def finish(self, request: Request, row: FinishedRow) -> ClipOutput:
+        model = self.clip_model
+        tokens = model.join(row.tokens.cpu().unflatten(0, (-1, model.layout.frame)))
+        n_given = len(model.given)
+        clip = Clip(
+            index=row.row,
+            seed=request.seed % 2**64,
+            frames=self._render_row(request, row),
+            n_given=n_given,
+            n_read=n_given,
+            fps=model.fps,
+            tokens=tokens.unflatten(1, (model.layout.rows, model.layout.columns)),
+            passes=row.passes,
+            total_variation=row.total_variation,
+            prompt=request.prompt,
+        )
+        return ClipOutput(request, clip)
+
+
+def spread_seeds(seed: int | Sequence[int], count: int) -> list[int]:
+    """The seeds of clips: given ones, or one and those that follow it.
+
+    Raises:
+        OptionError: another number of seeds, or one outside 64 bits.
+    """
+    if isinstance(seed, int):
+        return [(seed + k) % 2**64 for k in range(count)]
+    return Noise.from_seed(seed, count).seeds.tolist()
