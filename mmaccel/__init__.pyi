@@ -43,6 +43,7 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.types import Speech
 from mmaccel.pipelines.text_to_speech.types import Utterance
+from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
 from mmaccel.reduction.kv_cache.bilevelkv import BiLevelKV
 from mmaccel.reduction.kv_cache.chelsea import Chelsea
 from mmaccel.reduction.kv_cache.chunkkv import ChunkKV
@@ -296,6 +297,7 @@ __all__ = [
     "TOVA",
     "TextToImage",
     "TextToSpeech",
+    "TextToVideo",
     "TidalDecode",
     "ToMe",
     "TokenModel",

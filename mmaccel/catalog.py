@@ -170,6 +170,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "left": ("left:Left", "the token to the left"),
             "above": ("above:Above", "the token above, in a grid"),
             "previous-frame": ("previous_frame:PreviousFrame", "the same place a frame before"),
+            "moved-frame": ("moved_frame:MovedFrame", "a frame before, moved as it moved"),
             "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
             "hierarchy": (
                 "hierarchy:HierarchyDrafting",

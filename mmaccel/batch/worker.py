@@ -63,6 +63,8 @@ class Setup:
 
     unit: ClassVar[str] = "image"
     """Noun for what is made."""
+    one: ClassVar[str] = "an image"
+    """The same with its article."""
 
     @property
     def suffix(self) -> str:
@@ -99,6 +101,7 @@ class ClipSetup(Setup):
     file_format: str = "mp4"
 
     unit: ClassVar[str] = "clip"
+    one: ClassVar[str] = "a clip"
 
     @property
     def suffix(self) -> str:
@@ -309,7 +312,7 @@ class Worker:
             }
         except OSError as error:
             raise WriteError(
-                f"{file}: expected space and permission to write it, received: "
+                f"{file}: expected space and permission to write {self.setup.one}, received: "
                 f"{error.strerror}; the {self.setup.unit}s in the manifest are complete, continue "
                 "with --resume"
             ) from error

@@ -16,6 +16,7 @@ from mmaccel.comfy.table import (
     MODEL,
     PREFIX,
     SPEAKER,
+    TEXT_TO_VIDEO,
     VISION,
     Host,
     NodeResult,
@@ -39,6 +40,10 @@ from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.registry import CODECS
 from mmaccel.pipelines.text_to_speech.registry import find_source as find_speech_source
+from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
+from mmaccel.pipelines.text_to_video.registry import DEMO as DEMO_CLIPS
+from mmaccel.pipelines.text_to_video.registry import FAMILIES as CLIP_FAMILIES
+from mmaccel.pipelines.text_to_video.registry import check_clips, find_clips
 
 _MEMORY_PER_BYTE = 2  # files of 16 bits may be read as 32, and passes need memory too
 _SIDE = 16384  # pixels; no model draws more
@@ -52,7 +57,7 @@ class LoadedModel:
     Attributes:
         name: as it was asked for.
         dtype: of the token model, as results name it.
-        pipe: a `TextToImage`, `TextToSpeech`, `ImageToVideo` or `ImageToText`.
+        pipe: a `TextToImage`, `TextToSpeech`, `TextToVideo`, `ImageToVideo` or `ImageToText`.
     """
 
     name: str
@@ -174,6 +179,7 @@ class Loader:
         families: how its checkpoints may be read.
         parts: widgets before those of device and dtype.
         shape: widgets after them.
+        folder: where the page lists it; empty for `word` in lower case.
     """
 
     word: str
@@ -188,6 +194,7 @@ class Loader:
     families: tuple[str, ...] = ()
     parts: tuple[Widget, ...] = ()
     shape: tuple[Widget, ...] = ()
+    folder: str = ""
 
     def node(self) -> NodeSpec:
         """The node."""
@@ -203,7 +210,7 @@ class Loader:
             run=self.run,
             check=self.check,
             fingerprint=self.fingerprint,
-            folder=self.word.lower(),
+            folder=self.folder or self.word.lower(),
         )
 
     def run(self, host: Host, *, model: str, device: str, dtype: str, **values: Any) -> NodeResult:
@@ -358,6 +365,20 @@ LOADERS = {
             find=_find_own,
             check_source=_find_own,
             parts=(_codec("tokens into frames", CODEC),),
+        ),
+        Loader(
+            word="TextToVideo",
+            title="Text-to-Video",
+            summary="Loads a model that makes clips from prompts token by token, and keeps it "
+            "while it is in use.",
+            output=Output("text_to_video_model", TEXT_TO_VIDEO, "The loaded model."),
+            pipeline=TextToVideo,
+            part="generator",
+            model=_name(DEMO_CLIPS, f"{DEMO_CLIPS}, which ships with mmaccel, a folder"),
+            find=find_clips,
+            check_source=check_clips,
+            families=CLIP_FAMILIES,
+            folder="video",
         ),
         Loader(
             word="Vision",

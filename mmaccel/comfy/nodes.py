@@ -10,12 +10,13 @@ from mmaccel.comfy.runs import SHOW
 from mmaccel.comfy.speech import SPEAK
 from mmaccel.comfy.table import NodeSpec
 from mmaccel.comfy.text_to_image import TEXT_TO_IMAGE
-from mmaccel.comfy.video import ANIMATE
+from mmaccel.comfy.video import ANIMATE, PROMPTED
 from mmaccel.comfy.vision import ANSWER
 
 _LOAD = {word: loader.node() for word, loader in LOADERS.items()}
 _IMAGES = (TEXT_TO_IMAGE, _LOAD[""], GENERATE, COMPARE)
-_OTHERS = (_LOAD["Speech"], SPEAK, _LOAD["Video"], ANIMATE, _LOAD["Vision"], REDUCE, ANSWER, SHOW)
+_VIDEO = (_LOAD["TextToVideo"], PROMPTED, _LOAD["Video"], ANIMATE)
+_OTHERS = (_LOAD["Speech"], SPEAK, *_VIDEO, _LOAD["Vision"], REDUCE, ANSWER, SHOW)
 _METHODS = (
     *(policy_node(name) for name in POLICIES),
     *(reducer_node(name) for name in METHODS["visual_tokens"]),

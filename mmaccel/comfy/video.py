@@ -1,4 +1,4 @@
-"""The node that continues an image or a clip."""
+"""The nodes that make a clip: from a prompt, or from an image or a clip that it continues."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from mmaccel.comfy.table import (
     ANIMATOR,
     IMAGE,
     PREFIX,
+    TEXT_TO_VIDEO,
     VIDEO,
     Host,
     NodeResult,
     NodeSpec,
     Output,
     Socket,
+    Widget,
 )
-from mmaccel.comfy.widgets import POLICY_INPUT, STATS_OUTPUT, sampling_widgets, seed_widget
+from mmaccel.comfy.widgets import (
+    POLICY_INPUT,
+    STATS_OUTPUT,
+    read_prompts,
+    sampling_widgets,
+    seed_widget,
+)
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.samplers.noise import check_seed
@@ -40,20 +48,60 @@ def generate_video(
     Raises:
         OptionError: a policy of another kind; before any pass.
     """
-    frames = start[..., :3].clamp(0, 1)  # no model here takes transparency
-    clips, record = run_media(
-        host, video_model, policy, frames, rows=1, describe=_describe, **options
-    )
+    return _make_clip(host, video_model, policy, _opaque(start), **options)
+
+
+def prompt_video(
+    host: Host,
+    *,
+    text_to_video_model: LoadedModel,
+    policy: NamedPolicy | None,
+    prompt: str,
+    negative_prompt: str,
+    start: Tensor | None = None,
+    **options: Any,
+) -> NodeResult:
+    """Make a clip from a prompt, as `mmaccel animate` does with these settings.
+
+    Raises:
+        OptionError: a prompt the model does not take, or a policy of another kind; before any pass.
+    """
+    options["negative_prompt"] = negative_prompt.strip() or None
+    options["start"] = None if start is None else _opaque(start)
+    return _make_clip(host, text_to_video_model, policy, prompt, **options)
+
+
+def _make_clip(
+    host: Host, model: LoadedModel, policy: NamedPolicy | None, given: Any, **options: Any
+) -> NodeResult:
+    """One clip of what a pipeline takes first."""
+    clips, record = run_media(host, model, policy, given, rows=1, describe=_describe, **options)
     (clip,) = clips
     pixels = clip.frames.float().div(255)
     return NodeResult((host.video(pixels, clip.fps), pixels, record))
 
 
+def _opaque(frames: Tensor) -> Tensor:
+    """Frames without transparency, which no model here takes."""
+    return frames[..., :3].clamp(0, 1)
+
+
 def _describe(made: Clip) -> str:
+    named = f": {made.prompt}" if made.prompt else ""
     return (
         f"seed {made.seed}: {len(made.frames)} frames, {made.n_given} of them given, "
-        f"{made.fps:g} a second, {made.passes} forward passes"
+        f"{made.fps:g} a second, {made.passes} forward passes{named}"
     )
+
+
+def check_prompted_video(*, prompt: str, negative_prompt: str, **values: Any) -> None:
+    """Check what can be checked before a model is loaded.
+
+    Raises:
+        OptionError: no prompt, or a seed or sampling parameter outside its domain.
+    """
+    read_prompts(prompt)
+    check_video(**values)
 
 
 def check_video(*, seed: int, **params: Any) -> None:
@@ -65,6 +113,49 @@ def check_video(*, seed: int, **params: Any) -> None:
     check_seed(seed)
     choose_params(SamplingParams(), **params)
 
+
+_OUTPUTS = (
+    Output("video", VIDEO, "The clip, the given frames first."),
+    Output("frames", IMAGE, "The same, frame by frame."),
+    STATS_OUTPUT,
+)
+
+PROMPTED = NodeSpec(
+    id=f"{PREFIX}TextToVideo",
+    title="MMAccel Text to Video",
+    summary="Makes a clip from a prompt under a decoding policy.",
+    inputs=(
+        Socket("text_to_video_model", TEXT_TO_VIDEO, "From MMAccel Load Text-to-Video Model."),
+        Socket(
+            "start",
+            IMAGE,
+            "What the clip begins with, if anything: one image, or frames in a row.",
+            is_optional=True,
+        ),
+        POLICY_INPUT,
+        *LAYER_INPUTS,
+        Widget(
+            "prompt",
+            "text",
+            "a red circle moves left over grass",
+            "What the clip shows.",
+            is_multiline=True,
+        ),
+        Widget(
+            "negative_prompt",
+            "text",
+            "",
+            "What it should not show; empty for the model's own unconditional prompt.",
+            is_multiline=True,
+        ),
+        seed_widget("The same as with mmaccel animate."),
+        *sampling_widgets(without=("divergence_temperature",)),
+    ),
+    outputs=_OUTPUTS,
+    run=prompt_video,
+    check=check_prompted_video,
+    folder="video",
+)
 
 ANIMATE = NodeSpec(
     id=f"{PREFIX}GenerateVideo",
@@ -83,11 +174,7 @@ ANIMATE = NodeSpec(
         seed_widget("The same as with mmaccel animate."),
         *sampling_widgets(without=("guidance_scale", "divergence_temperature")),
     ),
-    outputs=(
-        Output("video", VIDEO, "The clip, the given frames first."),
-        Output("frames", IMAGE, "The same, frame by frame."),
-        STATS_OUTPUT,
-    ),
+    outputs=_OUTPUTS,
     run=generate_video,
     check=check_video,
     folder="video",

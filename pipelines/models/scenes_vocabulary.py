@@ -105,11 +105,13 @@ class CaptionWords:
         n_image_tokens: V, the image tokenizer's vocabulary; the first id after it is bos.
         words: the word list, in id order.
         max_words: most words of a text.
+        other: a model that reads any text, for messages; empty where there is none.
     """
 
     n_image_tokens: int
     words: tuple[str, ...]
     max_words: int
+    other: str = "deepseek-community/Janus-Pro-1B"
 
     @classmethod
     def load(cls, folder: str | Path, n_image_tokens: int) -> CaptionWords:
@@ -123,9 +125,10 @@ class CaptionWords:
         if content.get("max_words") is None or "words" not in content:
             raise OptionError(
                 f"model: expected {FILE} with words and max_words in {folder}, received none; "
-                "give a text-to-image model"
+                "give a model of this package"
             )
-        return cls(n_image_tokens, tuple(content["words"]), content["max_words"])
+        other = "" if "n_frames" in content else cls.other  # it draws images
+        return cls(n_image_tokens, tuple(content["words"]), content["max_words"], other)
 
     @property
     def bos(self) -> int:
@@ -158,11 +161,12 @@ class CaptionWords:
         words = split_words(text)
         unknown = list(dict.fromkeys(w for w in words if w not in self.words))
         if unknown:
+            other = f", or name another model, such as {self.other}" if self.other else ""
             raise OptionError(
                 f"prompt: expected words the model knows, "
                 f"received {', '.join(map(self._with_nearest, unknown))}; it knows: "
                 f"{' '.join(self.words)}; "
-                "write with these, or name another model, such as deepseek-community/Janus-Pro-1B"
+                f"write with these{other}"
             )
         if not words:
             raise OptionError(

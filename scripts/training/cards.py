@@ -663,3 +663,81 @@ def _made_by(card: dict[str, Any]) -> str:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:.2f} M"
+
+
+_MOVING_SCENES = """# moving-scenes
+
+A small text-to-video model made by this repository: `LlamaForCausalLM` of transformers,
+{parameters} parameters, float16 on disk, over the tokens of a convolutional tokenizer with finite
+scalar quantization, {tokenizer_parameters} parameters, 8 x 8 pixels a token; {megabytes} MB in all.
+It draws clips of 10 frames of 64 x 64 pixels, 64 tokens a frame: one or two coloured shapes that
+rest, move, appear, vanish or hit each other. It knows these and nothing else, and exists so that
+what is done to generators of video can be measured and watched without a download.
+
+```python
+pipe = mmaccel.TextToVideo.from_pretrained("moving-scenes")
+made = pipe("a red circle moves left over grass", policy=mmaccel.Jacobi(window=32), seed=0)
+made.clips[0].frames  # [10, 64, 64, 3]
+```
+
+Words, renderer and tracker: `mmaccel.demo.moving_scenes`.
+
+## Figures
+
+"""
+_TRACKED = ("background", "colours", "shapes", "events", "directions", "speeds", "whole")
+
+
+def write_moving_card(card: dict[str, Any]) -> str:
+    """The card of `moving-scenes`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    frames = card["tokenizer"]
+    loss = card["generator"]
+    cost = card["training"]
+    text = _MOVING_SCENES.format(
+        parameters=_millions(card["parameters"]),
+        tokenizer_parameters=_millions(card["tokenizer_parameters"]),
+        megabytes=card["megabytes"],
+    )
+    text += _table(
+        ("what", "value"),
+        [
+            ("frames, encoded and decoded", f"{frames['psnr_db']} dB"),
+            ("codes that occur", f"{frames['codes_used']} of {frames['vocab_size']}"),
+            ("tokens equal to the frame before, data", f"{100 * frames['stay']:.1f} %"),
+            ("validation loss", f"{loss['validation']:.3f} nats a token"),
+            ("of first frames", f"{loss['first_frame']:.3f} nats a token"),
+            ("of the other frames", f"{loss['later_frames']:.3f} nats a token"),
+            (
+                "training",
+                f"{cost['generator_steps']} steps, {cost['generator_minutes']} min",
+            ),
+            ("device", _device(card)),
+        ],
+    )
+    text += "\n## What the tracker reads right\n\nShares, %. The first two rows are its error and "
+    text += f"the tokenizer's, on {frames['clips']} clips of the data.\n\n"
+    rows = [
+        ("clips of the data", frames["tracker_on_clips"]),
+        ("the same, encoded and decoded", frames["tracker_on_reconstructions"]),
+    ]
+    rows += [
+        (f"drawn, guidance {row['guidance_scale']:g}, {row['captions']} captions", row["scores"])
+        for row in card["samples"]
+    ]
+    text += _table(
+        ("clips", *_TRACKED),
+        [(name, *(f"{100 * scores[k]:.1f}" for k in _TRACKED)) for name, scores in rows],
+    )
+    text += "\n## Tokens a pass\n\nCounts; each policy draws the same clips.\n\n"
+    heads = tuple(card["passes"][0])
+    text += _table(heads, [tuple(str(row[head]) for head in heads) for row in card["passes"]])
+    text += "\n## Validation loss while training\n\n" + _by_step(cost, "nats a token")
+    text += "".join(f"\n{note}\n" for note in card["notes"])
+    return text + _made_by(card)

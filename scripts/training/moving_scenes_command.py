@@ -1,8 +1,9 @@
-"""The commands of `moving-scenes`: train (a stopped run goes on), export and measure the weights."""
+"""The commands of `moving-scenes`: train (a stopped run goes on), export and measure it."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,9 +12,13 @@ import torch
 from mmaccel.demo.moving_scenes.layout import N_FRAMES
 from scripts.training.generator import GeneratorTraining, train_generator
 from scripts.training.moving_scenes import MovingScenes, train_frame_tokenizer
+from scripts.training.moving_scenes_export import (
+    export_moving_scenes,
+    export_moving_scenes_card,
+)
 
 TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "moving-scenes"
-PARTS = ("moving-scenes",)
+PARTS = ("moving-scenes", "moving-scenes-export", "moving-scenes-card")
 
 
 def main(part: str, arguments: Sequence[str]) -> None:
@@ -32,7 +37,16 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--frames", type=int, default=N_FRAMES, help="of a clip, in this stage")
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
     parser.add_argument("--float32", action="store_true", help="no bfloat16, even where it is fast")
+    parser.add_argument("--captions", type=int, default=100, help="fresh captions, for the card")
+    parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     args = parser.parse_args(arguments)
+    if part == "moving-scenes-export":
+        export_moving_scenes(args.work, args.target)
+        return
+    if part == "moving-scenes-card":
+        card = export_moving_scenes_card(args.work, args.target, args.captions, args.note)
+        print(json.dumps(card, indent=2))
+        return
     cuda = torch.cuda.is_available()
     device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
     train_frame_tokenizer(args.work, args.tokenizer_steps, args.tokenizer_clips, device)

@@ -20,7 +20,7 @@ from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.speech import build_speech
-from tests.fixtures.tiny_model import N_CODES, build_tiny
+from tests.fixtures.tiny_model import N_CODES, build_tiny, build_tiny_clips
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
 from tests.fixtures.video import build_video
@@ -46,6 +46,8 @@ def provide(name: str, folder: Path) -> Any:
         return build_pipe("blocks")
     if name in ("video_model", "video_codec"):
         return build_video(folder)[name == "video_codec"]
+    if name == "text_video_model":
+        return build_tiny_clips(folder)
     if name == "image":
         return Image.new("RGB", (48, 32), "orange")
     if name == "vqa_model":

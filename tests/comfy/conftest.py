@@ -52,6 +52,8 @@ def loaded(kind_of: Callable[[str], Kind]) -> Callable[[Kind], LoadedModel]:
     return load
 
 
-@pytest.fixture(params=["", "Speech", "Video", "Vision"], ids=lambda word: word or "Images")
+@pytest.fixture(
+    params=["", "Speech", "TextToVideo", "Video", "Vision"], ids=lambda word: word or "Images"
+)
 def kind(request: pytest.FixtureRequest, kind_of: Callable[[str], Kind]) -> Kind:
     return kind_of(request.param)

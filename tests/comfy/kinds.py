@@ -1,4 +1,4 @@
-"""The four kinds of runs over tiny models: a loader, a node that makes something, their inputs."""
+"""The kinds of runs over tiny models: a loader, a node that makes something, their inputs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel import ImageToText, ImageToVideo, TextToImage, TextToSpeech
+from mmaccel import ImageToText, ImageToVideo, TextToImage, TextToSpeech, TextToVideo
 from mmaccel.comfy.loading import LoadedModel
 from tests.comfy.fake_comfy import Host, run
 from tests.fixtures.media import build_media, image
 from tests.fixtures.speech import TEXTS
-from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS
+from tests.fixtures.tiny_model import CAPTIONS, N_FRAMES, N_TOKENS, build_tiny_clips
 from tests.fixtures.tiny_vqa import QUESTION, save_vqa, scene
 
 N_NEW = 6
@@ -110,6 +110,19 @@ def build_kind(word: str, folder: Path) -> Kind:
             tokens=3 * 17,
             outputs=["AUDIO", "MMACCEL_STATS"],
             content=lambda values: values[0]["waveform"],
+        )
+    if word == "TextToVideo":
+        return Kind(
+            word,
+            "TextToVideo",
+            "text_to_video_model",
+            TextToVideo,
+            {"model": build_tiny_clips(folder)},
+            dict(prompt=CAPTIONS[1], seed=7),
+            rows=1,
+            tokens=N_FRAMES * N_TOKENS,
+            outputs=["VIDEO", "IMAGE", "MMACCEL_STATS"],
+            content=lambda values: values[1],
         )
     if word == "Video":
         model, codec = build_media("cosmos", folder)

@@ -52,7 +52,7 @@ def test_silence_after_the_shorter_ones() -> None:
     assert pad_sounds(Speech([utterance()], Stats())).tolist() == [[[0.0]]]
 
 
-@pytest.mark.parametrize("word", ["Speech", "Video"])
+@pytest.mark.parametrize("word", ["Speech", "TextToVideo", "Video"])
 def test_one_report_a_payload_where_passes_are_quick(
     word: str, kind_of: KindOf, loaded: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +73,7 @@ def test_transparency_is_left_out_and_nine_frames_count(kind_of: KindOf, loaded:
     assert "9 of them given" in str(kind.make(model, start=more)[-1])
 
 
-@pytest.mark.parametrize("word", ["", "Speech", "Video", "Vision"])
+@pytest.mark.parametrize("word", ["", "Speech", "TextToVideo", "Video", "Vision"])
 @pytest.mark.parametrize(
     ("node", "slot"), [("SnapkvKVCache", "kv_cache"), ("QuestAttention", "attention")]
 )

@@ -17,6 +17,8 @@ COMMANDS = {  # node -> the command that does the same
     "MMAccelCompare": "generate",
     "MMAccelLoadSpeechModel": "speak",
     "MMAccelGenerateSpeech": "speak",
+    "MMAccelLoadTextToVideoModel": "animate",
+    "MMAccelTextToVideo": "animate",
     "MMAccelLoadVideoModel": "animate",
     "MMAccelGenerateVideo": "animate",
     "MMAccelLoadVisionModel": "answer",

@@ -25,7 +25,7 @@ from tests.comfy.fake_comfy import Host, Interrupted, call, install, policy, run
 from tests.comfy.kinds import N_NEW, START, Kind
 from tests.fixtures.media import image, read_webp
 from tests.fixtures.speech import TEXTS
-from tests.fixtures.tiny_model import CAPTIONS
+from tests.fixtures.tiny_model import CAPTIONS, FPS, N_FRAMES
 from tests.fixtures.tiny_vqa import QUESTION, save_scenes
 
 Load = Callable[[Kind], LoadedModel]
@@ -37,6 +37,8 @@ def arguments_of(kind: Kind, folder: Path) -> list[str]:
         return ["generate", *CAPTIONS[:2], "--seed", "7"]
     if kind.word == "Speech":
         return ["speak", *TEXTS, "--seed", "3", "--max-seconds", "0.05"]
+    if kind.word == "TextToVideo":
+        return ["animate", CAPTIONS[1], "--seed", "7", "--format", "webp"]
     if kind.word == "Video":
         image().save(folder / "a.png")
         return ["animate", str(folder / "a.png"), "--seed", "7", "--format", "webp"]
@@ -76,12 +78,26 @@ def check_clip(values: tuple[Any, ...], folder: Path) -> None:
     assert "seed 7: 17 frames, 1 of them given, 25 a second, " in str(record)
 
 
+def check_prompted_clip(values: tuple[Any, ...], folder: Path) -> None:
+    (video, fps), frames, record = values
+    assert torch.equal((frames * 255).round().byte(), read_webp(next(folder.rglob("*.webp"))))
+    assert frames.shape == (N_FRAMES, 16, 16, 3) and torch.equal(video, frames) and fps == FPS
+    assert f"seed 7: {N_FRAMES} frames, 0 of them given" in str(record)
+    assert str(record).endswith(CAPTIONS[1])
+
+
 def check_answer(values: tuple[Any, ...], folder: Path) -> None:
     report = json.loads((folder / "a.json").read_text(encoding="utf-8"))
     assert values[0].split("\n")[0] == report["runs"][0]["text"]
 
 
-CHECKS = {"": check_images, "Speech": check_sounds, "Video": check_clip, "Vision": check_answer}
+CHECKS = {
+    "": check_images,
+    "Speech": check_sounds,
+    "TextToVideo": check_prompted_clip,
+    "Video": check_clip,
+    "Vision": check_answer,
+}
 
 
 def test_payloads_are_the_command_lines(kind: Kind, loaded: Load, tmp_path: Path) -> None:
@@ -113,12 +129,19 @@ def test_seeds_wrap_around_and_batches_change_nothing(kind: Kind, loaded: Load) 
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "": [dict(guidance_scale=5.0), dict(min_p=0.9)],
     "Speech": [dict(repetition_penalty=2.0), dict(max_seconds=0.01)],
+    "TextToVideo": [
+        dict(start=START),
+        dict(guidance_scale=5.0),
+        dict(negative_prompt="blue"),
+        dict(prompt=CAPTIONS[2]),
+    ],
     "Video": [dict(start=1 - START), dict(start=torch.cat([START] * 12))],
     "Vision": [dict(max_tokens=2)],
 }
 SAME: dict[str, dict[str, Any]] = {
     "": dict(temperature=1.0),
     "Speech": dict(temperature=0.8, repetition_penalty=1.0, top_p=1.0, voice="  "),
+    "TextToVideo": dict(temperature=1.0, guidance_scale=2.0, negative_prompt=" "),
     "Video": dict(temperature=1.0, top_p=0.8, top_k=0),
     "Vision": dict(temperature=0.0),
 }
@@ -182,9 +205,10 @@ def test_both_schemas_run_on_comfyui(
     assert comfy.reports[-1][:2] == (kind.tokens, kind.tokens) or kind.word == "Speech"
     assert comfy.reports[-1][0] == comfy.reports[-1][1]
     assert call(with_v3, "Stats", stats=values[-1]) == ((str(values[-1]),), (str(values[-1]),))
-    if kind.word == "Video":
+    if kind.word in ("TextToVideo", "Video"):
         video = values[0]
-        assert torch.equal(video.images, values[1]) and video.frame_rate == 25
+        fps = kind.load().pipe.host.fps
+        assert torch.equal(video.images, values[1]) and video.frame_rate == fps
         assert video.audio is None
     comfy.stop_at = comfy.checks + 2
     with pytest.raises(Interrupted):

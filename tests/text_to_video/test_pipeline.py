@@ -1,4 +1,4 @@
-"""`TextToVideo`: tokens of a plain loop, frames of the tokenizer, given frames, seeds and batches."""
+"""`TextToVideo`: tokens of a plain loop, frames of the tokenizer, given frames, seeds, batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_greedy_tokens_are_a_plain_loops(pipe: TextToVideo) -> None:
     assert clip.passes < len(wanted)
 
 
-@pytest.mark.parametrize("drafts", ["left", "above", "previous-frame"])
+@pytest.mark.parametrize("drafts", ["left", "above", "previous-frame", "moved-frame"])
 def test_windows_are_the_plain_loop_bit_for_bit(pipe: TextToVideo, drafts: str) -> None:
     texts = [PROMPT, "blue square"]
     plain = pipe(texts, seed=[4, 9], policy=Autoregressive())

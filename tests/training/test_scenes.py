@@ -11,16 +11,15 @@ from mmaccel import CausalLMWindow, Jacobi, TextToImage
 from mmaccel.demo.scenes.data import CaptionWords
 from mmaccel.pipelines.models.scenes import WordImages
 from scripts.training import scenes
-from scripts.training.data import IGNORE, TokenPool, as_float
+from scripts.training.data import IGNORE, TokenPool, as_float, pack
 from scripts.training.export import scenes_commands
 from scripts.training.generator import GeneratorTraining, save_half, train_generator
 from scripts.training.scenes_tokenizer import object_weight, psnr
 
 
-def test_pack_by_hand(work: Path) -> None:
+def test_pack_by_hand() -> None:
     words = CaptionWords(15)
-    pool = TokenPool(work, "train", words)
-    ids, labels = pool.pack([[15, 20, 16], [15, 16]], np.array([[1, 2], [3, 4]]))
+    ids, labels = pack([[15, 20, 16], [15, 16]], np.array([[1, 2], [3, 4]]), words.pad)
     assert ids.tolist() == [[15, 20, 16, 1, 2], [15, 16, 3, 4, words.pad]]
     no = IGNORE
     assert labels.tolist() == [[no, no, no, 1, 2], [no, no, 3, 4, no]]

@@ -1,5 +1,5 @@
-"""`--prompts` of `mmaccel generate` and `mmaccel animate`: every image or clip of a prompt file once,
-however often the job stops.
+"""`--prompts` of `mmaccel generate` and `mmaccel animate`: every image or clip of a prompt file
+once, however often the job stops.
 
 `run_batch` is the run; `Reports` shows it, as a progress bar on stderr and as JSON on stdout.
 """

@@ -1,4 +1,4 @@
-"""The runs of `mmaccel animate` with a model that reads prompts: of the command line, or of a file."""
+"""The run of `mmaccel animate` with a model that reads prompts, for those of the command line."""
 
 from __future__ import annotations
 

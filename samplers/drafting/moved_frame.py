@@ -1,0 +1,84 @@
+"""The previous frame, moved as its tokens moved from the frame before it, in a clip.
+
+Block matching of video coding (J. R. Jain and A. K. Jain, "Displacement Measurement and Its
+Application in Interframe Image Coding", IEEE Transactions on Communications 29 (12), 1981), on
+tokens instead of pixels: around each place the last two frames are laid over each other, moved by
+up to one token each way; the shift at which most tokens agree is where the place's content came
+from, and is taken to go on. Without motion this is `previous-frame`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout
+from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
+from mmaccel.samplers.drafting.copying import check_period, copy_back
+
+
+@dataclass(frozen=True)
+class MovedFrame(DraftSource):
+    """Tokens of the previous frame, moved on; in the first two frames those of `previous-frame`."""
+
+    is_capturable = True
+    reads_last_scores = False
+    name = "moved-frame"
+
+    def propose(self, frontier: Frontier) -> Drafts:
+        layout = frontier.layout
+        assert layout is not None
+        place = _Places(frontier, layout.frame, layout.columns)
+        # d: shifts; the first one, none at all, wins where several agree equally often
+        shifts = _around(frontier.slots.device)[:, None]  # [9, 1, 2]
+        near = _around(frontier.slots.device)[None]  # [1, 9, 2]
+        last, is_last = place.tokens(1, near.expand(9, -1, -1))  # [B, K, 9, 9]
+        before, is_before = place.tokens(2, near - shifts)
+        agree = ((last == before) & is_last & is_before).sum(-1)  # [B, K, 9]
+        best = agree.argmax(-1, keepdim=True)
+        moved, is_known = place.tokens(1, -shifts)  # [B, K, 9, 1]
+        draft = moved[..., 0].gather(-1, best)[..., 0]
+        usable = is_known[..., 0].gather(-1, best)[..., 0]
+        return Drafts(torch.where(usable, draft, copy_back(frontier, layout.frame)))
+
+    def check_layout(self, layout: Layout | None) -> None:
+        period = 0 if layout is None or layout.frame == layout.columns else layout.frame
+        check_period(self.name, period, "frames of several rows")
+
+
+@dataclass(frozen=True)
+class _Places:
+    """The draft slots of a frontier as places in frames of `frame` slots, rows of `columns`."""
+
+    frontier: Frontier
+    frame: int
+    columns: int
+
+    def tokens(self, back: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens `[B, K, n, m]` of earlier frames beside each place, and which of them are known.
+
+        Args:
+            back: frames before a slot's own.
+            offsets: `[n, m, 2]`, rows and columns from the place.
+        """
+        slots = self.frontier.slots[..., None, None]
+        inside = slots % self.frame
+        row = inside // self.columns + offsets[..., 0]
+        column = inside % self.columns + offsets[..., 1]
+        n_rows = self.frame // self.columns
+        found = slots - inside - back * self.frame + row * self.columns + column
+        on_frame = (row >= 0) & (row < n_rows) & (column >= 0) & (column < self.columns)
+        filled = self.frontier.filled[:, None, None, None]
+        columns = found + self.frontier.origin
+        is_known = on_frame & (found >= 0) & (columns < filled)
+        columns = columns.where(is_known, 0)
+        found = self.frontier.token_buffer.gather(1, columns.flatten(1)).view_as(columns)
+        return found, is_known
+
+
+def _around(device: torch.device) -> Tensor:
+    """Offsets `[9, 2]` of a place and its eight neighbours, the place first."""
+    steps = [(0, 0), *((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0))]
+    return torch.tensor(steps, device=device)
