@@ -379,6 +379,20 @@ MODELS["scenes-masked"] = replace(
 DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
 """A folder for each demo model, by its name."""
 
+CLIP_MODELS: dict[str, DemoModel] = {  # likewise, of clips; its weights are being trained
+    "moving-scenes": DemoModel(
+        "clips of moving shapes from captions, 640 tokens each; for mmaccel animate",
+        "mmaccel.demo.moving_scenes.data:make_captions",
+        "mmaccel.demo.moving_scenes.data:EVALUATION_SEED",
+        (
+            "a red circle moves left over grass",
+            "a blue square moves quickly up and vanishes over sand",
+            "a yellow triangle appears and moves right on snow",
+            "a green circle moves down and hits a white ring over water",
+        ),
+    )
+}
+
 VISION_DEMO = "mmaccel.demo.loading:load_demo"
 """Loads a model of `VISION_MODELS`, or a language model: "module:function" of its name."""
 

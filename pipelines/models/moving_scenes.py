@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.scenes import WordPrompts, load_window
-from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords, read_clips
+from mmaccel.pipelines.models.scenes_vocabulary import FILE, CaptionWords, read_clips
 from mmaccel.pipelines.text_to_video.types import ClipModel
 
 
@@ -25,8 +25,6 @@ class WordClips(WordPrompts, ClipModel):
         words: encodes prompts to ids.
         n_frames, fps: of a clip.
     """
-
-    examples = ("a red circle moves left over grass",)
 
     def __init__(
         self, window: TokenModel, tokenizer: Any, words: CaptionWords, n_frames: int, fps: float
@@ -64,8 +62,15 @@ def load_moving_words(folder: Path, load_config: LoadConfig) -> WordClips:
     content = read_clips(folder)
     if content is None:
         raise OptionError(
-            f"model: expected words.json with n_frames and fps in {folder}, received none; give a "
+            f"model: expected {FILE} with n_frames and fps in {folder}, received none; give a "
             "text-to-video model"
         )
     window, tokenizer, words = load_window(folder, load_config)
-    return WordClips(window, tokenizer, words, content["n_frames"], content["fps"])
+    clips = WordClips(window, tokenizer, words, content["n_frames"], content["fps"])
+    positions = len(words.unconditional()) + clips.length
+    if window.max_positions is not None and positions > window.max_positions:
+        raise UnsupportedModelError(
+            f"model: expected at most {window.max_positions} positions (config.json), received "
+            f"{positions} for {clips.n_frames} frames ({FILE}); the files do not belong together"
+        )
+    return clips

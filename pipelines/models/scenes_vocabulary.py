@@ -159,15 +159,6 @@ class CaptionWords:
         if not isinstance(text, str):
             raise OptionError(f"prompt: expected a prompt, received {show(text)}; write one")
         words = split_words(text)
-        unknown = list(dict.fromkeys(w for w in words if w not in self.words))
-        if unknown:
-            other = f", or name another model, such as {self.other}" if self.other else ""
-            raise OptionError(
-                f"prompt: expected words the model knows, "
-                f"received {', '.join(map(self._with_nearest, unknown))}; it knows: "
-                f"{' '.join(self.words)}; "
-                f"write with these{other}"
-            )
         if not words:
             raise OptionError(
                 "prompt: expected at least one word, received none; write e.g. 'a red circle'"
@@ -176,6 +167,14 @@ class CaptionWords:
             raise OptionError(
                 f"prompt: expected at most {self.max_words} words, received {len(words)}; "
                 "shorten the prompt"
+            )
+        unknown = list(dict.fromkeys(w for w in words if w not in self.words))
+        if unknown:
+            other = f", or name another model, such as {self.other}" if self.other else ""
+            raise OptionError(
+                f"prompt: expected words the model knows, "
+                f"received {', '.join(map(self._with_nearest, unknown))}; it knows: "
+                f"{' '.join(self.words)}; write with these{other}"
             )
         first = self.n_image_tokens + _N_SPECIAL
         return [self.bos, *(first + self.words.index(w) for w in words), self.boi]

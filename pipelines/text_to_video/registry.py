@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmaccel.catalog import DEMO_WEIGHTS
+from mmaccel.catalog import CLIP_MODELS, DEMO_WEIGHTS
 from mmaccel.checks import check_choice
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
@@ -17,7 +17,7 @@ from mmaccel.pipelines.text_to_image.model import check_example
 from mmaccel.pipelines.text_to_video.types import ClipModel
 from mmaccel.samplers.drafting.coarse import use_folder
 
-DEMO = "moving-scenes"
+(DEMO,) = CLIP_MODELS
 FAMILIES = ("words",)
 
 

@@ -4,7 +4,8 @@ Block matching of video coding (J. R. Jain and A. K. Jain, "Displacement Measure
 Application in Interframe Image Coding", IEEE Transactions on Communications 29 (12), 1981), on
 tokens instead of pixels: around each place the last two frames are laid over each other, moved by
 up to one token each way; the shift at which most tokens agree is where the place's content came
-from, and is taken to go on. Without motion this is `previous-frame`.
+from, and is taken to go on, if at least two more agree than without a shift. Without motion, and
+where what moves is drawn by other tokens in every place, this is `previous-frame`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from mmaccel.contracts import Layout
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.copying import check_period, copy_back
+
+_MARGIN = 1  # tokens that no shift at all is given
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,13 @@ class MovedFrame(DraftSource):
         layout = frontier.layout
         assert layout is not None
         place = _Places(frontier, layout.frame, layout.columns)
-        # d: shifts; the first one, none at all, wins where several agree equally often
+        # the first shift is none at all
         shifts = _around(frontier.slots.device)[:, None]  # [9, 1, 2]
         near = _around(frontier.slots.device)[None]  # [1, 9, 2]
         last, is_last = place.tokens(1, near.expand(9, -1, -1))  # [B, K, 9, 9]
         before, is_before = place.tokens(2, near - shifts)
         agree = ((last == before) & is_last & is_before).sum(-1)  # [B, K, 9]
+        agree[..., 0] += _MARGIN
         best = agree.argmax(-1, keepdim=True)
         moved, is_known = place.tokens(1, -shifts)  # [B, K, 9, 1]
         draft = moved[..., 0].gather(-1, best)[..., 0]

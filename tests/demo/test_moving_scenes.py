@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmaccel.catalog import CLIP_MODELS
 from mmaccel.demo.moving_scenes.caption import read_caption, write_caption
 from mmaccel.demo.moving_scenes.data import WORDS, make_captions, make_clips
 from mmaccel.demo.moving_scenes.layout import DIRECTIONS, N_FRAMES, SPEEDS, draw_moving_scene
@@ -168,3 +169,10 @@ def test_a_track_by_hand() -> None:
 def test_clips_and_captions_must_agree() -> None:
     with pytest.raises(ShapeError, match="clips: expected"):
         check_clips(CLIPS[:2], CAPTIONS[:1])
+
+
+def test_the_examples_of_the_command_are_sentences_of_the_language() -> None:
+    (demo,) = CLIP_MODELS.values()
+    for text in demo.examples:
+        assert set(text.split()) <= set(WORDS)
+        assert read_caption(text).objects

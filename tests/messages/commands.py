@@ -16,12 +16,13 @@ from mmaccel.cli import main
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.media import image
 from tests.fixtures.tiny_lms import build_lm
-from tests.fixtures.tiny_model import CAPTIONS, build_tiny, masked_beside_plain
+from tests.fixtures.tiny_model import CAPTIONS, build_tiny, build_tiny_clips, masked_beside_plain
 from tests.messages.case import Refused
 
 _LOADERS = (
     "mmaccel.loading.open_pipeline",
     "mmaccel.commands.jobs.codec.open_pipe",
+    "mmaccel.commands.jobs.clips.open_clip_pipeline",
     "mmaccel.ImageToText.from_pretrained",
 )
 _LONG = {"{prompt}": "red " * 120, "{name}": "x" * 300}
@@ -43,6 +44,8 @@ def _model(name: str) -> Path:
     folder.mkdir()
     if name == "masked":
         return masked_beside_plain(folder)[0]
+    if name == "clips":
+        return build_tiny_clips(folder)
     return build_tiny(folder) if name == "tiny" else build_checkpoint(name, folder)
 
 
@@ -169,9 +172,32 @@ _MEDIA = (
     ),
     ("animate words.txt", "which PyAV does not read"),
     ("animate cut.png", "which Pillow does not read"),
-    ("animate 'a.png' --format gif", "--format: expected one of mp4, webp"),
+    ("animate 'a.png' --format avi", "--format: expected one of mp4, webp, gif"),
     ("animate 'a.png' --count 0", "--count: expected at least 1"),
-    ("animate", "Missing argument 'starts'"),
+    ("animate", "FILE: expected images or videos that x continues, received none"),
+    (
+        "animate a.png --start a.png",
+        "--start: expected none with x, which continues images and videos; leave it out",
+    ),
+    ("animate a.png --negative red", "--negative-prompt: expected none with x"),
+    ("animate --prompts a.jsonl", "--prompts: expected none with x"),
+)
+_CLIPS = (
+    ("'a rad circle'", "received 'rad' (nearest: 'red')"),
+    ("''", "prompt: expected at least one word"),
+    ("a.png", "PROMPT: expected prompts for"),
+    ("a.png", "received the file 'a.png'; give a prompt and --start a.png"),
+    ("'a circle' --codec y", "--codec: expected none with"),
+    ("'a circle' --start none.png", "start: expected a file, received 'none.png'"),
+    ("'a circle' --count 0", "--count: expected at least 1"),
+    ("'a circle' --batch-size 0", "--batch-size: expected at least 1"),
+    ("'a circle' --resume", "--resume: expected --prompts FILE with it"),
+    ("'a circle' --prompts p.jsonl", "--prompts: expected no prompt with it"),
+    ("--prompts p.jsonl --start a.png", "--prompts: expected no --start with it"),
+    ("--prompts none.jsonl", "--prompts: expected a file that can be read, received 'none.jsonl'"),
+    ("'a circle' --negative dragon", "negative prompt: expected words the model knows"),
+    ("'a circle' --guidance-scale 1 --negative red", "expected a guidance_scale other than 1"),
+    ("'a circle' --policy stepwise", "which decodes a canvas, not a window"),
 )
 _ANSWER = (
     ("answer 'what colour is the star?'", "image: expected at least one file before the question"),
@@ -335,5 +361,6 @@ CASES = (
     *_rows(_BOTH, "speak fox", "--model x --codec y --out out"),
     *_rows(_BOTH, "animate a.png", "--model x --codec y --out out"),
     *_rows(_MEDIA, after="--model x --codec y --out out"),
+    *_rows(_CLIPS, "animate", "--model {clips} --out out --seed 0", loads=True),
     *_rows(_ANSWER),
 )

@@ -157,7 +157,7 @@ CASES = (
     ),
     Refused(
         "a format of clips",
-        lambda: pick_format("gif"),
-        says=("--format", "one of mp4, webp", "'gif'"),
+        lambda: pick_format("avi"),
+        says=("--format", "one of mp4, webp, gif", "'avi'"),
     ),
 )

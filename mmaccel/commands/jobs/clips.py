@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from mmaccel.catalog import CLIP_MODELS
 from mmaccel.commands import options as shared
 from mmaccel.commands.jobs.media import JobProgress, SidecarJob
 from mmaccel.limits import MAX_IMAGES
@@ -58,7 +59,9 @@ class PromptedClipJob(SidecarJob):
     def prepare(self) -> None:
         model = self.pipe.clip_model
         self.params = choose_params(model.params, **given(self.flags.sampling))
-        texts = self.flags.inputs or model.examples
+        name = self.flags.model
+        examples = CLIP_MODELS[name].examples if name in CLIP_MODELS else model.examples
+        texts = self.flags.inputs or examples
         self.prompts = [text for text in texts for _ in range(self.flags.count)]
         check_seed(self.seeds)
         encode_prompts(model, self.prompts, self.negative, self.params)
