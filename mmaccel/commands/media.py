@@ -257,7 +257,8 @@ class Animate(CodecFlags):
                 f"--codec: expected none with {self.model}, which has its own, received "
                 f"{self.codec!r}; leave it out"
             )
-        single = {"prompt": self.inputs, "--start": self.start, "--count": self.count != 1}
+        single: dict[str, Any] = {"prompt": self.inputs, "--start": self.start}
+        single |= {"--count": self.count != 1}
         single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
         self.file.check(single)
         files = [each for each in self.inputs or () if isfile(each)]

@@ -72,7 +72,7 @@ class ImageBackend:
     @property
     def has_partial_images(self) -> bool:
         """Whether unfinished images can be shown: where decoding tokens is one cheap pass."""
-        return type(self.pipe.image_model).render is ImageModel.render
+        return type(self.pipe.prompted_model).render is ImageModel.render
 
     def plan(self, fields: Mapping[str, Any]) -> list[ImageItem]:
         """Check a request and plan its images. Called in any thread; nothing is decoded.
@@ -109,7 +109,7 @@ class ImageBackend:
         size = first.item.row.size or self.pipe.size
         pipe = self._pipes[size]
         width = encode_prompts(
-            pipe.image_model, [first.item.row.prompt], [first.negative], first.settings.params
+            pipe.prompted_model, [first.item.row.prompt], [first.negative], first.settings.params
         ).width
         steps = [pipe.length * (k + 1) // (n_partial + 1) for k in range(n_partial)]
         return [Job(item, size, width, ticket, [*steps]) for item in items]
@@ -137,7 +137,7 @@ class ImageBackend:
         """See `Backend.render_partial`. Slots without a token get the last known one, where the
         layout demands none.
         """
-        image_model = self._generator.pipe.image_model
+        image_model = self._generator.pipe.prompted_model
         last = tokens[is_known][-1:] if bool(is_known.any()) else torch.zeros_like(tokens[:1])
         filled = torch.where(is_known, tokens, last)
         forced = image_model.layout.forced(torch.arange(len(tokens), device=tokens.device)[None])
@@ -154,7 +154,7 @@ class ImageBackend:
         Raises:
             OptionError, UnsupportedModelError: it cannot.
         """
-        pipe, example = self.pipe, self.pipe.image_model.examples[0]
+        pipe, example = self.pipe, self.pipe.prompted_model.examples[0]
         (item,) = make_items([make_row(prompt=example)], 0)
         settings = settings_of(self._setup, item, pipe)
 

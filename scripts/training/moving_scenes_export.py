@@ -99,7 +99,7 @@ def export_moving_scenes_card(
             for part in ("", "-export", "-card")
         ),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "tokenizer_parameters": sum(p.numel() for p in pipe.clip_model.tokenizer.parameters()),
+        "tokenizer_parameters": sum(p.numel() for p in load_tokenizer(target).parameters()),
         "megabytes": round(size / 1e6, 2),
         "tokenizer": measure_frames(target, count),
         "generator": MovingScenes(work).validate(model, "cpu"),
