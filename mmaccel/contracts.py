@@ -626,11 +626,6 @@ class Prompt:
                 f"prompt lengths: expected 1..{self.tokens.shape[1]}, received {low}..{high}; "
                 "begin every row with at least one token"
             )
-        if not 0 <= self.n_shown <= low:
-            raise ShapeError(
-                f"n_shown: expected 0..{low}, the tokens of the shortest prompt, received "
-                f"{self.n_shown}; count those that the slots continue"
-            )
         object.__setattr__(self, "batch", self.tokens.shape[0] // self.branches)
 
     @cached_property

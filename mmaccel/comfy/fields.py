@@ -44,6 +44,7 @@ _NUMBERS = {  # field -> least, most, step
     "cap": (1.0, _LARGE, 0.1),
     "settled": (0.0, _LARGE, 0.001),
     "kl": (0.0, _LARGE, 0.001),
+    "rising": (0.0, 10.0, 0.1),
 }
 _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a method may refuse some
     "drafts": NAMES,

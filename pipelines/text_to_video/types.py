@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from mmaccel.contracts import TokenModel
+from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.pipelines.image_to_video.types import Clip
 from mmaccel.pipelines.text_to_image.model import PromptedModel
 from mmaccel.pipelines.text_to_image.outputs import Request
@@ -59,6 +59,9 @@ class ClipModel(PromptedModel):
     def append_given(self, ids: list[int]) -> list[int]:
         """The ids of a prompt, and the tokens of the given frames after them."""
         return [*ids, *self.given.flatten().tolist()]
+
+    def begin(self, prompt: Prompt) -> Prompt:
+        return super().begin(replace(prompt, n_shown=self.given.numel()))
 
     def start_with(self, frames: Tensor) -> Self:
         """A copy of this model whose clips begin with given frames; it shares the weights.
