@@ -147,7 +147,7 @@ class DepthDecoder(CausalLM):
         own = call.prompt()
         layout = self.layout(call.model) if own.layout is None else own.layout
         earlier = call.earlier
-        if earlier is None or earlier.shape != (len(call.ids), call.length):
+        if earlier is None or [*earlier.shape] != [len(call.ids), call.length]:
             return replace(own, layout=layout)
         tokens = torch.cat([own.tokens, earlier.to(own.tokens.device)], 1)
         return replace(
@@ -155,5 +155,5 @@ class DepthDecoder(CausalLM):
             tokens=tokens,
             lengths=torch.full_like(own.lengths, tokens.shape[1]),
             layout=layout,
-            n_shown=earlier.shape[1],
+            n_shown=int(earlier.shape[1]),
         )

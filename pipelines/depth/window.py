@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from mmaccel.pipelines.causal_lm.compatibility import find_device
 class FrameScores(Protocol):
     """How a kind of depth decoder scores a frame; `DepthDecoder` describes it."""
 
-    n_before: int
+    n_before: ClassVar[int]
 
     def vocab_size(self, model: Any) -> int: ...
 
