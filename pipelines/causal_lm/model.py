@@ -141,6 +141,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     @property
     def n_inputs(self) -> int:
         """See `mmaccel.contracts.TokenModel`."""
+        if self.own_vocabulary:
+            return self.vocab_size
         return max(self.vocab_size, self.facts.n_ids)
 
     @property
@@ -343,7 +345,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.contracts.TokenModel.find_canvas_obstacle`."""
         if self.own_prompt is not None:
             return "a prompt is more than ids, and its own prefill processes it"
-        return super().find_canvas_obstacle()
+        return self.find_obstacle_to_drafts() or self.find_layer_obstacle(LayerMethods())
 
     def forward_canvas(self, entries: Pass) -> Tensor:
         """See `mmaccel.contracts.TokenModel.forward_canvas`."""

@@ -147,6 +147,8 @@ def open_mtp(model: Any) -> MtpHead:
             f"are read from it, received a {type(model).__name__} without; open it with "
             "from_pretrained"
         )
+    from safetensors import SafetensorError
+
     try:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
@@ -156,12 +158,16 @@ def open_mtp(model: Any) -> MtpHead:
         ) from error
     try:
         layers = MtpModel.from_pretrained(model, device_map={"": model.device})
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
         raise UnsupportedModelError(
             f"drafts: expected weights of multi-token prediction in {model.config.name_or_path}, "
             f"received none that transformers can read ({show(' '.join(str(error).split()))}); "
             "copy the folder again"
         ) from error
+    weight = model.get_output_embeddings().weight
+    layers.layers.to(device=model.device, dtype=weight.dtype)  # as the model is now
+    if layers.use_shared_post_norm:
+        layers.shared_post_norm.to(device=model.device, dtype=weight.dtype)
     kinds = set(getattr(layers.config, "layer_types", None) or ())
     if layers.rotary_emb is None or not kinds <= {"full_attention", "sliding_attention"}:
         raise UnsupportedModelError(

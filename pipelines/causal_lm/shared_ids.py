@@ -42,14 +42,6 @@ class SharedIdsWindow(CausalLMWindow):
         self._ids = ids.to(self.device)
         self._cut: dict[str, Tensor] = {}  # weight and bias of these rows, of the run
 
-    def moved(self) -> None:
-        """See `StaticModelBuffers.moved`."""
-        super().moved()
-        self._reads = self._reads.to(self.device)
-        self._rows = self._rows.to(self.device)
-        self._ids = self._ids.to(self.device)
-        self._cut = {}
-
     @property
     def n_inputs(self) -> int:
         """See `mmaccel.contracts.TokenModel`."""
@@ -62,6 +54,10 @@ class SharedIdsWindow(CausalLMWindow):
     def reserve(self, rows: int, positions: int) -> None:
         """See `CausalLMWindow.reserve`. Cost: a copy of the rows of the head."""
         super().reserve(rows, positions)
+        device = self.device  # the model may have moved since
+        self._reads = self._reads.to(device)
+        self._rows = self._rows.to(device)
+        self._ids = self._ids.to(device)
         head = self.output_head()
         self._cut = {}
         is_whole = getattr(head, "_hf_hook", None) is not None  # accelerate's, which brings it

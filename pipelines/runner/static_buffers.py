@@ -204,7 +204,7 @@ class StaticModelBuffers:
         self._branches = branches
 
     def find_drafting_obstacle(self, drafts: Any) -> str:
-        obstacle = self._find_obstacle_to_drafts()
+        obstacle = self.find_obstacle_to_drafts()
         if obstacle:
             return obstacle
         attention = drafts.attention
@@ -214,7 +214,7 @@ class StaticModelBuffers:
         found: str = self.find_layer_obstacle(LayerMethods(attention=method))  # type: ignore[attr-defined]
         return found
 
-    def _find_obstacle_to_drafts(self) -> str:
+    def find_obstacle_to_drafts(self) -> str:
         """What about the next run's caches keeps the model from drafting in them; empty where
         nothing does.
         """
@@ -227,13 +227,6 @@ class StaticModelBuffers:
         if self.methods.is_headwise:
             return f"its heads hold different entries ({self.methods.kv_cache!r})"
         return ""
-
-    def find_canvas_obstacle(self) -> str:
-        obstacle = self._find_obstacle_to_drafts()
-        if obstacle:
-            return obstacle
-        found: str = self.find_layer_obstacle(LayerMethods())  # type: ignore[attr-defined]
-        return found
 
     def use_drafting(self, drafts: Any) -> None:
         self._drafts = drafts

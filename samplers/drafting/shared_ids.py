@@ -47,6 +47,11 @@ def frequent_ids(
         OptionError: n below 1, or fewer different ids than n.
     """
     check_int("n", n, 1, hint="a quarter of the vocabulary is a start")
+    kept = set(always)
+    if len(kept) > n:
+        raise OptionError(
+            f"always: expected at most {n} ids, as many as n, received {len(kept)}; give a larger n"
+        )
     counts: dict[int, int] = dict.fromkeys(always, 0)
     for text in texts:
         for token in text:
@@ -56,7 +61,7 @@ def frequent_ids(
             f"n: expected at most {len(counts)}, the different ids of the texts, received {n}; "
             "give more texts"
         )
-    others = [token for token in counts if token not in always]
+    others = [token for token in counts if token not in kept]
     others.sort(key=lambda token: (-counts[token], token))
     return tuple(sorted([*dict.fromkeys(always), *others][:n]))
 

@@ -50,6 +50,7 @@ class TokenRecycling(DraftSource):
     """
 
     is_capturable = True
+    learns_guesses = True
     keeps_predictions = False
     reads_last_scores = False
     reads_scores = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from mmaccel.kernels.acceptance import follow
 from mmaccel.samplers.acceptance import draw, one_hot
 from mmaccel.samplers.noise import Fresh
+from mmaccel.samplers.window.fresh_drafts import place_forced
 from mmaccel.samplers.window.run import WindowRun
 
 
@@ -91,8 +91,4 @@ class DraftRecord:
             n_predicted = buffer.filled - buffer.columns[:, 0]
             p_draft = run.backend.run(follow, p_last, moved, n_predicted, p_draft)
         drafts = run.write_drafts(guess)
-        forced = run.rows.forced()
-        if forced is not None:
-            is_forced = (forced >= 0)[..., None]
-            p_draft = torch.where(is_forced, one_hot(drafts, run.vocab_size), p_draft)
-        return drafts, p_draft
+        return drafts, place_forced(run, p_draft, one_hot(drafts, run.vocab_size))

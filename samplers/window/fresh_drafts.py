@@ -25,7 +25,18 @@ def draft_afresh(run: WindowRun) -> tuple[Tensor, Tensor]:
         p_draft = found.scores.softmax(-1).expand(-1, run.width - 1, -1)
         tokens = draw(p_draft, run.fresh_noise().drafts[:, :-1])
     drafts = run.write_drafts(tokens)
-    return drafts, one_hot(drafts, run.vocab_size) if p_draft is None else p_draft
+    certain = one_hot(drafts, run.vocab_size)
+    if p_draft is None:
+        return drafts, certain
+    return drafts, place_forced(run, p_draft, certain)
+
+
+def place_forced(run: WindowRun, p_draft: Tensor, certain: Tensor) -> Tensor:
+    """Distributions of drafts `[B, W-1, V]`, certain where a draft is what its slot must hold."""
+    forced = run.rows.forced()
+    if forced is None:
+        return p_draft
+    return torch.where((forced >= 0)[..., None], certain, p_draft)
 
 
 def verify_chain(

@@ -39,6 +39,7 @@ from torch import Tensor
 
 from mmaccel.checks import check_int
 from mmaccel.contracts import Layout
+from mmaccel.errors import OptionError
 from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.contract import DraftSource
@@ -73,6 +74,13 @@ class RowParallel(WindowPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        source = self.draft_source()
+        if source.learns_guesses:
+            raise OptionError(
+                f"drafts={source.name or repr(source)!r}: expected a source that learns accepted "
+                "tokens alone, as tokens depend on drafts, received one that learns what passes "
+                "guess of later slots; use drafts='auto'"
+            )
         check_int("ahead", self.ahead, 0, 2**31 - 1, hint="2 suits images, a row's length is exact")
 
     def decode(self, run: WindowRun) -> Generation:

@@ -148,10 +148,10 @@ class TokenBuffer(StaticPart):
             self.fixed = torch.zeros_like(self.tokens, dtype=torch.bool)
         self.fixed.scatter_(1, self.columns, self.is_fixed() | is_fixed)
 
-    def release(self) -> None:
-        """Let all drafts change again."""
+    def release(self, rows: Tensor) -> None:
+        """Let all drafts of some rows change again, `[B]` bool."""
         if self.fixed is not None:
-            self.fixed.zero_()
+            self.fixed.masked_fill_(rows[:, None], False)
 
     def model_inputs(self, columns: Tensor, tokens: Tensor) -> Tensor:
         """What the rows of all branches read at some columns, `[R, K]`.

@@ -402,9 +402,9 @@ class WindowRun(RunParts):
         """Repeat the last pass with other drafts; see `mmaccel.samplers.window.draft_calls`."""
         check_retry(self)
         self.is_retry = True
+        self.buffer.release(self.rows.bad_rows())
         self.counters.is_bad.zero_()
         self.buffer.forget_drafts()
-        self.buffer.release()
         self.pace.begin_again()
         if not self.runner.is_static:
             self.buffer.move_window(self.width)

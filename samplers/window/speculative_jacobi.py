@@ -182,7 +182,7 @@ def iterate(
     """
     record = DraftRecord(run)
     passed_held = run.state.declare("p_passed") if rising else None
-    is_fused = (rule, coupling, rising) == (exact_rule, "maximal", 0)
+    is_fused = (rule, coupling, rising) == (exact_rule, "maximal", 0) and not is_joint
     is_fused = is_fused and dispatch.takes("couple", run.buffer.tokens.device.type)
     compute = run.backend.run
 
@@ -215,8 +215,8 @@ def iterate(
             last = count_leading(accepted)[:, None]  # the slot that is redrawn, or the bonus slot
             if passed_held is not None:
                 passed = passed_held.value
-                passed_held.hold(p_target)
                 scores = _extrapolate(run, scores, p_target, passed, record.first, rising)
+                passed_held.hold(p_target)  # after it was read: captured steps overwrite it
                 is_draft = (index > last)[..., None]
                 p_target = torch.where(is_draft, scores.softmax(-1), p_target)
                 p_verified = torch.where(is_draft, p_target, p_verified)

@@ -55,6 +55,7 @@ class Lookahead(CandidateSource):
     ngram: int = 4
     pool: int = 1024
 
+    learns_guesses = True
     name = "lookahead"
 
     def __post_init__(self) -> None:
