@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy
 from mmaccel.errors import AttachError
-from mmaccel.handle import choose_policy, family_of
+from mmaccel.handle import check_drafts_layout, choose_policy, family_of
 from mmaccel.pipelines.attach.generate import GenerateService
 from mmaccel.pipelines.attach.layout_processor import check_vocabulary
 from mmaccel.pipelines.attach.unwrap import check_switch
@@ -122,4 +122,5 @@ def decoder(
     check_switch("assume_stateless", assume_stateless)
     engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights
     chosen = choose_policy(policy, layout)
+    check_drafts_layout(chosen, layout)
     return Decoder(chosen, own_seed, strict, layout, engine, assume_stateless)

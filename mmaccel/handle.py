@@ -275,9 +275,9 @@ def attach(
             target, policy, own_seed, strict, layout, engine, methods, read_policy
         )
         return Handle(target, *served)
-    check_layout(layout)
+    chosen = choose_policy(policy, layout)
     model, family = find_served(target)
-    chosen = choose_policy(policy, family.layout(model) if layout is None else layout)
+    check_drafts_layout(chosen, family.layout(model) if layout is None else layout)
     check_combination(methods, reducers, chosen)
     check_vocabulary(layout, model)
     engine.check(find_device(model), chosen)
@@ -426,13 +426,16 @@ def choose_policy(policy: Any, layout: Any = None) -> Policy:
     """The policy that `mmaccel.catalog.read_policy` finds, checked.
 
     Raises:
-        OptionError: no policy; a policy whose drafts need a layout, without one; or an object
-            that is no layout.
+        OptionError: no policy, or an object that is no layout.
     """
     policy = read_policy(policy)
     check_policy(policy)
     check_layout(layout)
+    return policy
+
+
+def check_drafts_layout(policy: Policy, layout: Layout | None) -> None:
+    """Raise OptionError for a policy whose drafts need a layout, without one."""
     source = source_of(policy)
     if source is not None:
         source.check_layout(layout)
-    return policy

@@ -86,6 +86,11 @@ class DepthDecoder(CausalLM):
             CACHE,
             {},
         )
+        if model.device.type == "meta":
+            raise UnsupportedModelError(
+                f"model: expected a depth decoder with weights, received a {type(model).__name__} "
+                "on the meta device; load it"
+            )
         if find_training_effect(model) is None:
             self._check_passes(model)
             _checked[model] = facts

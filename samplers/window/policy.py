@@ -28,6 +28,7 @@ class WindowPolicy:
         exactness: what the policy guarantees.
         is_capturable: whether its steps may be captured as CUDA graphs.
         takes_corrections: whether a source may correct its drafts.
+        takes_guesses: whether a source may learn what passes guess of slots; see `DraftSource`.
         tree_remedy: drafts that a tree of the policy may have.
         needs_rows: whether it decodes nothing but tokens that a layout has in rows.
         freezes_noise: whether a slot's token is what its scores and its frozen noise choose, so
@@ -37,6 +38,7 @@ class WindowPolicy:
     exactness: ClassVar[Exactness]
     is_capturable: ClassVar[bool] = False
     takes_corrections: ClassVar[bool] = True
+    takes_guesses: ClassVar[bool] = True
     tree_remedy: ClassVar[str] = "drafts='coarse', drafts='token-recycling'"
     needs_rows: ClassVar[bool] = False
     window: int | str = 1
@@ -49,7 +51,7 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
-        check_drafts(self.drafts, self.exactness, self.takes_corrections)
+        check_drafts(self.drafts, self.exactness, self.takes_corrections, self.takes_guesses)
         if self.tree is not None:
             check_tree(
                 self.tree,

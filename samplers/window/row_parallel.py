@@ -39,7 +39,6 @@ from torch import Tensor
 
 from mmaccel.checks import check_int
 from mmaccel.contracts import Layout
-from mmaccel.errors import OptionError
 from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.drafting.contract import DraftSource
@@ -67,6 +66,7 @@ class RowParallel(WindowPolicy):
 
     exactness: ClassVar[Exactness] = "relaxed"
     needs_rows: ClassVar[bool] = True
+    takes_guesses: ClassVar[bool] = False
 
     @property
     def freezes_noise(self) -> bool:
@@ -74,13 +74,6 @@ class RowParallel(WindowPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        source = self.draft_source()
-        if source.learns_guesses:
-            raise OptionError(
-                f"drafts={source.name or repr(source)!r}: expected a source that learns accepted "
-                "tokens alone, as tokens depend on drafts, received one that learns what passes "
-                "guess of later slots; use drafts='auto'"
-            )
         check_int("ahead", self.ahead, 0, 2**31 - 1, hint="2 suits images, a row's length is exact")
 
     def decode(self, run: WindowRun) -> Generation:

@@ -119,7 +119,7 @@ def check_cuda_graphs(row: Row, target: Any) -> str:
     def runner(self: Engine, window: Any, *others: Any) -> Any:
         reason = engine.find_obstacle(OnCuda(window), *others)  # type: ignore[arg-type]
         if reason is None:
-            return Replay(self.sync_every, self.cache)
+            return Replay(self.sync_every, self.cache, refuses_lists=False)
         reasons.append(reason)
         return EagerRunner(self.sync_every, reason)
 

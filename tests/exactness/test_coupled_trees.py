@@ -139,8 +139,9 @@ def _longest_path(patch: pytest.MonkeyPatch) -> None:
         others.append(choose_drawn(tree, rule, coins.mul(7.3).frac(), redraws))
         return choose_drawn(tree, rule, coins, redraws)
 
-    def longest(width: int, scores: Tensor, choose: Any) -> Any:
-        one, two = walk(width, scores, choose), walk(width, scores, others.pop())
+    def longest(width: int, scores: Tensor, choose: Any, **named: Any) -> Any:
+        one = walk(width, scores, choose, **named)
+        two = walk(width, scores, others.pop(), **named)
         is_longer = two[1] > one[1]
         pairs = zip(one, two, strict=True)
         return tuple(torch.where(is_longer.view(-1, *[1] * (a.ndim - 1)), b, a) for a, b in pairs)

@@ -370,6 +370,8 @@ def test_policies_and_layouts_that_may_change_are_not_cached(model: Any) -> None
     class Mutable:
         exactness, is_capturable, drafts = "bitwise", True, "left"
         tree = None
+        needs_rows = False
+        freezes_noise = True
         sample, decode = Jacobi.sample, Jacobi.decode
         draft_source = Jacobi.draft_source
         window = 6

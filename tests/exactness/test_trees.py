@@ -421,8 +421,8 @@ def test_a_branch_that_won_is_what_the_next_drafts_saw(
         record(self, run, values, ids, scores._replace(path=_unsaid(scores.path)))
 
     folder = tmp_path_factory.mktemp("mild")
-    mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.4)
-    policy = Jacobi(8, mild, Comb(6, 4))
+    mild = strong_coarse(language().output_matrix(), folder, candidates=3, strength=0.3)
+    policy = Jacobi(8, mild, Comb(8, 3))
     for is_broken in (False, True):
         if is_broken:
             monkeypatch.setattr(coarse_drafter.CoarseDrafter, "_record", forgets)

@@ -342,7 +342,7 @@ _WORDS = (
     ("generate --cfg-scale 7", "No such option: --cfg-scale; write --guidance-scale"),
     ("generate --xyzzy", "No such option: --xyzzy; see mmaccel generate --help"),
     ("generate --num_images 2", "Possible options: --num-images"),
-    ("animate a.png", "write for example --model nvidia/Cosmos-Predict1-4B"),
+    ("animate a.png", "such as --model nvidia/Cosmos-Predict1-4B"),
     ("comfy", "see mmaccel comfy --help"),
 )
 

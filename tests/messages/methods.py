@@ -364,6 +364,11 @@ CASES = (
         says=("drafts='bandit'", "bitwise", "distribution", "token-recycling"),
     ),
     Refused(
+        "guesses under a policy whose tokens depend on drafts",
+        lambda: mmaccel.RowParallel(drafts="lookahead"),
+        says=("drafts='lookahead'", "accepted tokens alone", "auto"),
+    ),
+    Refused(
         "a source text that is a text",
         lambda: mmaccel.SourceText("for i in x"),  # type: ignore[arg-type]
         says=("SourceText.tokens", "ids", "for i in x", "tokenizer(text)"),

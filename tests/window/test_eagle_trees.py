@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import mmaccel
 from mmaccel import Comb, ContinuousBatching, DySpec, Jacobi, Sequoia, Speculative
-from mmaccel.samplers.drafting import eagle_tree
 from mmaccel.samplers.drafting.contract import Paths
+from mmaccel.samplers.drafting.heads import eagle_tree
 from mmaccel.samplers.drafting.heads.eagle import Eagle, EagleDrafter
 from mmaccel.samplers.drafting.heads.eagle_model import EagleModel, load_eagle
 from mmaccel.samplers.drafting.heads.eagle_tree import HeadTree
