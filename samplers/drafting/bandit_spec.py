@@ -5,13 +5,13 @@ Y. Hou et al., "BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms"
 played once a pass; UCBSpec takes the arm whose tokens a pass may be the most.
 
 Departures: what an arm, a source with a width, is worth are the tokens of its passes for their cost
-in plain passes, drafting and learning included (`mmaccel.samplers.drafting.pass_costs`). What is
-learned of a source when it drafts is how often its next draft is right, which is also what any
-width of it is worth. An arm is played only where all runs of the model, were the pass to gain each
-row one token alone, would have lost no more than a share of their tokens ("Conservative Bandits",
-Y. Wu et al., ICML 2016, arXiv 1602.04282). Where no arm is worth a plain pass the sources rest, the
-longer the more often. What was learned and lost is kept as long as the model lives. Widths depend
-on all rows and on the clock: the source goes with bitwise policies alone.
+in plain passes, drafting and learning included (`pass_costs.py` in `lengths/`). What is learned of
+a source when it drafts is how often its next draft is right, which is also what any width of it is
+worth. An arm is played only where all runs of the model, were the pass to gain each row one token
+alone, would have lost no more than a share of their tokens ("Conservative Bandits", Y. Wu et al.,
+ICML 2016, arXiv 1602.04282). Where no arm is worth a plain pass the sources rest, the longer the
+more often. What was learned and lost is kept as long as the model lives. Widths depend on all rows
+and on the clock: the source goes with bitwise policies alone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ from mmaccel.samplers.drafting.contract import (
     OpenRun,
     PassScores,
 )
+from mmaccel.samplers.drafting.lengths.pass_costs import (
+    PLAIN,
+    Arm,
+    Costs,
+    CountedCosts,
+    MeasuredCosts,
+)
 from mmaccel.samplers.drafting.memory.aded import ADED
 from mmaccel.samplers.drafting.memory.stand import STAND
-from mmaccel.samplers.drafting.pass_costs import PLAIN, Arm, Costs, CountedCosts, MeasuredCosts
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.window.window_size import find_calibration
 

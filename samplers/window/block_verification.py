@@ -36,7 +36,7 @@ def check_verification(verification: str) -> None:
 
 
 def verify_block(
-    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor
+    p_target: Tensor, p_draft: Tensor, drafts: Tensor, coins: Tensor, is_over: Tensor
 ) -> tuple[Tensor, Tensor]:
     """How many leading drafts of each row are accepted, and the target that replaces the next one.
 
@@ -46,17 +46,19 @@ def verify_block(
             what is on their left.
         drafts: `[B, W-1]` int64.
         coins: `[B, W-1]` uniform in (0, 1), fresh.
+        is_over: `[B, W]` bool, slots behind a row's end; a block ends before them.
 
     Returns:
         Accepted `[B, W-1]` bool, and `p_target` with the distribution of the first slot that is not
         accepted times its w, so that what remains of it beyond q is what its token is drawn from.
     """
     n_drafts = drafts.shape[1]
-    # a block ends before the first slot of invalid scores, as behind the end of a row
-    is_valid = p_target.sum(-1).isfinite()
+    # a block ends before the first slot of invalid scores, and at the end of its row
+    is_valid = p_target.sum(-1).isfinite() & ~is_over
     n_block = is_valid.long().cumprod(-1).sum(-1, keepdim=True).clamp(max=n_drafts)  # [B, 1]
     p = p_target.nan_to_num(nan=0.0)
-    ratios = at_tokens(p[:, :-1], drafts) / at_tokens(p_draft, drafts)
+    q_drafts = at_tokens(p_draft, drafts)  # 0 behind a row's end alone, where nothing counts
+    ratios = torch.where(q_drafts > 0, at_tokens(p[:, :-1], drafts) / q_drafts, 0.0)
     weights = [torch.ones_like(p[:, 0, 0])]
     for k in range(n_drafts):
         weights.append((weights[-1] * ratios[:, k]).clamp(max=1.0))

@@ -56,7 +56,9 @@ def verify_chain(
     coins = fresh.coins[:, :-1]
     p_left = p_target
     if is_joint:
-        accepted, p_left = verify_block(p_target, p_draft, drafts, coins)
+        accepted, p_left = verify_block(
+            p_target, p_draft, drafts, coins, run.rows.is_over(run.buffer.slots)
+        )
     else:
         accepted = is_kept(p_target[:, :-1], p_draft, drafts, coins)
     if run.is_retry:  # no draft model has read these drafts

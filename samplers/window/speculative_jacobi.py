@@ -208,7 +208,9 @@ def iterate(
             p_target = scores.softmax(-1)
             p_verified = p_target
             if is_joint:
-                accepted, p_verified = verify_block(p_target, p_draft, drafts, coins)
+                accepted, p_verified = verify_block(
+                    p_target, p_draft, drafts, coins, run.rows.is_over(run.buffer.slots)
+                )
             else:
                 accepted, spent = compute(verify, rule, p_target[:, :-1], p_draft, drafts, coins)
             index = torch.arange(run.width, device=drafts.device)[None]

@@ -52,7 +52,13 @@ def test_a_block_has_the_targets_distribution(seed: int) -> None:
     for x, y in product(range(size), repeat=2):
         p = torch.stack([first, second[x], third]).expand(len(coins), -1, -1)
         drafts = torch.tensor([[x, y]]).expand(len(coins), -1)
-        accepted, left = verify_block(p, q.expand(len(coins), -1, -1), drafts, coins)
+        accepted, left = verify_block(
+            p,
+            q.expand(len(coins), -1, -1),
+            drafts,
+            coins,
+            torch.zeros(p.shape[:2], dtype=torch.bool),
+        )
         n = accepted.sum(1)
         weight = float(q[0, x] * q[1, y]) / len(coins)
         joint[x, y] += weight * int((n == 2).sum())
@@ -71,7 +77,7 @@ def test_a_block_has_the_targets_distribution(seed: int) -> None:
     torch.testing.assert_close(given, first[:, None] * second, atol=0.01, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["plain", "guided", "cold", "hot, top-p", "rows"])
+@pytest.mark.parametrize("name", ["plain", "guided", "cold", "hot, top-p", "structural tokens"])
 @pytest.mark.parametrize(
     "policy",
     [

@@ -31,7 +31,7 @@ from mmaccel.samplers.drafting import bandit_spec
 from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
-from mmaccel.samplers.drafting.pass_costs import PLAIN, Arm, MeasuredCosts
+from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, MeasuredCosts
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
