@@ -84,5 +84,6 @@ class _Places:
 
 def _around(device: torch.device) -> Tensor:
     """Offsets `[9, 2]` of a place and its eight neighbours, the place first."""
-    steps = [(0, 0), *((y, x) for y in (-1, 0, 1) for x in (-1, 0, 1) if (y, x) != (0, 0))]
-    return torch.tensor(steps, device=device)
+    number = torch.arange(9, device=device)
+    number = torch.where(number == 0, 4, torch.where(number <= 4, number - 1, number))  # 4: itself
+    return torch.stack([number // 3 - 1, number % 3 - 1], 1)

@@ -115,6 +115,8 @@ def variants() -> Iterator[Variant]:
                 continue
             if source.corrects and not load(POLICIES[policy].target).takes_corrections:
                 continue
+            if source.learns_guesses and not load(POLICIES[policy].target).takes_guesses:
+                continue
             yield Variant(policy, drafts)
             if not has_field(policy, "tree") or not source.has_branches:
                 continue
