@@ -65,7 +65,8 @@ class MeasuredCosts:
 
     A width that was not timed yet is hoped to cost as much as the nearest narrower one of its
     source, where there is none a plain one, and feared to cost as much for each of its tokens.
-    Before plain passes were timed all others are feared without bound.
+    Before plain passes were timed all others are feared without bound. A pass is charged with what
+    is feared after it: what happens once, as a compilation, is no cost of its arm.
 
     Attributes:
         seconds: of late passes, by arm; of each arm the first one, which allocates, is left out.
@@ -79,10 +80,7 @@ class MeasuredCosts:
             self.seconds[arm] = deque(maxlen=_RECENT)
         else:
             known.append(seconds)
-        plain = self._find_seconds(PLAIN)
-        if arm == PLAIN or plain is None:
-            return 1.0
-        return seconds / max(plain, 1e-9)
+        return self.expect(arm)[1]
 
     def expect(self, arm: Arm) -> tuple[float, float]:
         if arm == PLAIN:
