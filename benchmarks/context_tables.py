@@ -42,7 +42,7 @@ def _shape(report: Report) -> str:
     if step is not None:
         shape += (
             f" ({step['weights'] / 2**20:.0f} MiB of weights and {step['cache'] / 2**20:.0f} of "
-            f"keys and values: at most {step['speed_up']:.1f}×)"
+            f"keys and values: at most {step['speed_up']:.1f}× by reading alone)"
         )
     return shape
 

@@ -654,13 +654,17 @@ def open_draft_model(model: Any) -> Any:
     return load(_WINDOW)(model)
 
 
-def open_mtp(model: Any) -> Any:
+def open_mtp(model: Any, vocab_size: int) -> Any:
     """The layer for multi-token prediction of a model of transformers, as a head that drafts.
+
+    Args:
+        model: the model.
+        vocab_size: ids that count, of the first ones.
 
     Raises:
         OptionError, UnsupportedModelError: see `mmaccel.pipelines.causal_lm.mtp.open_mtp`.
     """
-    return load(_MTP)(model)
+    return load(_MTP)(model, vocab_size)
 
 
 def find_family(model_type: str | None) -> str:

@@ -50,12 +50,14 @@ class MtpHead:
 
     Args:
         layers: transformers' `MtpModel` of the model.
+        vocab_size: V, ids that count; the head may have more.
     """
 
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, layers: Any) -> None:
+    def __init__(self, layers: Any, vocab_size: int) -> None:
         self._layers = layers
+        self._vocab_size = vocab_size
         self._layer = layers.layers[0]
         self.width: int = layers.config.hidden_size
         kinds = getattr(layers.config, "layer_types", None)
@@ -97,7 +99,7 @@ class MtpHead:
     def logits(self, states: Tensor) -> Tensor:
         """See `StateHead`."""
         found: Tensor = self._layers._project_to_logits(states).float()
-        return found
+        return found[..., : self._vocab_size]
 
     @torch.no_grad()
     def _run(
@@ -125,8 +127,12 @@ class MtpHead:
         return after
 
 
-def open_mtp(model: Any) -> MtpHead:
+def open_mtp(model: Any, vocab_size: int) -> MtpHead:
     """The layer of a model, from the checkpoint that the model was opened from.
+
+    Args:
+        model: the model.
+        vocab_size: see `MtpHead`.
 
     Raises:
         OptionError: a model whose configuration names no such layer, or that was not opened from a
@@ -176,4 +182,4 @@ def open_mtp(model: Any) -> MtpHead:
         )
     layers.config._attn_implementation = "sdpa"  # takes our mask; passes change the model's own
     layers.layers.eval()  # embeddings and head are the model's own, which stays as it is
-    return MtpHead(layers)
+    return MtpHead(layers, vocab_size)

@@ -135,8 +135,8 @@ class LayerMethods:
         if self.shortens_steps and step is not None and step.cache < step.weights:
             stats.notes.append(
                 f"{self.slots}: weights dominate: a step reads {step.weights / 2**20:.3g} MiB of "
-                f"weights and {step.cache / 2**20:.3g} MiB of keys and values, so that without "
-                f"these it is at most {step.speed_up:.2f} times as fast"
+                f"weights and {step.cache / 2**20:.3g} MiB of keys and values; where it takes as "
+                f"long as that, it is at most {step.speed_up:.2f} times as fast without these"
             )
         counts = model.block_counts
         if self.attention is None or counts is None:

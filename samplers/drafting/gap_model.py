@@ -3,7 +3,7 @@
     P(rank r) = e^(-beta gap_r) / (sum over ranks of e^(-beta gap) + e^c)
 
 with the gap to the best score; e^c stands for all other tokens. beta and c depend on how good the
-drafter is, on the temperature and on the text. Each row begins with those that were fitted before
+drafter is, on the temperature and on the text. Each row begins with those of its source
 and learns its own from what turns out to be right: after every pass one step of Newton's method on
 the log-likelihood, by the diagonal of the Fisher information of the passes so far, the earlier ones
 counting less. Own study.

@@ -24,30 +24,33 @@ def csm() -> Speech:
     return make_csm()
 
 
-def refuse(speech: Speech, says: str, **options: Any) -> None:
-    """A call that strict refuses, and that runs the model's own loop otherwise."""
+def refusal(speech: Speech, **options: Any) -> str:
+    """Why strict refuses a call; empty where it is served."""
     frame = {k: v for k, v in (speech.frame(2) | options).items() if v is not None}
     with mmaccel.attach(speech.decoder, "jacobi", strict=True):
-        with pytest.raises(AttachError, match=says):
+        try:
             speech.decoder.generate(**frame, do_sample=False)
+        except AttachError as error:
+            return str(error)
+    return ""
 
 
 def test_what_a_frame_cannot_have(speech: Speech) -> None:
-    mask = torch.ones(2, 2, dtype=torch.int64)
-    mask[0, 0] = 0
-    name = "attention_mask" if speech.decoder.config.model_type != "moshi_depth" else None
-    if name is not None:
-        refuse(speech, "hides|mask", attention_mask=mask)
-    refuse(speech, "more positions", min_new_tokens=0, max_new_tokens=speech.depth + 1)
-    refuse(speech, "output_attentions", output_attentions=True, return_dict_in_generate=True)
-    for given in ("backbone_last_hidden_state", "last_hidden_state"):
-        if given in speech.frame(1):
-            refuse(speech, f"no {given}", **{given: None})
+    assert refusal(speech) == ""
+    if speech.decoder.config.model_type != "moshi_depth":  # whose frame begins with one entry
+        hides = torch.tensor([[0, 1], [1, 1]])
+        assert "mask" in refusal(speech, attention_mask=hides)
+    longer = refusal(speech, min_new_tokens=0, max_new_tokens=speech.depth + 1)
+    assert "more positions" in longer
+    asks = {"output_attentions": True, "return_dict_in_generate": True}
+    assert "output_attentions" in refusal(speech, **asks)
+    for given in {"backbone_last_hidden_state", "last_hidden_state"} & speech.frame(1).keys():
+        assert f"no {given}" in refusal(speech, **{given: None})
 
 
 def test_hidden_states_are_refused_where_nobody_reads_them(csm: Speech) -> None:
     asks = {"output_hidden_states": True, "return_dict_in_generate": True}
-    refuse(csm, "output_hidden_states", **asks)
+    assert "output_hidden_states" in refusal(csm, **asks)
 
 
 def test_fused_passes_are_refused(speech: Speech) -> None:

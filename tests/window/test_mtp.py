@@ -40,8 +40,9 @@ def decode(
     batching: ContinuousBatching | None = None,
     temperature: float = 1.0,
     chunk: int | None = None,
+    vocab_size: int | None = None,
 ) -> Any:
-    window = CausalLMWindow(model)
+    window = CausalLMWindow(model, vocab_size=vocab_size)
     window.prefill_chunk_size = chunk
     n_items = n_rows // branches
     return policy.sample(
@@ -61,13 +62,20 @@ def decode(
         {"temperature": 0.0},
         {"chunk": 3},
         {"batching": ContinuousBatching(2), "n_rows": 5},
+        {"vocab_size": 38},
     ],
-    ids=["", "guidance", "greedy", "chunks", "continuous batching"],
+    ids=["", "guidance", "greedy", "chunks", "continuous batching", "fewer ids"],
 )
 def test_jacobi_has_the_plain_loops_tokens(model: Any, given: dict[str, Any]) -> None:
     plain = decode(model, mmaccel.Autoregressive(), **given)
     found = decode(model, Jacobi(window=5, drafts="mtp"), **given)
     assert torch.equal(found.tokens, plain.tokens)
+    assert found.stats.draft_passes > 0
+
+
+def test_a_model_that_was_cast_drafts(tmp_path: Path) -> None:
+    cast = open_mtp_model(save_mtp(tmp_path)).to(torch.bfloat16)
+    found = decode(cast, Jacobi(window=4, drafts="mtp"), n_rows=1)
     assert found.stats.draft_passes > 0
 
 

@@ -46,7 +46,7 @@ from mmaccel.samplers.drafting.states import LayerStates, PromptReader
 from mmaccel.samplers.trees.entries import TreeEntries
 from mmaccel.samplers.window.step_state import Held
 
-GAPS: Prior = ((1.5, -2.0), (1.5, -2.0))  # beta and c that rows begin with
+GAPS: Prior = ((1.5, -2.0), (1.5, -2.0))  # beta and c that rows begin with, guessed
 
 
 class StateHead(Protocol):

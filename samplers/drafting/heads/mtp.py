@@ -41,5 +41,6 @@ class MTP(HeadSource):
                 from a folder.
             UnsupportedModelError: a checkpoint without its weights, or a transformers without it.
         """
-        found: StateHead = open_mtp(cast(TokenModel, model).model)
+        window = cast(TokenModel, model)
+        found: StateHead = open_mtp(window.model, window.vocab_size)
         return found
