@@ -64,7 +64,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sentences_are_of_listed_words_and_fixed_by_their_seed() -> None:
     assert 300 <= len(WORDS) <= 600 and len(GROUPS["digit"]) == 10
     sentences = [make_sentence(3, k) for k in range(300)]
-    assert all(2 <= len(sentence) <= LONGEST for sentence in sentences)
+    assert {len(sentence) for sentence in sentences} == {*range(1, LONGEST + 1)}
     assert {word for sentence in sentences for word in sentence} <= set(WORDS)
     assert make_sentence(3, 7) == sentences[7] and make_sentence(4, 7) != sentences[7]
     assert SPEAKERS_MADE.keys() == set(SPEAKERS)
