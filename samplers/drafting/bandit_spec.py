@@ -191,8 +191,10 @@ class BanditDrafter(Drafter):
         for number in range(len(self.drafters)):
             chance = known.sources.get(number, Judged()).hope(known.n_passes)
             for width in self.source.widths:
+                if width > most:
+                    continue
                 hoped, feared = known.costs.expect(Arm(number, width))
-                if width > most or n_open * (feared - 1) > room + 1e-9:
+                if n_open * (feared - 1) > room + 1e-9:
                     continue
                 worth = sum(chance**k for k in range(width)) / hoped
                 if worth > best:
@@ -207,6 +209,8 @@ class BanditDrafter(Drafter):
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: what the drafter of the played arm proposes."""
+        if self._arm == PLAIN:
+            return Drafts(run.buffer.tokens[:, :0])
         found = self.drafters[self._arm.source].propose(run)
         self._drafts = found.tokens
         if self._drafts is None:
