@@ -4,12 +4,13 @@ Y. Leviathan, M. Kalman, Y. Matias, ICML 2023 (arXiv 2211.17192), algorithm 1; C
 (arXiv 2302.01318), algorithm 2.
 
 Departures: every row proceeds at its own pace; the draft model uses the target's sampling
-parameters, guidance included; after a fully accepted window it processes the tokens it has not read
-together with the next, so that no pass is spent on catching up; drafts that the last pass predicted
-are read and not drawn again. Where a prompt has images, the draft model reads the text
-alone, at positions of its own: images come from the target, and drafts change speed only. Behind
-drafts of a tree it reads the whole tree again for each generation of nodes; what was accepted is
-read once more with the next drafts, so that its cache keeps no path.
+parameters, guidance included; under a policy of frozen noise a draft is what its scores and the
+slot's noise choose, which is right more often than a draw of its own; after a fully accepted window
+it processes the tokens it has not read together with the next, so that no pass is spent on catching
+up; drafts that the last pass predicted are read and not drawn again. Where a prompt has images, the
+draft model reads the text alone, at positions of its own: images come from the target, and drafts
+change speed only. Behind drafts of a tree it reads the whole tree again for each generation of
+nodes; what was accepted is read once more with the next drafts, so that its cache keeps no path.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ class ModelDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
         buffer, passes = run.buffer, run.counters.passes  # [B]
+        noise = run.frozen_noise() if run.policy.freezes_noise else None
         unread = self.unread(run)
         work = buffer.tokens.clone()  # the token buffer with the drafts so far
         is_predicted = buffer.is_predicted()
@@ -169,7 +171,10 @@ class ModelDrafter(Drafter):
                     logits, run.prompt.branches, work, column, slots, run.prompt.layout
                 )
                 own = scores.softmax(-1)  # [B, 1, V]
-                new = draw(own, run.noise.fresh(slots, passes).drafts)
+                if noise is None:
+                    new = draw(own, run.noise.fresh(slots, passes).drafts)
+                else:
+                    new = (scores + noise[:, k : k + 1]).argmax(-1)
                 drawn = torch.where(goes_on[:, None], new, drawn)
                 certain = torch.where(goes_on[:, None, None], own, certain)
                 n_passes += 1
@@ -186,7 +191,7 @@ class ModelDrafter(Drafter):
             n_read = n_passes - 1 if run.policy.tree is None else 0
             self.next_slot.hold(buffer.slots[:, 0] + n_read)
         drafts = work.gather(1, buffer.columns[:, :-1])
-        return Drafts(drafts, distribution=torch.cat(probabilities, 1))
+        return Drafts(drafts, distribution=torch.cat(probabilities, 1) if noise is None else None)
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
         """See `Drafter.accepted`."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel import Autoregressive, GroupedSpeculative, Jacobi, SpeculativeJacobi
+from mmaccel import Autoregressive, DraftModel, GroupedSpeculative, Jacobi, SpeculativeJacobi
 from mmaccel.pipelines.runner.engine import is_capturable
 from mmaccel.samplers.drafting.contract import (
     Drafter,
@@ -69,6 +69,13 @@ def test_good_drafts_save_passes() -> None:
     _, stats = generate(Jacobi(window=4, drafts=told), do_sample=False)
     _, other = generate(Jacobi(window=4, drafts=Told((0,))), do_sample=False)
     assert stats.row_passes < other.row_passes and stats.accepted[3] >= 3  # of the first row
+
+
+def test_a_draft_model_chooses_by_the_frozen_noise() -> None:
+    """The target as its own draft model: every draft is right."""
+    plain, _ = generate(Autoregressive())
+    made, stats = generate(Jacobi(window=4, drafts=DraftModel(build_lm("llama"))))
+    assert torch.equal(made, plain) and stats.passes == N // 4
 
 
 def test_scores_are_those_of_neighbour_drafts() -> None:
