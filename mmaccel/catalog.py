@@ -379,7 +379,7 @@ MODELS["scenes-masked"] = replace(
 DEMO_WEIGHTS = Path(__file__).parent / "demo" / "weights"
 """A folder for each demo model, by its name."""
 
-CLIP_MODELS: dict[str, DemoModel] = {  # likewise, of clips; its weights are being trained
+CLIP_MODELS: dict[str, DemoModel] = {  # likewise, of clips
     "moving-scenes": DemoModel(
         "clips of moving shapes from captions, 640 tokens each; for mmaccel animate",
         "mmaccel.demo.moving_scenes.data:make_captions",
@@ -396,6 +396,7 @@ CLIP_MODELS: dict[str, DemoModel] = {  # likewise, of clips; its weights are bei
 VISION_DEMO = "mmaccel.demo.loading:load_demo"
 """Loads a model of `VISION_MODELS`, or a language model: "module:function" of its name."""
 
+SPOKEN_MODELS = {"voices": "speaks English of 497 words in four voices; for mmaccel speak"}
 VISION_MODELS = {"scenes-vqa": "answers questions about busy scenes; for mmaccel answer"}
 TEXT_MODELS = {
     "grammar-masked": "a grammar of seven tasks, masked; for mmaccel bench",

@@ -39,6 +39,7 @@ from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_image.registry import find_source
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.registry import CODECS
+from mmaccel.pipelines.text_to_speech.registry import DEMO as DEMO_VOICES
 from mmaccel.pipelines.text_to_speech.registry import find_source as find_speech_source
 from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
 from mmaccel.pipelines.text_to_video.registry import DEMO as DEMO_CLIPS
@@ -347,7 +348,7 @@ LOADERS = {
             output=Output("speech_model", SPEAKER, "The loaded model."),
             pipeline=TextToSpeech,
             part="language model",
-            model=_name("HKUSTAudio/Llasa-1B"),
+            model=_name(DEMO_VOICES, f"{DEMO_VOICES}, which ships with mmaccel, a folder"),
             find=find_speech_source,
             check_source=find_speech_source,
             families=tuple(SPEECH_MODELS),

@@ -97,7 +97,7 @@ SPEAK = NodeSpec(
         Widget(
             "text",
             "text",
-            "Dealing with family secrets is never easy.",
+            "the red bird sings in the garden",
             "What to say. One utterance a line: several lines make a batch, the shorter ones "
             "followed by silence.",
             is_multiline=True,

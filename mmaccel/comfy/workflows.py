@@ -233,6 +233,18 @@ EXAMPLES: dict[str, tuple[WorkflowNode, ...]] = {
         WorkflowNode("SaveAudio", 2, links={"audio": (2, "audio")}, extra_height=120),
         *_STATS,
     ),
+    "mmaccel_text_to_video": (
+        WorkflowNode("MMAccelLoadTextToVideoModel", 0),
+        _POLICY,
+        WorkflowNode(
+            "MMAccelTextToVideo",
+            1,
+            {"seed": 7},
+            {"text_to_video_model": (0, "text_to_video_model"), "policy": (1, "policy")},
+        ),
+        WorkflowNode("SaveVideo", 2, links={"video": (2, "video")}, extra_height=320),
+        *_STATS,
+    ),
     "mmaccel_video": (
         WorkflowNode("MMAccelLoadVideoModel", 0),
         _POLICY,

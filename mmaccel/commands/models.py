@@ -18,11 +18,13 @@ def models() -> None:
 
     import mmaccel
     from mmaccel.catalog import (
+        CLIP_MODELS,
         GROUPS,
         METHODS,
         MODELS,
         POLICIES,
         REDUCERS,
+        SPOKEN_MODELS,
         TEXT_MODELS,
         VISION_MODELS,
         load,
@@ -34,8 +36,8 @@ def models() -> None:
 
     console, weights = wide_console(), Path(mmaccel.__file__).parent / "demo" / "weights"
     table = make_table("model", "coarse drafts", "what", title="Demo models")
-    summaries = {name: model.summary for name, model in MODELS.items()}
-    summaries |= TEXT_MODELS | VISION_MODELS
+    summaries = {name: model.summary for name, model in (MODELS | CLIP_MODELS).items()}
+    summaries |= SPOKEN_MODELS | TEXT_MODELS | VISION_MODELS
     for name, summary in summaries.items():
         has_coarse = find_coarse(weights / name) is not None
         table.add_row(name, "yes" if has_coarse else "-", summary)

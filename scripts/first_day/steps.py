@@ -488,14 +488,16 @@ print(run.stats.fallbacks, run.stats.summary)
         ),
     ),
     Step(
-        "I let it speak without naming a model",
-        shell("mmaccel speak 'hello'", "expected the weights of voices", 2),
-        "give another model",
-        shell(
-            "mmaccel speak 'hello' --model HKUSTAudio/Llasa-1B --max-seconds 0.05",
-            "1 utterance",
-            net="hub",
-        ),
+        "I misspell a word that it shall speak",
+        shell("mmaccel speak 'the red bird sngs'", "received 'sngs'", 2),
+        "did you mean sings",
+        shell("mmaccel speak 'the red bird sings'", "1 utterance"),
+    ),
+    Step(
+        "I want a clip of something that it has never seen",
+        shell("mmaccel animate 'a red dragon moves left over grass'", "received 'dragon'", 2),
+        "write with these",
+        shell("mmaccel animate 'a red circle moves left over grass'", "1 clip"),
     ),
     # ComfyUI and the gallery
     Step(

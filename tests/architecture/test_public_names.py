@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 import mmaccel
-from mmaccel.catalog import MODELS, POLICIES, TEXT_MODELS, VISION_MODELS, load
+from mmaccel.catalog import (
+    CLIP_MODELS,
+    MODELS,
+    POLICIES,
+    SPOKEN_MODELS,
+    TEXT_MODELS,
+    VISION_MODELS,
+    load,
+)
 from tests.architecture.source import ROOT, modules, parse
 
 NAMES = sorted(set(mmaccel.__all__) - {"__version__"})
@@ -114,7 +122,8 @@ def test_catalog_has_each_policys_kind() -> None:
 
 def test_catalog_lists_all_models() -> None:
     configs = (ROOT / "mmaccel" / "demo" / "weights").glob("*/config.json")
-    assert {*MODELS, *TEXT_MODELS, *VISION_MODELS} == {file.parent.name for file in configs}
+    named = MODELS | CLIP_MODELS | SPOKEN_MODELS | TEXT_MODELS | VISION_MODELS
+    assert {*named} == {file.parent.name for file in configs}
 
 
 @pytest.mark.parametrize("target", sorted(policy_classes()))
