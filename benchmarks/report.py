@@ -18,6 +18,7 @@ from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.context_tables import CONTEXT_TABLES
 from benchmarks.draft_tables import DRAFT_TABLES
 from benchmarks.gpu.tables import GPU_TABLES
+from benchmarks.media_tables import MEDIA_TABLES
 from benchmarks.method_tables import TABLES
 from benchmarks.relaxed_tables import RELAXED_TABLES
 from benchmarks.tables import (
@@ -511,4 +512,4 @@ _OWN = {
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
-_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES | RELAXED_TABLES
+_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES | MEDIA_TABLES | RELAXED_TABLES

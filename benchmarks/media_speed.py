@@ -1,0 +1,146 @@
+"""What windows save on speech and clips: tokens a pass, seconds, and the time to the first sound.
+
+    python -m benchmarks.media_speed voices --windows 4 8 16 --json FILE
+    python -m benchmarks.media_speed moving-scenes --sources auto previous-frame --trees dyspec \\
+        --json FILE
+
+Every policy makes each item in turn, one at a time, so that all of them meet the same load; the
+first item of each is left out. Seconds are those of whole calls, codec included. Tokens are
+compared with those of the plain loop. The time to the first sound is that of the first chunk of
+`TextToSpeech.stream`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import mmaccel
+from benchmarks.long_context import write_report
+from mmaccel.catalog import read_method
+from mmaccel.commands.options import parse_method
+from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
+from mmaccel.demo.voices.words import EVALUATION_SEED as SPOKEN_SEED
+from mmaccel.demo.voices.words import make_sentence
+from mmaccel.samplers.drafting.sources import parse_source
+
+Item = dict[str, Any]  # what a policy makes of a text: tokens, passes, seconds
+Make = Callable[[str, Any, int], Item]  # text, policy, seed
+
+
+def open_voices() -> Make:
+    """Speaks a sentence twice: as a whole, and in chunks until the first one is there."""
+    pipe = mmaccel.TextToSpeech.from_pretrained("voices", device="cpu")
+
+    def make(text: str, policy: Any, seed: int) -> Item:
+        began = time.perf_counter()
+        (spoken,) = pipe(text, policy=policy, seed=seed).utterances
+        seconds = time.perf_counter() - began
+        began = time.perf_counter()
+        with pipe.stream(text, policy=policy, seed=seed) as chunks:
+            next(iter(chunks))
+            first = time.perf_counter() - began
+        return {
+            "tokens": spoken.tokens,
+            "passes": spoken.passes,
+            "seconds": seconds,
+            "first_sound": first,
+            "of_sound": seconds / max(spoken.seconds, 0.02),
+        }
+
+    return make
+
+
+def open_moving_scenes() -> Make:
+    """Makes a clip."""
+    pipe = mmaccel.TextToVideo.from_pretrained("moving-scenes", device="cpu")
+
+    def make(text: str, policy: Any, seed: int) -> Item:
+        began = time.perf_counter()
+        (clip,) = pipe(text, policy=policy, seed=seed).clips
+        seconds = time.perf_counter() - began
+        return {"tokens": clip.tokens, "passes": clip.passes, "seconds": seconds}
+
+    return make
+
+
+def make_texts(model: str, count: int) -> list[str]:
+    """Fresh texts of a model."""
+    if model == "voices":
+        return [" ".join(make_sentence(SPOKEN_SEED, k)) for k in range(count)]
+    return list(make_captions(EVALUATION_SEED, range(count)))
+
+
+def list_policies(arguments: argparse.Namespace) -> list[Any]:
+    """The plain loop, each source at each window, and trees over the first source."""
+    found: list[Any] = [mmaccel.Autoregressive()]
+    for name, window in product(arguments.sources, arguments.windows):
+        found.append(mmaccel.Jacobi(window=window, drafts=parse_source(name)))
+    trees = [read_method("tree", parse_method("tree", text)) for text in arguments.trees]
+    for tree, window in product(trees, arguments.windows):
+        drafts = parse_source(arguments.sources[0])
+        found.append(mmaccel.Jacobi(window=window, drafts=drafts, tree=tree))
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each policy."""
+    make = open_voices() if arguments.model == "voices" else open_moving_scenes()
+    texts = make_texts(arguments.model, arguments.count)
+    policies = list_policies(arguments)
+    made: dict[int, list[Item]] = defaultdict(list)
+    for seed, text in enumerate([texts[0], *texts]):
+        for number, policy in enumerate(policies):
+            item = make(text, policy, seed)
+            if seed:  # the first one warms up
+                made[number].append(item)
+    plain = made[0]
+    rows = []
+    for number, policy in enumerate(policies):
+        own = made[number]
+        row = {
+            "policy": repr(policy),
+            "exactness": policy.exactness,
+            "tokens_a_pass": sum(len(x["tokens"]) for x in own) / sum(x["passes"] for x in own),
+            "seconds": median(x["seconds"] for x in own),
+            "times": median(a["seconds"] / b["seconds"] for a, b in zip(plain, own, strict=True)),
+            "same": all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(plain, own)),
+        }
+        for name in ("first_sound", "of_sound"):
+            if name in own[0]:
+                row[name] = median(x[name] for x in own)
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def main() -> None:
+    """Measure, print a line for each policy, and write JSON where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", choices=("voices", "moving-scenes"))
+    parser.add_argument("--sources", nargs="+", default=["auto"], help="names or folders")
+    parser.add_argument("--windows", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--trees", nargs="+", default=[], help="shapes, as `--tree` has them")
+    parser.add_argument("--count", type=int, default=16, help="texts")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.positions = 0
+    with torch.no_grad():
+        rows = measure(arguments)
+    write_report(arguments, media_speed=rows)
+
+
+if __name__ == "__main__":
+    main()
