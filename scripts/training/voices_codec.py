@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmaccel.batch.manifest import sha256_of
+from mmaccel.errors import OptionError
 from mmaccel.tokenizers_vq.mel import LogMel, mel_filters
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec, save_codec
 from scripts.training.optim import mixed_precision
@@ -163,10 +165,21 @@ def encode_pool(work: str | Path, name: str, device: str = "cpu") -> None:
     """Encodes a pool into `name.codes.npy`: both layouts, one utterance after the other.
 
     Columns of [F / 2, 2 + Q] int16: two flat codes of 20 ms, then the books of the same 40 ms.
+
+    Raises:
+        OptionError: the folder has codes of another codec.
     """
     work = Path(work)
     target = work / f"{name}.codes.npy"
+    made_by = work / f"{name}.codes.sha256"
+    own = sha256_of(work / "codec" / "codec.safetensors")
     if target.exists():
+        known = made_by.read_text(encoding="utf-8")
+        if known != own:
+            raise OptionError(
+                f"codes: expected those of the codec in {work / 'codec'} in {target}, received "
+                f"those of another; delete {name}.codes.* and what was trained on them"
+            )
         return
     codec = load_codec(work / "codec").to(device)
     pool = open_pool(work, name)
@@ -182,6 +195,7 @@ def encode_pool(work: str | Path, name: str, device: str = "cpu") -> None:
         total += len(rows[-1])
         ends.append(total)
     np.save(work / f"{name}.code_ends.npy", np.array(ends))
+    made_by.write_text(own, encoding="utf-8")
     partial = work / f"{name}.codes.partial.npy"
     np.save(partial, np.concatenate(rows))
     partial.replace(target)

@@ -43,7 +43,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--codec-steps", type=int, default=4000)
-    parser.add_argument("--utterances", type=int, default=8000, help="of the pool to learn from")
+    parser.add_argument("--utterances", type=int, default=32000, help="of the pool to learn from")
     parser.add_argument("--judge-steps", type=int, default=1600)
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--fall", type=int, default=2000)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmaccel.demo.voices.words import SPEAKERS, WORDS, make_sentence
+from mmaccel.errors import OptionError
 from scripts.training.voices_maker import SPEAKERS_MADE, Espeak, open_espeak
 
 
@@ -51,10 +52,19 @@ def make_pool(work: str | Path, name: str, seed: int, count: int) -> None:
         name: of the pool.
         seed: fixes sentences, speakers, and how they speak.
         count: utterances.
+
+    Raises:
+        OptionError: the folder has a pool of this name and of another size.
     """
     work = Path(work)
     done = work / f"{name}.json"
     if done.exists():
+        found = len(json.loads(done.read_text(encoding="utf-8"))["ends"])
+        if found != count:
+            raise OptionError(
+                f"utterances: expected {found}, as {done} has them, received {count}; delete "
+                f"{name}.* to make others"
+            )
         return
     espeak = open_espeak()
     lexicon = make_lexicon(espeak)
@@ -73,9 +83,9 @@ def make_pool(work: str | Path, name: str, seed: int, count: int) -> None:
             ends.append(total)
             sentences.append(list(sentence))
             speakers.append(speaker)
-    found: dict[str, Any] = {"ends": ends, "sentences": sentences, "speakers": speakers}
+    made: dict[str, Any] = {"ends": ends, "sentences": sentences, "speakers": speakers}
     partial = done.with_suffix(".partial")
-    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.write_text(json.dumps(made), encoding="utf-8")
     partial.replace(done)
 
 

@@ -13,12 +13,13 @@ import torch
 
 from mmaccel import Jacobi, TextToSpeech, attach
 from mmaccel.demo.voices.words import GROUPS, LONGEST, SPEAKERS, WORDS, make_sentence
+from mmaccel.errors import OptionError
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, save_codec
 from scripts.training.data import IGNORE
 from scripts.training.generator import GeneratorTraining, train_generator
 from scripts.training.voices import SpokenText, Voices, code_loss
 from scripts.training.voices_codec import SpectralLoss, encode_pool, train_codec
-from scripts.training.voices_data import open_pool
+from scripts.training.voices_data import make_pool, open_pool
 from scripts.training.voices_depth import VoicesDepth, book_losses
 from scripts.training.voices_export import (
     aligned_distance,
@@ -70,6 +71,21 @@ def test_sentences_are_of_listed_words_and_fixed_by_their_seed() -> None:
     assert SPEAKERS_MADE.keys() == set(SPEAKERS)
 
 
+def test_codes_of_another_codec_are_refused(work: Path) -> None:
+    made_by = work / "validation.codes.sha256"
+    known = made_by.read_text(encoding="utf-8")
+    encode_pool(work, "validation")  # the same codec: nothing to do
+    made_by.write_text("0", encoding="utf-8")
+    with pytest.raises(OptionError, match="received those of another"):
+        encode_pool(work, "validation")
+    made_by.write_text(known, encoding="utf-8")
+
+
+def test_a_pool_of_another_size_is_refused(work: Path) -> None:
+    with pytest.raises(OptionError, match="received 99; delete train"):
+        make_pool(work, "train", 5, 99)
+
+
 def test_phonemes_are_written_as_espeak_reads_them() -> None:
     assert write_phonemes(["h", "@", "l", "'", "oU"]) == "h|@|l|'oU"
     assert write_phonemes([",", "V", "n"]) == ",V|n"
@@ -86,8 +102,6 @@ def test_resampling_keeps_tones_and_drops_what_is_too_high() -> None:
 @pytest.mark.skipif(find_spec("espeakng_loader") is None, reason="needs espeakng-loader")
 def test_a_pool_of_espeak_is_nearly_the_same_again(tmp_path: Path) -> None:
     """The noise of espeak's own voices is not fixed by a seed."""
-    from scripts.training.voices_data import make_pool
-
     for part in ("a", "b"):
         (tmp_path / part).mkdir()
         make_pool(tmp_path / part, "train", 5, 4)
