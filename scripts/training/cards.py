@@ -536,9 +536,7 @@ policies can be tried and heard on a real speech model without a download.
   by Griffin-Lim.
 * **Generator**: `LlamaForCausalLM`, {parameters} parameters, float16 on disk, over phonemes and the
   flat codes. `voices.json` has the phonemes of every word.
-* **Generator with a depth decoder**, in `depth/`: `CsmForConditionalGeneration` over the stacked
-  codes. No pipeline opens it yet.
-
+{depth}
 ```python
 pipe = mmaccel.TextToSpeech.from_pretrained("voices")
 (made,) = pipe("the red bird sings", policy=mmaccel.Jacobi(window=16), seed=[0]).utterances
@@ -549,6 +547,12 @@ pipe = mmaccel.TextToSpeech.from_pretrained("voices")
 The judge is a convolutional recogniser of phonemes, trained by the same recipe and not shipped; a
 phone error rate counts its edits. Its own error is that on espeak's sound of held-out sentences.
 
+"""
+
+
+_VOICES_DEPTH = """\
+* **Generator with a depth decoder**, in `depth/`: `CsmForConditionalGeneration` over the stacked
+  codes. No pipeline opens it yet.
 """
 
 
@@ -563,6 +567,7 @@ def write_voices_card(card: dict[str, Any]) -> str:
     """
     codec, judge = card["codec"], card["judge"]
     text = _VOICES.format(
+        depth=_VOICES_DEPTH if "stacked" in card["training"] else "",
         words=card["words"],
         longest=card["longest"],
         n_speakers=len(card["speakers"]),

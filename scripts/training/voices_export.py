@@ -44,6 +44,7 @@ DEPTH_FOLDER = "depth"
 CODEC_FILES = ("codec.json", "codec.safetensors")
 POLICIES: tuple[Policy, ...] = (
     Autoregressive(),
+    Jacobi(window=16, drafts="neighbour"),
     Jacobi(window=8),
     Jacobi(window=16),
     Jacobi(window=32),
@@ -51,7 +52,8 @@ POLICIES: tuple[Policy, ...] = (
 )
 _ROWS = 20
 _SEARCHED = 25  # frames that alignment may be off by
-_RUNS = {"flat": "voices", "stacked": "voices-depth"}
+_RUNS = {"flat": ("voices", ""), "stacked": ("voices-depth", DEPTH_FOLDER)}
+"""Of each layout the folder of the training, and that of what it has made."""
 
 
 def export_voices(work: str | Path, target: str | Path) -> None:
@@ -123,8 +125,8 @@ def export_voices_card(
         "distance": measure_distance(pipe, held_out, count),
         "training": {
             layout: _cost(work / name)
-            for layout, name in _RUNS.items()
-            if (work / name / "generator.jsonl").is_file()
+            for layout, (name, folder) in _RUNS.items()
+            if (target / folder / "model.safetensors").is_file()
         },
         "notes": list(notes),
         "measured_with": this_machine("cpu"),
