@@ -209,7 +209,7 @@ def test_one_seed_one_sound_and_stats(endless: TextToSpeech) -> None:
     )
     stats = made.stats
     assert stats.sound_seconds == made.utterance.seconds == pytest.approx(1.2)
-    assert stats.passes == made.utterance.passes == chunks[-1].passes
+    assert stats.passes == made.utterance.passes >= chunks[-1].passes
     assert 0 < stats.first_audio_seconds and stats.pixel_seconds > 0
     assert stats.to_dict()["real_time_factor"] == stats.real_time_factor > 0
     assert "first sound after" in stats.summary
@@ -238,9 +238,11 @@ def test_a_sample_too_few_or_too_many_is_found(
 
 
 def test_a_tail_that_is_not_sent_is_found(
-    endless: TextToSpeech, monkeypatch: pytest.MonkeyPatch
+    pipe: TextToSpeech, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = endless("a red fox", seed=5, **LONG)[0]
+    """Of an utterance that the model ends."""
+    whole = pipe("a red fox", seed=4, **LONG)[0]
+    assert whole.is_finished and len(whole.tokens) > CHUNK
     take = RowSound.take
 
     def forget(self: RowSound, tokens: Tensor, passes: int, *, is_whole: bool = False) -> None:
@@ -251,7 +253,7 @@ def test_a_tail_that_is_not_sent_is_found(
 
     for planted in (forget, cut):
         monkeypatch.setattr(RowSound, "take", planted)
-        chunks = stream(endless, seed=5, **LONG)[1]
+        chunks = stream(pipe, seed=4, **LONG)[1]
         with pytest.raises(AssertionError):
             assert_follow(chunks, whole)
 
