@@ -1,7 +1,8 @@
-"""Sound files: WAV, and next to each a JSON file that says how it was generated."""
+"""Sound: WAV files with a JSON file that says how each was generated, and WAV in a stream."""
 
 from __future__ import annotations
 
+import struct
 import wave
 from collections.abc import Mapping
 from io import BytesIO
@@ -13,6 +14,7 @@ from torch import Tensor
 from mmaccel.outputs.whole_files import write_with_facts
 
 _FULL = 2**15 - 1  # largest value of 16 bits
+_UNKNOWN = 2**32 - 1  # a size in the head of a WAV whose end is not known
 
 
 def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[str, Any]) -> None:
@@ -47,3 +49,10 @@ def to_wav(waveform: Tensor, sample_rate: int) -> bytes:
         sound.setframerate(sample_rate)
         sound.writeframes(to_pcm(waveform))
     return data.getvalue()
+
+
+def wav_head(sample_rate: int) -> bytes:
+    """What a mono WAV of 16 bits begins with, before samples whose number is not known yet."""
+    samples = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    form = b"WAVEfmt " + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", _UNKNOWN) + form + b"data" + struct.pack("<I", _UNKNOWN)

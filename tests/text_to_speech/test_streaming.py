@@ -1,7 +1,7 @@
 """`TextToSpeech.stream`: the tokens of the whole, chunks that follow each other, and its sound.
 
 Latency is counted in frames and passes. Weights are random, so that phases are found less alike
-than those of speech, for which the codec declares -60 dB.
+than those of speech, for which the codec declares -50 dB.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mmaccel.pipelines.text_to_speech.types import (
     Utterance,
 )
 from tests.fixtures.shared import media_pipe
-from tests.fixtures.voices import build_codec, build_voices
+from tests.fixtures.voices import build_codec, build_voices, endless
 
 CHUNK, REACH, HOP = (
     10,
@@ -44,17 +44,11 @@ def pipe(tmp_path_factory: pytest.TempPathFactory) -> TextToSpeech:
     return TextToSpeech.from_pretrained(build_voices(tmp_path_factory.mktemp("voices")))
 
 
-@pytest.fixture
-def endless(pipe: TextToSpeech) -> Iterator[TextToSpeech]:
+@pytest.fixture(name="endless")
+def _endless(pipe: TextToSpeech) -> Iterator[TextToSpeech]:
     """The same, which goes on until it is cut."""
-    window: Any = pipe.speech.window
-
-    def go_on(_: Any, __: Any, made: Any) -> None:
-        made.logits[..., list(pipe.speech.layout.ends)] = -1e4
-
-    hook = window.model.register_forward_hook(go_on)
-    yield pipe
-    hook.remove()
+    with endless(pipe):
+        yield pipe
 
 
 def stream(pipe: TextToSpeech, text: str = "a red fox", **options: Any) -> tuple[Any, list[Any]]:
