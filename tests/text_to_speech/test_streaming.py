@@ -26,11 +26,9 @@ from mmaccel.pipelines.text_to_speech.types import (
 from tests.fixtures.shared import media_pipe
 from tests.fixtures.voices import build_codec, build_voices, endless
 
-CHUNK, REACH, HOP = (
-    10,
-    16,
-    320,
-)  # frames of a chunk, frames that the codec reads, samples of a frame
+CHUNK = 10  # frames
+REACH = 18  # frames that the tiny codec reads to each side
+HOP = 320  # samples of a frame
 LONG: dict[str, Any] = dict(max_seconds=1.2)  # 60 frames, where the model does not end before
 POLICIES = (Autoregressive(), Jacobi(window=6))
 PERIOD = (
@@ -187,10 +185,10 @@ def test_families_of_the_hub() -> None:
 
 
 def test_parts_of_a_long_text_follow_each_other(pipe: TextToSpeech) -> None:
-    text, n_parts = PERIOD
+    text = "A red fox. Blue cat, a red fox a blue cat; seven"
     whole = pipe(text, seed=[3], max_seconds=0.3)[0]
     made, chunks = stream(pipe, text, seed=3, max_seconds=0.3)
-    assert len(pipe.speech.split(text)) == n_parts <= len(chunks)
+    assert len(pipe.speech.split(text)) == 4 <= len(chunks)
     assert torch.equal(made.utterance.tokens, whole.tokens)
     assert_follow(chunks, whole, frames=None)
 
