@@ -133,8 +133,8 @@ class SpeechCodec(nn.Module):
     Attributes:
         reach: frames of the flat layout before and after one, an even number, beyond which codes
             change its sound by less than -50 dB of the utterance's power (measured on 60
-            sentences: the worst 20 ms at -54 dB, half of the sentences below -85). Frames are decoded in
-            windows that begin at even frames, where the first phases are those of the whole.
+            sentences: the worst 20 ms at -54 dB, half of the sentences below -85). Frames are
+            decoded in windows that begin at even frames, where the first phases are the whole's.
     """
 
     def __init__(

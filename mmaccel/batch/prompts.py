@@ -76,8 +76,8 @@ class Row:
         policy: short name; None is that of the command line.
         params: fields of `SamplingParams` and of the policy, which replace those of the command
             line.
-        voice: who speaks; None is that of the command line.
         line: line number in the file, from 1.
+        voice: who speaks; None is that of the command line.
     """
 
     id: str
@@ -88,8 +88,8 @@ class Row:
     size: tuple[int, int] | None = None
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
-    voice: str | None = None
     line: int = 0
+    voice: str | None = None
 
 
 FIELDS = tuple(each.name for each in fields(Row) if each.name != "line")

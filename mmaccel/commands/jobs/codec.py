@@ -136,12 +136,6 @@ class SpeechJob(CodecJob):
     def summary(self) -> str:
         return f"{super().summary}, {self.seconds:.1f} s of sound,"
 
-    def report(self, stats: Stats) -> None:
-        super().report(stats)
-        if self.seconds:
-            work = stats.seconds + stats.pixel_seconds
-            say(f"real-time factor {work / self.seconds:.2f}")
-
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What an utterance depends on, apart from its text and seed; ready for JSON."""
