@@ -141,6 +141,7 @@ class RunningSound:
     def __init__(self, on_step: OnStep | None) -> None:
         self._on_step = on_step
         self._rows: dict[int, RowSound] = {}
+        self._passes = 0
         self.seconds = 0.0
 
     def begin(self, sound: RowSound) -> None:
@@ -149,6 +150,7 @@ class RunningSound:
 
     def __call__(self, progress: Progress) -> Tensor | None:
         limits = None if self._on_step is None else self._on_step(progress)
+        self._passes = progress.passes
         began = time.perf_counter()
         for batch_slot, number in enumerate(progress.rows):
             sound = self._rows.get(number)
@@ -164,7 +166,7 @@ class RunningSound:
         sound = self._rows.pop(row.row, None)
         if sound is None:
             return None
-        sound.take(row.tokens, row.passes, is_whole=True)
+        sound.take(row.tokens, self._passes, is_whole=True)
         return sound.join()
 
 

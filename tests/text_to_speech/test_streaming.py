@@ -191,6 +191,8 @@ def test_parts_of_a_long_text_follow_each_other(pipe: TextToSpeech) -> None:
     assert len(pipe.speech.split(text)) == 4 <= len(chunks)
     assert torch.equal(made.utterance.tokens, whole.tokens)
     assert_follow(chunks, whole, frames=None)
+    passes = [chunk.passes for chunk in chunks]
+    assert passes == sorted(passes) and passes[-1] <= made.stats.passes == whole.passes
 
 
 def test_one_seed_one_sound_and_stats(endless: TextToSpeech) -> None:
