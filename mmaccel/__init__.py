@@ -76,6 +76,8 @@ _PUBLIC = {
     "Clip": "mmaccel.pipelines.image_to_video.types",
     "Clips": "mmaccel.pipelines.image_to_video.types",
     "Speech": "mmaccel.pipelines.text_to_speech.types",
+    "SpeechChunk": "mmaccel.pipelines.text_to_speech.types",
+    "SpeechStream": "mmaccel.pipelines.text_to_speech.streaming",
     "Utterance": "mmaccel.pipelines.text_to_speech.types",
     "Request": "mmaccel.pipelines.text_to_image.outputs",
     "RequestOutput": "mmaccel.pipelines.text_to_image.outputs",

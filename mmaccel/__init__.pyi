@@ -41,7 +41,9 @@ from mmaccel.pipelines.text_to_image.outputs import Request
 from mmaccel.pipelines.text_to_image.outputs import RequestOutput
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.pipelines.text_to_speech.streaming import SpeechStream
 from mmaccel.pipelines.text_to_speech.types import Speech
+from mmaccel.pipelines.text_to_speech.types import SpeechChunk
 from mmaccel.pipelines.text_to_speech.types import Utterance
 from mmaccel.pipelines.text_to_video.pipeline import TextToVideo
 from mmaccel.reduction.kv_cache.bilevelkv import BiLevelKV
@@ -290,6 +292,8 @@ __all__ = [
     "Speculative",
     "SpeculativeJacobi",
     "Speech",
+    "SpeechChunk",
+    "SpeechStream",
     "Stats",
     "Stepwise",
     "StreamingLLM",

@@ -156,7 +156,9 @@ def _report(argv: Sequence[str], error: object, code: int) -> int:
     line = " ".join(str(error).split())
     line = line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 3]}..."
     print(f"mmaccel: {printable(line)}", file=sys.stderr)
-    if argv[:1] == ["generate"] and {"--json", "--json-stream"} & set(argv):
+    if argv[:1] in (["generate"], ["speak"], ["animate"]) and {"--json", "--json-stream"} & set(
+        argv
+    ):
         print_envelope(None, {"code": _CODES[code], "message": line})
     return code
 

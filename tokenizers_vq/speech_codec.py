@@ -36,6 +36,7 @@ _UP = 2  # columns of the decoder's spectrum for one frame of 20 ms
 _OVERLAP = 4  # of its windows
 _LOUDEST = 6.0  # logarithm of a magnitude
 _ITERATIONS, _MOMENTUM = 40, 0.99  # of Griffin-Lim
+_PHASE_REACH = 11  # frames of 20 ms, beyond which phases are found alike; see `reach`
 _CLASS = "SpeechCodec"
 _FILES = ("codec.json", "codec.safetensors")
 _RANGES = {  # of codec.json
@@ -128,6 +129,12 @@ class SpeechCodec(nn.Module):
         encoder_width, encoder_depth: channels and blocks of the encoder.
         decoder_width, decoder_depth: channels and blocks of the decoder, at frame rate.
         fine_depth: blocks at twice the frame rate.
+
+    Attributes:
+        reach: frames of the flat layout before and after one, an even number, beyond which codes
+            change its sound by less than -50 dB of the utterance's power (measured on 60
+            sentences: the worst 20 ms at -54 dB, half of the sentences below -85). Frames are
+            decoded in windows that begin at even frames, where the first phases are the whole's.
     """
 
     def __init__(
@@ -171,6 +178,9 @@ class SpeechCodec(nn.Module):
             *(Block(decoder_width, inner) for _ in range(fine_depth)), nn.LayerNorm(decoder_width)
         )
         self.head = nn.Linear(decoder_width, self.n_fft // 2 + 1)
+        # three columns to each side by a block, one by `write`
+        read = 1 + 3 * decoder_depth - (-3 * fine_depth // _UP)
+        self.reach = -(-(read + _PHASE_REACH) // _UP) * _UP
         self.register_buffer("window", torch.hann_window(self.n_fft), persistent=False)
 
     window: Tensor

@@ -67,7 +67,7 @@ class Row:
 
     Attributes:
         id: unique in the file; letters, digits, `.`, `_` and `-`.
-        prompt: text that the image shows.
+        prompt: text that the image shows, or that is spoken.
         negative: prompt of the unconditional branch; "" takes the model's own, None that of the
             command line.
         seed: of its first image; None derives one from the id.
@@ -77,6 +77,7 @@ class Row:
         params: fields of `SamplingParams` and of the policy, which replace those of the command
             line.
         line: line number in the file, from 1.
+        voice: who speaks; None is that of the command line.
     """
 
     id: str
@@ -88,6 +89,7 @@ class Row:
     policy: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     line: int = 0
+    voice: str | None = None
 
 
 FIELDS = tuple(each.name for each in fields(Row) if each.name != "line")
@@ -408,7 +410,10 @@ def _make_id(row: Row) -> str:
 
     It depends on the row alone, so that a row keeps its images when it moves in the file.
     """
-    text = _TO_JSON({name: getattr(row, name) for name in FIELDS if name != "id"})
+    own = {name: getattr(row, name) for name in FIELDS if name != "id"}
+    if row.voice is None:  # the field is younger than ids
+        del own["voice"]
+    text = _TO_JSON(own)
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
     first = split_words(row.prompt[:200])[:3]
     words = [
@@ -519,4 +524,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "size": read_size,
     "policy": _policy,
     "params": _params,
+    "voice": partial(_text, "voice"),
 }

@@ -1,4 +1,4 @@
-"""A worker: one loaded model that generates the images or clips of items and writes them.
+"""A worker: one loaded model that makes the images, clips or utterances of items and writes them.
 
 A `Setup` holds plain values, so that it can be sent to another process. `settings_of` combines it
 with a row of the prompt file. `describe` lists everything that an image depends on, and its
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
@@ -24,13 +24,34 @@ from mmaccel.outputs.image_files import describe_settings, short_hash, write_png
 from mmaccel.outputs.machine import versions
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings
 from mmaccel.pipelines.text_to_image.model import choose_params, encode_prompts, spread_negatives
-from mmaccel.results import EXACT_DTYPE, exactness_in
+from mmaccel.pipelines.text_to_image.outputs import Request
+from mmaccel.results import EXACT_DTYPE, Stats, exactness_in
 from mmaccel.samplers.drafting.coarse import coarse_facts
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 
 _MAX_NAMED = 20  # wrong rows that a message names
+
+
+class Generator(Protocol):
+    """Makes items of equal settings: an `ImageGenerator`, or a `SpeechGenerator`."""
+
+    def resize(self, size: tuple[int, int] | None) -> Any:
+        """The pipeline for items of a size; None is that of the model.
+
+        Raises:
+            OptionError: a size that the model does not have.
+        """
+
+    def run_all(
+        self,
+        requests: Sequence[Request],
+        settings: Any,
+        deliver: Callable[[Any], None],
+        rows: int,
+    ) -> Stats:
+        """Make them, `rows` at a time; `deliver` is called with each output."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +102,36 @@ class Setup:
 
         return open_pipeline(self.model, self.load, size=self.size, decoder=self.decoder)
 
+    def open_generator(self, pipe: Any) -> Generator:
+        """What makes items with a loaded model."""
+        from mmaccel.pipelines.text_to_image.generator import ImageGenerator
+
+        return ImageGenerator(pipe)
+
+    def hash_files(self, pipe: Any) -> dict[str, str]:
+        """Hashes of what a loaded model was read from, by name; one is `weights`."""
+        from mmaccel.pipelines.loading.sources import content_hash
+
+        assert pipe.source is not None  # it was opened by name
+        return {"weights": content_hash(pipe.source, self.decoder)}
+
+    def plan(self, item: Item, pipe: Any) -> Any:
+        """Settings of an item: its row's values, else these; they have `name`, `policy` and
+        `params`, and equal ones are made together.
+
+        Raises:
+            OptionError: a value that the model or the policy does not accept.
+        """
+        return settings_of(self, item, pipe)
+
+    def describe(
+        self, item: Item, settings: Any, hashes: Mapping[str, str], model: object
+    ) -> dict[str, Any]:
+        """Everything that an item depends on, ready for JSON; equal in every run."""
+        return describe(self, item, settings, hashes["weights"], model)
+
     def write(self, file: Path, finished: Any, facts: Mapping[str, Any]) -> None:
-        """Write an output of the pipeline's `serve`, whole or not at all.
+        """Write an output of the generator, whole or not at all.
 
         Raises:
             OSError: no space or no permission.
@@ -125,15 +174,39 @@ def settings_of(setup: Setup, item: Item, pipe: PromptPipeline) -> GenerationSet
         OptionError: a value that the model or the policy does not accept.
     """
     row = item.row
+    if row.voice is not None:
+        raise OptionError(
+            f"voice: expected none for {setup.unit}s, received {row.voice!r}; leave it out, or "
+            "take mmaccel speak"
+        )
     own = {name: value for name, value in row.params.items() if name in SAMPLING_FIELDS}
-    fields = {name: value for name, value in row.params.items() if name not in SAMPLING_FIELDS}
     params = choose_params(pipe.prompted_model.params, **{**given(setup.sampling), **own})
+    name, policy = read_policy_fields(setup, item, pipe, beside=SAMPLING_FIELDS)
+    encode_prompts(pipe.prompted_model, [row.prompt], [negative_of(setup, item)], params)
+    return GenerationSettings(name, policy, params)
+
+
+def read_policy_fields(
+    setup: Setup, item: Item, pipe: Any, beside: Sequence[str]
+) -> tuple[str, Any]:
+    """Short name and policy of an item.
+
+    Args:
+        setup: has those of rows that name none.
+        item: its row may have others.
+        pipe: the model.
+        beside: names in the row's `params` that are no fields of the policy.
+
+    Raises:
+        OptionError: a value that the policy does not accept.
+    """
+    row = item.row
+    fields = {name: value for name, value in row.params.items() if name not in beside}
     kind = pipe.model.kind
     default, options = pick_name(setup.policy, {**setup.options}, kind)
     name = default if row.policy is None else row.policy
     name, options = pick_name(name, (options if name == default else {}) | fields, kind)
-    encode_prompts(pipe.prompted_model, [row.prompt], [negative_of(setup, item)], params)
-    return GenerationSettings(name, make_policy(name, **options), params)
+    return name, make_policy(name, **options)
 
 
 def negative_of(setup: Setup, item: Item) -> str | None:
@@ -188,17 +261,14 @@ class Worker:
     """
 
     def __init__(self, setup: Setup) -> None:
-        from mmaccel.pipelines.loading.sources import content_hash
-        from mmaccel.pipelines.text_to_image.generator import ImageGenerator
-
         self.setup = setup
         pipe = setup.open()
-        assert pipe.source is not None  # it was opened by name
-        self._generator = ImageGenerator(pipe)
-        self._weights, self._model = content_hash(pipe.source, setup.decoder), pipe.model
+        self._generator = setup.open_generator(pipe)
+        self._hashes = setup.hash_files(pipe)
+        self._model = pipe.model
         # a million equal settings are one object
-        self._same: dict[GenerationSettings, GenerationSettings] = {}
-        self._plans: dict[Key, tuple[GenerationSettings, str]] = {}
+        self._same: dict[Any, Any] = {}
+        self._plans: dict[Key, tuple[Any, str]] = {}
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
         """Check all items before any image is generated.
@@ -264,13 +334,11 @@ class Worker:
     def _run_together(
         self,
         items: list[Item],
-        settings: GenerationSettings,
+        settings: Any,
         on_finish: Callable[[Record], None],
         rows: int,
     ) -> None:
         """Generate items of equal size and settings."""
-        from mmaccel.pipelines.text_to_image.outputs import Request
-
         left = {item.key: item for item in items}
 
         def write(finished: Any) -> None:
@@ -298,7 +366,7 @@ class Worker:
     def _write(self, finished: Any) -> Record:
         item: Item = finished.request.tag
         settings, own_fingerprint = self._plans[item.key]
-        facts = describe(self.setup, item, settings, self._weights, self._model)
+        facts = self.setup.describe(item, settings, self._hashes, self._model)
         file = self.setup.out / item.file
         try:
             self.setup.write(file, finished, {**facts, **finished.shape})
@@ -316,7 +384,7 @@ class Worker:
                 f"{error.strerror}; the {self.setup.unit}s in the manifest are complete, continue "
                 "with --resume"
             ) from error
-        shared = ("prompt", "negative", "seed", "model", "policy", "exactness")
+        shared = ("prompt", "negative", "voice", "seed", "model", "policy", "exactness")
         record |= {name: facts[name] for name in shared if name in facts}
         return {
             **record,
@@ -325,13 +393,14 @@ class Worker:
             "fingerprint": own_fingerprint,
         }
 
-    def _plan(self, item: Item, pipe: PromptPipeline) -> tuple[GenerationSettings, str]:
+    def _plan(self, item: Item, pipe: Any) -> tuple[Any, str]:
         """Settings and fingerprint of an item."""
         found = self._plans.get(item.key)
         if found is None:
-            settings = settings_of(self.setup, item, pipe)
+            settings = self.setup.plan(item, pipe)
             settings = self._same.setdefault(settings, settings)
-            digits = fingerprint(describe(self.setup, item, settings, self._weights, self._model))
+            facts = self.setup.describe(item, settings, self._hashes, self._model)
+            digits = fingerprint(facts)
             found = self._plans[item.key] = settings, digits
         return found
 
@@ -348,9 +417,9 @@ def _by_size(items: Sequence[Item]) -> Iterator[list[Item]]:
     yield from groups.values()
 
 
-def _by_settings(settings: Sequence[GenerationSettings]) -> Iterator[list[int]]:
+def _by_settings(settings: Sequence[Any]) -> Iterator[list[int]]:
     """Indices of equal settings."""
-    groups: dict[GenerationSettings, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for k, each in enumerate(settings):
         groups.setdefault(each, []).append(k)
     yield from groups.values()

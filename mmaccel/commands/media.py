@@ -42,6 +42,9 @@ _GENERATE_NEGATIVE = "negative prompt, for models whose authors have it"
 _SPEAK_MODEL = "voices, or a folder or hub id, such as HKUSTAudio/Llasa-1B"
 _SPEAK_CODEC = "folder or hub id of the decoder of codes to sound; by default the authors'"
 _SPEAK_SEED = "of the first text, the next has the next; by default drawn, and printed"
+_SPEAK_PLAY = "play it while it is decoded, and write no files; needs sounddevice"
+_SPEAK_STDOUT = "write it to stdout as WAV while it is decoded, and no files: … --stdout | aplay"
+_SPEAK_BATCH = "texts decoded at a time at most; by default 1, of a file 8"
 _SPEAK_SECONDS = "cut longer ones; by default 30, or as long as the model can"
 _ANIMATE_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
 _ANIMATE_SEED = "of a start's first clip, the next has the next; by default drawn, and printed"
@@ -78,32 +81,6 @@ class CodecFlags(MediaFlags):
     method: WindowPolicyFlags
     sampling: Annotated[SamplingOptions, Without("guidance_scale", "divergence_temperature")]
     out: shared.Out = Path("out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speak(CodecFlags):
-    """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
-
-    Temperature, truncation and penalty are by default those the model's authors recommend.
-    """
-
-    texts: Annotated[list[str], typer.Argument(help="one file each")]
-    model: Annotated[str, typer.Option(help=_SPEAK_MODEL)] = "voices"
-    codec: Annotated[str | None, typer.Option(help=_SPEAK_CODEC)] = None
-    seed: Annotated[int | None, typer.Option(help=_SPEAK_SEED)] = None
-    voice: Annotated[str | None, typer.Option(help="for models that know several")] = None
-    max_seconds: Annotated[float | None, typer.Option(help=_SPEAK_SECONDS)] = None
-    repetition_penalty: Annotated[float | None, typer.Option(help="1 is none")] = None
-    batch_size: Annotated[int, typer.Option(help="texts decoded at a time at most")] = 1
-
-    def run(self) -> None:
-        """Speak."""
-        from mmaccel.commands.jobs.codec import SpeechJob
-
-        SpeechJob(self).run()
-
-
-speak = as_command(Speak)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +152,104 @@ class FileFlags:
                 "first is 1"
             )
         return index, count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speak(CodecFlags):
+    """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
+
+    With --prompts FILE (.jsonl, .csv, .txt or -), speak those of a file: see docs/batch.md.
+
+    Temperature, truncation and penalty are by default those the model's authors recommend.
+    """
+
+    texts: Annotated[list[str] | None, typer.Argument(help="one file each")] = None
+    model: Annotated[str, typer.Option(help=_SPEAK_MODEL)] = "voices"
+    codec: Annotated[str | None, typer.Option(help=_SPEAK_CODEC)] = None
+    seed: Annotated[int | None, typer.Option(help=_SPEAK_SEED)] = None
+    voice: Annotated[str | None, typer.Option(help="for models that know several")] = None
+    max_seconds: Annotated[float | None, typer.Option(help=_SPEAK_SECONDS)] = None
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 is none")] = None
+    play: Annotated[bool, typer.Option("--play", help=_SPEAK_PLAY)] = False
+    stdout: Annotated[bool, typer.Option("--stdout", help=_SPEAK_STDOUT)] = False
+    batch_size: Annotated[int | None, typer.Option(help=_SPEAK_BATCH)] = None
+    file: FileFlags
+
+    @property
+    def rows(self) -> int:
+        """Texts decoded together."""
+        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
+        return usual if self.batch_size is None else self.batch_size
+
+    def run(self) -> None:
+        """Speak."""
+        from mmaccel.commands.jobs.batch import run_batch
+        from mmaccel.commands.jobs.codec import ListenJob, SpeechJob
+
+        if self.file.prompt_file is not None:
+            run_batch(self)
+        elif self.play or self.stdout:
+            ListenJob(self).run()
+        else:
+            SpeechJob(self).run()
+
+    def check_texts(self) -> list[str]:
+        """The texts, and options that go with them.
+
+        Raises:
+            OptionError: no text, or an option of the other way to give texts.
+        """
+        single: dict[str, Any] = {"text": self.texts, "--play": self.play, "--stdout": self.stdout}
+        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
+        self.file.check(single)
+        if self.play and self.stdout:
+            raise OptionError("--play: expected it or --stdout, received both; leave one out")
+        if (self.play or self.stdout) and self.batch_size is not None:
+            name = "--play" if self.play else "--stdout"
+            raise OptionError(
+                f"--batch-size: expected none with {name}, which takes one text after the other, "
+                f"received {self.batch_size}; leave it out"
+            )
+        if not self.texts and self.file.prompt_file is None:
+            raise OptionError(
+                "TEXT: expected a text to say, received none; write one, or give --prompts FILE"
+            )
+        return self.texts or []
+
+    def check(self) -> None:
+        """Check the flags of texts of a file.
+
+        Raises:
+            OptionError: with the first that is wrong.
+        """
+        from mmaccel.pipelines.text_to_speech.plan import check_call
+
+        self.check_texts()
+        shared.check_count("batch-size", self.rows, MAX_BATCH)
+        self.method.read()
+        options = {"max_seconds": self.max_seconds, "repetition_penalty": self.repetition_penalty}
+        check_call([], 0, **options)
+
+    def setup(self, load: LoadOptions) -> Any:
+        """What the workers of a file need."""
+        from mmaccel.batch.speech import SpeechSetup
+
+        return SpeechSetup(
+            self.model,
+            self.out,
+            policy=self.method.policy,
+            options=self.method.read(),
+            sampling=self.sampling,
+            load=load,
+            rows=self.rows,
+            codec=self.codec,
+            voice=self.voice,
+            max_seconds=self.max_seconds,
+            repetition_penalty=self.repetition_penalty,
+        )
+
+
+speak = as_command(Speak)
 
 
 @dataclass(frozen=True, kw_only=True)

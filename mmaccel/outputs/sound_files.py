@@ -1,7 +1,8 @@
-"""Sound files: WAV, read and written, with a JSON file next to each that says how it was made."""
+"""Sound: WAV files, read and written with a JSON file that says how each was made; WAV in a stream."""
 
 from __future__ import annotations
 
+import struct
 import wave
 from collections.abc import Mapping
 from io import BytesIO
@@ -17,6 +18,7 @@ from mmaccel.outputs.whole_files import write_with_facts
 
 _FULL = 2**15 - 1  # largest value of 16 bits
 MAX_SOUND = 2**27  # samples of all channels: 46 minutes of 48 kHz
+_UNKNOWN = 2**32 - 1  # a size in the head of a WAV whose end is not known
 
 
 def write_sound(file: Path, waveform: Tensor, sample_rate: int, facts: Mapping[str, Any]) -> None:
@@ -83,3 +85,10 @@ def read_sound(file: Path) -> tuple[Tensor, int]:
         )
     waveform = samples.reshape(-1, channels).mean(1, dtype=np.float32) / (_FULL + 1)
     return torch.from_numpy(waveform), rate
+
+
+def wav_head(sample_rate: int) -> bytes:
+    """What a mono WAV of 16 bits begins with, before samples whose number is not known yet."""
+    samples = struct.pack("<HHIIHH", 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    form = b"WAVEfmt " + struct.pack("<I", len(samples)) + samples
+    return b"RIFF" + struct.pack("<I", _UNKNOWN) + form + b"data" + struct.pack("<I", _UNKNOWN)

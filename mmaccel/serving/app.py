@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from mmaccel.batch.prompts import SEEDS
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
+from mmaccel.outputs.sound_files import to_pcm, wav_head
 from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, read_body
 from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
@@ -370,16 +371,99 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             logger.info("%s input: %s", request.state.request_id, ascii(body.input))
         seed = secrets.randbits(32) if body.seed is None else body.seed
         ticket = Ticket(client)
+
+        def plan() -> Job:
+            in_chunks = body.stream_format is not None
+            return backend.job(body.input, body.voice, seed, ticket, in_chunks=in_chunks)
+
         try:
-            job = await run_in_threadpool(backend.job, body.input, body.voice, seed, ticket)
+            job = await run_in_threadpool(plan)
         except OptionError as error:
             param = "voice" if str(error).startswith("voice") else "input"
             raise invalid(param, str(error)) from None
         service.put([job])
-        (made,) = await _gather(service, request, [job], deadline)
         kind = body.response_format or "wav"
-        data = await run_in_threadpool(backend.to_bytes, made, kind)
-        headers = {"x-seed": str(seed % SEEDS), "x-sample-rate": str(made.sample_rate)}
-        return Response(data, media_type=f"audio/{kind}", headers=headers)
+        headers = {"x-seed": str(seed % SEEDS), "x-sample-rate": str(backend.sample_rate)}
+        if body.stream_format is None:
+            (made,) = await _gather(service, request, [job], deadline)
+            data = await run_in_threadpool(backend.to_bytes, made, kind)
+            return Response(data, media_type=f"audio/{kind}", headers=headers)
+        first = await _first(service, request, job, deadline)
+        events = _chunks(service, job, first, deadline)
+        head = wav_head(backend.sample_rate) if kind == "wav" else b""
+        if body.stream_format == "audio":
+            return StreamingResponse(
+                _to_sound(events, head), media_type=f"audio/{kind}", headers=headers
+            )
+        return StreamingResponse(
+            _to_sound_events(events, head), media_type="text/event-stream", headers=headers
+        )
 
     return speech
+
+
+async def _first(service: Service, request: Request, job: Job, deadline: float) -> Event:
+    """The first event of a job whose answer has not begun.
+
+    Raises:
+        ApiError, ClientDisconnect: see `_gather`.
+    """
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        event = await _next(service, job.ticket, deadline, gone)
+        _value(event)
+    except BaseException:
+        job.is_cancelled = True
+        raise
+    finally:
+        gone.cancel()
+    return event
+
+
+async def _chunks(
+    service: Service, job: Job, event: Event, deadline: float
+) -> AsyncIterator[Event]:
+    """The events of a job from its first one on, the last of which has the utterance.
+
+    Raises:
+        ApiError: time is over, the job failed, or the server ends.
+    """
+    try:
+        yield event
+        while event.kind == "partial":
+            event = await _next(service, job.ticket, deadline)
+            _value(event)
+            yield event
+    finally:
+        job.is_cancelled = True
+
+
+async def _to_sound(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[bytes]:
+    """`head` and the samples of chunks. What fails ends the answer before its end, which clients
+    see."""
+    yield head
+    async for event in events:
+        if event.kind == "partial":
+            yield await run_in_threadpool(to_pcm, event.value.waveform)
+
+
+async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[str]:
+    """The same in OpenAI's events."""
+    fields: dict[str, Any]
+    try:
+        async for event in events:
+            if event.kind == "partial":
+                data = head + await run_in_threadpool(to_pcm, event.value.waveform)
+                head = b""
+                name, fields = "speech.audio.delta", {"audio": base64.b64encode(data).decode()}
+            else:
+                name, fields = "speech.audio.done", {"usage": _sound_usage(event)}
+            yield _event(name, {"type": name, **fields})
+    except ApiError as error:
+        yield _event("error", error.body())
+
+
+def _sound_usage(event: Event) -> dict[str, int]:
+    """Tokens of a request, as OpenAI counts them."""
+    n_in, n_out = event.job.width, len(event.value.tokens)
+    return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}

@@ -71,7 +71,7 @@ class SpeechBody(BaseModel):
     voice: Annotated[str, Field(max_length=100)] | None = None
     response_format: Literal["wav", "pcm"] | None = None
     speed: Annotated[float, Field(ge=1, le=1)] | None = None
-    stream_format: Literal["audio"] | None = None
+    stream_format: Literal["audio", "sse"] | None = None
     seed: Seed | None = None
 
 

@@ -7,7 +7,8 @@ run empties, and the next one begins with it. So no client waits for more than t
 run begins.
 
 What the model raises ends a run, not the server. Rows that the error names fail; the others begin
-again, up to `MAX_TRIES` times. With too little memory there are half as many rows from then on.
+again, up to `MAX_TRIES` times, or fail too where a client has heard their beginning. With too
+little memory there are half as many rows from then on.
 """
 
 from __future__ import annotations
@@ -140,6 +141,13 @@ class Run:
             is_known = known[batch_slot]
         job.tell("partial", self._engine.backend.render_partial(job, tokens, is_known))
 
+    def hand_out(self, job: Job, piece: Any) -> None:
+        """Hand out a piece of a job's payload, after which the job cannot begin again."""
+        if not job.is_heard:
+            self._engine.metrics.first_audio_seconds.observe(time.monotonic() - job.arrived)
+        job.is_heard = True
+        job.tell("partial", piece)
+
     def finish(self, job: Job, payload: Any, tokens: int, passes: int) -> None:
         """Hand out what was made of a job."""
         for number, other in self.running.items():
@@ -252,7 +260,7 @@ class Engine:
             is_guilty = number in named or (not named and len(left) == 1)
             if job.is_cancelled:
                 self.metrics.rows.labels("cancelled").inc()
-            elif is_guilty or job.tries >= MAX_TRIES:
+            elif is_guilty or job.is_heard or job.tries >= MAX_TRIES:
                 self.metrics.rows.labels("failed").inc()
                 job.tell("failed", error)
             else:

@@ -80,6 +80,7 @@ class Job:
         width: tokens of its prompt.
         ticket: receives its events.
         partials: numbers of tokens after which a partial payload is wanted, ascending.
+        is_heard: whether a piece of its payload was handed out that cannot be taken back.
         is_cancelled: whether nobody waits for it any more; its row is freed after the next pass.
         arrived: when it joined the queue, in seconds of `time.monotonic`.
         tries: how often it was begun.
@@ -90,6 +91,7 @@ class Job:
     width: int
     ticket: Ticket
     partials: list[int] = field(default_factory=list)
+    is_heard: bool = False
     is_cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
     tries: int = 0

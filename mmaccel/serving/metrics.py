@@ -22,6 +22,7 @@ class Metrics:
         running: rows that are decoded now.
         queue_seconds: how long a row waited.
         row_seconds: from a row's arrival to its end.
+        first_audio_seconds: the same to its first chunk of sound, where it is sent in chunks.
         passes: forward passes of the batch.
         row_passes: forward passes summed over the rows that took part.
         tokens: of finished rows.
@@ -51,6 +52,12 @@ class Metrics:
         self.row_seconds = Histogram(
             "mmaccel_row_seconds",
             "from a row's arrival to its end",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.first_audio_seconds = Histogram(
+            "mmaccel_first_audio_seconds",
+            "from a row's arrival to its first chunk of sound",
             buckets=_SECONDS,
             registry=registry,
         )

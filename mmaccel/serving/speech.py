@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from mmaccel.loading import load_keywords, pick_name
 from mmaccel.options import LoadOptions, SamplingOptions, given
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
-from mmaccel.pipelines.text_to_speech.plan import make_plan
+from mmaccel.pipelines.text_to_speech.plan import CHUNK_SECONDS, check_seconds, make_plan
 from mmaccel.pipelines.text_to_speech.types import SpeechRequest, Utterance
 from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.jobs import Job, Ticket
@@ -34,6 +35,7 @@ class SpeechBackend:
         model: folder or hub id.
         codec: the same of its codec; None is the one of the family's authors.
         max_seconds: after which an utterance is cut.
+        chunk_seconds: of sound that is sent in chunks.
         policy: short name; None is Jacobi.
         options: fields of the policy.
         sampling: how tokens are drawn; without `guidance_scale`, which no speech model has.
@@ -53,6 +55,7 @@ class SpeechBackend:
         *,
         codec: str | None = None,
         max_seconds: float = 30.0,
+        chunk_seconds: float = CHUNK_SECONDS,
         policy: str | None = None,
         options: Mapping[str, Any] | None = None,
         sampling: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
@@ -63,9 +66,18 @@ class SpeechBackend:
         name, fields = pick_name(policy, dict(options or {}), "window")
         self._policy = make_policy(name, **fields)
         self.pipe = TextToSpeech.from_pretrained(model, codec=codec, **load_keywords(load))
+        check_seconds(chunk_seconds, "chunk_seconds", usual=CHUNK_SECONDS)
+        self._chunk_seconds = chunk_seconds
         self._call = {"max_seconds": max_seconds, **given(sampling)}
 
-    def job(self, text: str, voice: str | None, seed: int, ticket: Ticket) -> Job:
+    @property
+    def sample_rate(self) -> int:
+        """Of the sound, in Hz."""
+        return self.pipe.speech.sample_rate
+
+    def job(
+        self, text: str, voice: str | None, seed: int, ticket: Ticket, *, in_chunks: bool = False
+    ) -> Job:
         """Check a request and make its job. Called in any thread; nothing is decoded.
 
         Args:
@@ -73,13 +85,16 @@ class SpeechBackend:
             voice: who says it; None, "default" and "auto" are the model's default voice.
             seed: of the utterance.
             ticket: receives what becomes of it.
+            in_chunks: whether that is each chunk of sound, as an event "partial", and then the
+                utterance; else the utterance alone.
 
         Raises:
             OptionError: what this model cannot say.
         """
         voice = None if voice is None or voice in _DEFAULT_VOICES else voice
         plan = make_plan(self.pipe.speech, [text], [seed], voice=voice, **self._call)
-        return Job(SpeechRequest(text, seed, voice), "speech", plan.prompt.tokens.shape[1], ticket)
+        request = SpeechRequest(text, seed, voice, in_chunks=in_chunks)
+        return Job(request, "speech", plan.prompt.tokens.shape[1], ticket)
 
     def run(self, run: Run, rows: int) -> None:
         def deliver(request: SpeechRequest, made: Utterance) -> None:
@@ -90,6 +105,8 @@ class SpeechBackend:
             policy=self._policy,
             rows=rows,
             deliver=deliver,
+            chunk_seconds=self._chunk_seconds,
+            deliver_chunk=lambda request, chunk: run.hand_out(request.tag, chunk),
             on_step=run.step,
             arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
             prompt_width=run.width,
@@ -129,4 +146,4 @@ class SpeechBackend:
 
 def _request(job: Job) -> SpeechRequest:
     asked: SpeechRequest = job.item
-    return SpeechRequest(asked.text, asked.seed, asked.voice, job)
+    return replace(asked, tag=job)

@@ -24,6 +24,7 @@ from mmaccel.pipelines.loading.chat_templates import apply_chat_template
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, load_model
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
@@ -49,6 +50,7 @@ class LlasaSpeech:
     repetition_penalty = 1.0
     voices: tuple[str, ...] = ()
     float32_parts = ("codec",)
+    sound_context = SoundContext(None)  # the codec's decoder attends to all frames
 
     def __init__(self, window: TokenModel, tokenizer: Any, codec: Any) -> None:
         self.window, self.tokenizer, self.codec = window, tokenizer, codec

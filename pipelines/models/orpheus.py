@@ -13,6 +13,7 @@ seed determines it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, read_
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
+from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
@@ -81,6 +83,7 @@ class OrpheusSpeech:
         )
         self.sample_rate: int = codec.sampling_rate
         self.frame_samples = int(codec.hop_length) * codec.vq_strides[0]
+        self.sound_context = SoundContext(_find_reach(codec, self.frame_samples))
 
     def split(self, text: str) -> list[str]:
         return [text]
@@ -110,6 +113,19 @@ class OrpheusSpeech:
         with _seeded(device, seed):
             sound = self.codec.decode(codes).flatten()
         return sound.float().clamp(-1, 1).cpu()
+
+
+def _find_reach(codec: Any, frame_samples: int) -> int | None:
+    """Frames to each side that SNAC's decoder reads for one; None where it attends to others."""
+    if codec.attn_window_size is not None:
+        return None
+    step = math.prod(codec.decoder_rates)  # samples between entries, at the layer in hand
+    samples = 3 * step
+    for rate in codec.decoder_rates:
+        samples += step  # the transposed convolution
+        step //= rate
+        samples += 3 * (1 + 3 + 9) * step  # kernels of 7, dilated
+    return -(-(samples + 3) // frame_samples)
 
 
 @contextmanager

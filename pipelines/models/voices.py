@@ -24,6 +24,7 @@ from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.speech_tokens import find_ids, find_range, load_window
 from mmaccel.pipelines.models.voices_vocabulary import CODE, END, list_prompt, split_text
+from mmaccel.pipelines.text_to_speech.types import SoundContext
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
@@ -62,6 +63,7 @@ class VoicesSpeech:
         self._longest: int = facts["longest"]
         self.sample_rate = codec.sample_rate
         self.frame_samples = codec.hop
+        self.sound_context = SoundContext(codec.reach, step=2)
         wanted = (facts["sample_rate"], facts["frame_samples"])
         if (self.sample_rate, self.frame_samples) != wanted:
             raise UnsupportedModelError(

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Unpack
 
 import torch
+from torch import Tensor
 
 from mmaccel.checks import check_callable
 from mmaccel.contracts import Arrivals, FinishedRow
@@ -23,10 +25,30 @@ from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions, TokenO
 from mmaccel.pipelines.media import RowPlan, collect_payloads
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.run_lock import alone
-from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, join_plans, make_plan
+from mmaccel.pipelines.text_to_speech.plan import (
+    CHUNK_SECONDS,
+    SpeechPlan,
+    count_chunk_frames,
+    join_plans,
+    make_plan,
+    take_codes,
+)
 from mmaccel.pipelines.text_to_speech.registry import open_speech
-from mmaccel.pipelines.text_to_speech.types import Speech, SpeechModel, SpeechRequest, Utterance
-from mmaccel.results import OnStep, Stats
+from mmaccel.pipelines.text_to_speech.streaming import (
+    ChunkSender,
+    RowSound,
+    RunningSound,
+    SpeechStream,
+    check_sound,
+)
+from mmaccel.pipelines.text_to_speech.types import (
+    Speech,
+    SpeechChunk,
+    SpeechModel,
+    SpeechRequest,
+    Utterance,
+)
+from mmaccel.results import OnStep, Progress, Stats
 from mmaccel.samplers.noise import choose_seed
 
 
@@ -46,11 +68,26 @@ class SpeechCall(DecodingOptions, TokenOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeechStreamCall(DecodingOptions, TokenOptions):
+    """The arguments of `TextToSpeech.stream`, which explains them."""
+
+    text: str = field(kw_only=False)
+    voice: str | None = None
+    seed: int | None = None
+    max_seconds: float | None = None
+    repetition_penalty: float | None = None
+    chunk_seconds: float = CHUNK_SECONDS
+    on_step: OnStep | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeechServe(ServeOptions, TokenOptions):
     """The arguments of `TextToSpeech.serve`, which explains them."""
 
     max_seconds: float
     repetition_penalty: float | None = None
+    chunk_seconds: float = CHUNK_SECONDS
+    deliver_chunk: Callable[[SpeechRequest, SpeechChunk], None] | None = None
 
 
 class TextToSpeech(Pipeline):
@@ -159,7 +196,7 @@ class TextToSpeech(Pipeline):
         counts = Counter(plan.owners)
 
         def finish(row: FinishedRow) -> Utterance | None:
-            part = finish_utterance(self.speech, plan, row)
+            part = finish_utterance(self.speech, plan, row, index=row.row)
             own = parts[part.index]
             own[row.row] = part
             if len(own) < counts[part.index]:
@@ -180,6 +217,80 @@ class TextToSpeech(Pipeline):
             return ([one.waveform for one in speech.utterances],)  # type: ignore[return-value]
         return speech
 
+    @takes(SpeechStreamCall)
+    def stream(self, call: SpeechStreamCall) -> SpeechStream:
+        """Speak a text in chunks, while it is decoded.
+
+        Args:
+            text: one.
+            policy, kv_cache, attention, voice, seed, max_seconds: as in `__call__`. Parts of a long
+                text follow one after the other.
+            temperature, top_k, top_p, min_p, repetition_penalty: as in `__call__`.
+            top_n_sigma, top_h, eta_cutoff: as in `__call__`.
+            entropy_temperature: as in `__call__`.
+            chunk_seconds: of each chunk but the last one, at least. A chunk is decoded to sound
+                when the frames behind it that the codec reads are there too; shorter ones come
+                earlier and cost more, because their surroundings are decoded with each.
+            on_step: called after every pass, in the thread that decodes.
+
+        Returns:
+            An iterator of `SpeechChunk`, which decodes in a thread of its own. Its `utterance` and
+            `stats` are there at the end. Leaving the loop, `close()`, or an exception in the loop
+            ends decoding after the pass that runs. Tokens are those of `__call__`; how the sound
+            differs from it, `SpeechModel.sound_context` and docs/speech.md say.
+
+        Raises:
+            OptionError, UnsupportedModelError: as in `__call__`, before any pass.
+            NumericsError, BusyError: as in `__call__`, from the iterator.
+        """
+        seed = choose_seed(call.seed)
+        plan = make_plan(
+            self.speech,
+            [call.text],
+            seed,
+            voice=call.voice,
+            max_seconds=call.max_seconds,
+            batch_size=1,
+            repetition_penalty=call.repetition_penalty,
+            in_parts=True,
+            **sampling_of(call),
+        )
+        frames = count_chunk_frames(self.speech, call.chunk_seconds)
+        decoding = self.choose(call)
+        check_callable("on_step", call.on_step)
+
+        def decode(
+            put: Callable[[SpeechChunk], None], check: Callable[[], None]
+        ) -> tuple[Utterance, Stats]:
+            def watch(progress: Progress) -> Tensor | None:
+                check()
+                return None if call.on_step is None else call.on_step(progress)
+
+            sound = RunningSound(watch)
+            send = ChunkSender(self.speech.sample_rate, put)
+            for k in range(plan.prompt.batch):
+                sound.begin(RowSound(self.speech, plan, k, number=k, frames=frames, send=send))
+            parts: list[Utterance] = []
+
+            def finish(row: FinishedRow) -> Utterance:
+                own = sound.end(row)
+                return finish_utterance(self.speech, plan, row, index=row.row, sound=own)
+
+            with alone(self.model), self._at_work():
+                stats = self.decode_rows(
+                    decoding,
+                    plan,
+                    finish=finish,
+                    deliver=parts.append,
+                    on_step=sound,
+                )
+            stats.seconds -= sound.seconds
+            stats.pixel_seconds += sound.seconds
+            stats.seed = seed
+            return join_parts(parts), stats
+
+        return SpeechStream(decode)
+
     @takes(SpeechServe)
     def serve(self, call: SpeechServe) -> Stats:
         """Speak requests with continuous batching; others may join. An utterance depends on its own
@@ -190,6 +301,9 @@ class TextToSpeech(Pipeline):
             max_seconds: after which an utterance is cut.
             policy, kv_cache, attention: as in `__call__`.
             rows: utterances decoded at a time at most.
+            deliver_chunk: called with every request that is `in_chunks` and each of its chunks; the
+                waveform of its utterance is these. None: there is no such request.
+            chunk_seconds: as in `stream`.
             deliver: called with every request and its utterance as soon as it is finished. A row
                 that `on_step` ends before its first token is not delivered.
             on_step: called after every pass with the state of the running rows.
@@ -220,24 +334,35 @@ class TextToSpeech(Pipeline):
                 **params,
             )
 
-        running = {k: (request, plan(request)) for k, request in enumerate(call.requests)}
-        numbers = count(len(running))
-        first = [own for _, own in running.values()]
+        frames = count_chunk_frames(self.speech, call.chunk_seconds)
+        check_callable("deliver_chunk", call.deliver_chunk)
+        sound = RunningSound(call.on_step)
+        running: dict[int, tuple[SpeechRequest, SpeechPlan]] = {}
+        numbers = count()
+
+        def begin(request: SpeechRequest) -> SpeechPlan:
+            own = plan(request)
+            number = next(numbers)
+            running[number] = request, own
+            if request.in_chunks and call.deliver_chunk is not None:
+                deliver = partial(call.deliver_chunk, request)
+                send = ChunkSender(self.speech.sample_rate, deliver)
+                sound.begin(RowSound(self.speech, own, 0, number=number, frames=frames, send=send))
+            return own
 
         def finish(row: FinishedRow) -> tuple[SpeechRequest, Utterance] | None:
             request, own = running.pop(row.row)
+            sent = sound.end(row)
             if not len(row.tokens):
                 return None
-            return request, finish_utterance(self.speech, own, replace(row, row=0))
+            return request, finish_utterance(self.speech, own, row, index=0, sound=sent)
 
         def receive(most: int) -> Arrivals | None:
             assert arrivals is not None
-            asked = [(request, plan(request)) for request in arrivals(most)]
-            if not asked:
-                return None
-            running.update((next(numbers), each) for each in asked)
-            return Arrivals(*join_plans([own for _, own in asked]))
+            asked = [begin(request) for request in arrivals(most)]
+            return Arrivals(*join_plans(asked)) if asked else None
 
+        first = [begin(request) for request in call.requests]
         with alone(self.model), self._at_work():
             length = first[0].length
             width = self.fit_prompt(call.prompt_width, length)
@@ -256,36 +381,41 @@ class TextToSpeech(Pipeline):
                 whole,
                 finish=finish,
                 deliver=lambda made: call.deliver(*made),
-                on_step=call.on_step,
+                on_step=call.on_step if call.deliver_chunk is None else sound,
             )
 
 
-def finish_utterance(speech: SpeechModel, plan: SpeechPlan, row: FinishedRow) -> Utterance:
+def finish_utterance(
+    speech: SpeechModel,
+    plan: SpeechPlan,
+    row: FinishedRow,
+    *,
+    index: int,
+    sound: Tensor | None = None,
+) -> Utterance:
     """Decode one row to sound, by itself, so that no other row affects it.
+
+    Args:
+        speech: the model.
+        plan: of the row.
+        row: all of its tokens.
+        index: of the row in the plan.
+        sound: what was sent in chunks, if the row was.
 
     Raises:
         NumericsError: the codec returned NaN.
     """
-    owner = plan.owners[row.row]
-    tokens = row.tokens
-    seed = plan.seeds[row.row]
-    is_finished = bool(len(tokens)) and int(tokens[-1]) in speech.layout.ends
-    columns = speech.layout.columns
-    whole = min(len(tokens) - is_finished, plan.length - 1) // columns * columns
-    tokens = tokens[:whole]
-    sound = speech.render(tokens, seed) if whole else tokens.new_zeros(0).float()
-    if bool(sound.isnan().any()):
-        raise NumericsError(
-            "waveform: expected samples in -1..1, received NaN from the codec; "
-            "copy its weights again",
-            (row.row,),
-        )
+    owner = plan.owners[index]
+    seed = plan.seeds[index]
+    tokens, is_finished = take_codes(row.tokens, speech.layout, plan.length)
+    if sound is None and len(tokens):
+        sound = check_sound(speech.render(tokens, seed), row.row)
     return Utterance(
         owner,
         plan.texts[owner],
         plan.voice,
         seed,
-        sound,
+        torch.zeros(0, device="cpu") if sound is None else sound,
         speech.sample_rate,
         tokens.cpu(),
         row.passes,

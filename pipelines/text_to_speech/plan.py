@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import show
@@ -20,8 +21,10 @@ from mmaccel.pipelines.text_to_image.model import choose_params, stack_rows
 from mmaccel.pipelines.text_to_speech.types import SpeechModel
 from mmaccel.samplers.noise import Noise, check_seed
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.frames import Frames
 
 _WHOLE_PREFIX = 2**31 - 1  # tokens in the window of the repetition penalty
+CHUNK_SECONDS = 0.5
 _DEFAULT_SECONDS = 30.0
 _MAX_SECONDS = 3600.0
 _ROUNDING = 1e-6  # frames: 0.28 s at 50 frames a second is a little above 14 in floats
@@ -181,8 +184,34 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
     return frames * columns + 1
 
 
-def check_seconds(asked: Any) -> float:
-    """Check `max_seconds`.
+def count_chunk_frames(speech: SpeechModel, chunk_seconds: float) -> int:
+    """Frames of a chunk of sound: at least `chunk_seconds`, and whole steps of the codec's.
+
+    Raises:
+        OptionError: an invalid duration.
+    """
+    asked = check_seconds(chunk_seconds, "chunk_seconds", usual=CHUNK_SECONDS)
+    frames = math.ceil(asked * speech.sample_rate / speech.frame_samples - _ROUNDING)
+    step = speech.sound_context.step
+    return max(1, -(-frames // step)) * step
+
+
+def take_codes(tokens: Tensor, layout: Frames, length: int) -> tuple[Tensor, bool]:
+    """The codes of whole frames among the tokens of a row, and whether the model ended it.
+
+    Args:
+        tokens: `[n]` int64, of a row; its last one may be an end.
+        layout: of the codes.
+        length: slots of a row; the last one is for an end alone.
+    """
+    is_finished = bool(len(tokens)) and int(tokens[-1]) in layout.ends
+    columns = layout.columns
+    whole = min(len(tokens) - is_finished, length - 1) // columns * columns
+    return tokens[:whole], is_finished
+
+
+def check_seconds(asked: Any, name: str = "max_seconds", usual: float = _DEFAULT_SECONDS) -> float:
+    """Check a duration.
 
     Raises:
         OptionError: not a number above 0 and up to 3600.
@@ -190,7 +219,7 @@ def check_seconds(asked: Any) -> float:
     is_number = isinstance(asked, int | float) and not isinstance(asked, bool)
     if not is_number or not 0 < asked <= _MAX_SECONDS:
         raise OptionError(
-            f"max_seconds: expected a number in 0..{_MAX_SECONDS:g}, 0 excluded, received "
-            f"{asked!r}; {_DEFAULT_SECONDS:g} suits most texts"
+            f"{name}: expected a number in 0..{_MAX_SECONDS:g}, 0 excluded, received "
+            f"{asked!r}; {usual:g} suits most texts"
         )
     return float(asked)

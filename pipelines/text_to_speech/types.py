@@ -13,6 +13,20 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.frames import Frames
 
 
+@dataclass(frozen=True)
+class SoundContext:
+    """Which frames must be decoded to sound together with others.
+
+    Attributes:
+        reach: frames before and after one whose codes its sound depends on; None: those of the
+            whole utterance.
+        step: windows of frames begin at multiples of it.
+    """
+
+    reach: int | None
+    step: int = 1
+
+
 class SpeechModel(Protocol):
     """A token model with its codec: text to prompts, and tokens to sound. One class a family.
 
@@ -23,6 +37,7 @@ class SpeechModel(Protocol):
         repetition_penalty: what they recommend; 1 is none. It counts the whole prefix.
         sample_rate: of the sound, in Hz.
         frame_samples: samples of sound for one frame of `layout.columns` tokens.
+        sound_context: what its codec reads to decode a frame, for sound in chunks.
         voices: names its authors list; empty where a model takes none.
     """
 
@@ -32,6 +47,7 @@ class SpeechModel(Protocol):
     repetition_penalty: float
     sample_rate: int
     frame_samples: int
+    sound_context: SoundContext
     voices: tuple[str, ...]
 
     def split(self, text: str) -> list[str]:
@@ -75,12 +91,36 @@ class SpeechRequest:
         seed: 64-bit integer.
         voice: who says it; None is the model's default voice.
         tag: any object that identifies the request.
+        in_chunks: whether its sound is delivered in chunks while it is decoded.
     """
 
     text: str
     seed: int
     voice: str | None = None
     tag: Any = None
+    in_chunks: bool = False
+
+
+@dataclass(frozen=True, repr=False)
+class SpeechChunk(ShortRepr):
+    """A piece of an utterance that is still being decoded.
+
+    Attributes:
+        waveform: `[samples]` float32 in -1..1, mono, on the CPU.
+        sample_rate: in Hz.
+        start: seconds of the utterance before it.
+        passes: forward passes of the run until it was there.
+    """
+
+    waveform: Tensor
+    sample_rate: int
+    start: float
+    passes: int
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the sound."""
+        return len(self.waveform) / self.sample_rate
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,6 +164,12 @@ class Speech(ShortRepr):
 
     utterances: list[Utterance]
     stats: Stats
+
+    @property
+    def real_time_factor(self) -> float:
+        """Seconds of work for a second of sound; 0.0 where there is no sound."""
+        seconds = sum(made.seconds for made in self.utterances)
+        return (self.stats.seconds + self.stats.pixel_seconds) / seconds if seconds else 0.0
 
     def __len__(self) -> int:
         """Number of utterances."""

@@ -128,6 +128,8 @@ _SPEECH = tuple(
          ("max_seconds: expected a number in 0..3600, 0 excluded, received 0",)),
         ("NaN seconds", dict(max_seconds=float("nan")), ("max_seconds: expected a number",)),
         ("seconds in quotes", dict(max_seconds="9"), ("max_seconds: expected a number",)),
+        ("ten thousand words", dict(text="fox " * 10_000),
+         ("positions: expected at most 160", "of the prompt", "shorten the text")),
         ("more seconds than positions", dict(max_seconds=30),
          ("positions: expected at most 160", "set max_seconds")),
         ("penalty 0", dict(repetition_penalty=0.0), ("penalty: expected a finite number > 0",)),

@@ -13,6 +13,9 @@ from unittest import mock
 import torch
 
 from mmaccel import TextToSpeech
+from mmaccel.batch.prompts import Item, check_row
+from mmaccel.batch.speech import SpeechSetup
+from mmaccel.batch.worker import Setup
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.models import speech_tokens
 from mmaccel.pipelines.text_to_speech import registry
@@ -54,6 +57,18 @@ def _serve(text: str) -> Callable[[], Any]:
             return pipe.serve(
                 [SpeechRequest(text, 0)], max_seconds=1.0, rows=1, deliver=lambda *_: None
             )
+
+    return call
+
+
+def _row(**fields: Any) -> Callable[[], Any]:
+    """A row of a prompt file."""
+
+    def call() -> Any:
+        setup = SpeechSetup("voices", Path("out"))
+        pipe = _pipe()
+        item = Item(check_row({"prompt": "red", **fields}), 0, 0)
+        return setup.plan(item, setup.open_generator(pipe).resize(item.row.size))
 
     return call
 
@@ -121,6 +136,31 @@ CASES = (
         _say("zzzz"),
         ("'zzzz'", "they are in its voices.json"),
     ),
+    Refused(
+        "chunks of no length",
+        lambda: _pipe().stream("red", chunk_seconds=0),
+        ("chunk_seconds: expected a number in 0..3600", "received 0", "0.5 suits"),
+    ),
+    Refused("a stream of no text", lambda: _pipe().stream(" "), ("expected text to say",)),
+    Refused("a row of ten thousand words", _row(prompt="red " * 10_000), ("20000 characters",)),
+    Refused(
+        "a row of four thousand words",
+        _row(prompt="red " * 4000),
+        ("text: expected at most 200 parts of 5 words", "received 800"),
+    ),
+    Refused("a row of signs", _row(prompt="?!"), ("text: expected words", "'?!'")),
+    Refused("a row's voice", _row(voice="zoe"), ("voice: expected one of ada, ben", "'zoe'")),
+    Refused("a row's size", _row(size=64), ("size: expected none for speech", "64x64")),
+    Refused("a row's negative", _row(negative="blue"), ("negative: expected none for speech",)),
+    Refused("a row's guidance", _row(guidance_scale=2), ("guidance_scale: expected none",)),
+    Refused(
+        "a voice for images",
+        lambda: Setup("scenes", Path("out")).plan(
+            Item(check_row({"prompt": "red", "voice": "ada"}), 0, 0), None
+        ),
+        ("voice: expected none for images", "'ada'", "mmaccel speak"),
+    ),
+    Refused("a row's field", _row(params={"steps": 3}), ("steps",)),
     Refused("an empty text", _say("  "), ("expected text to say", "write one")),
     Refused("signs alone", _say("?!"), ("text: expected words", "'?!'", "write one")),
     Refused("no text", _say(7), ("text: expected a text or a list of them", "received 7")),

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from mmaccel import TextToSpeech
-from mmaccel.outputs.sound_files import to_wav
+from mmaccel import Autoregressive, TextToSpeech
+from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.serving.jobs import Ticket
 from mmaccel.serving.speech import SpeechBackend
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
+from tests.fixtures.voices import build_voices, endless
 from tests.serving.conftest import run_server
-from tests.serving.running import Running, assert_error, later
+from tests.serving.running import Running, assert_error, later, wait_until
 
 SPEECH = "/v1/audio/speech"
 Folders = dict[str, tuple[Path, Path]]
@@ -85,6 +89,129 @@ def test_alone_in_company_and_at_the_command_line(
         assert sound == to_wav(made.waveform, made.sample_rate)
 
 
+@pytest.fixture(scope="module")
+def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, TextToSpeech]]:
+    """The same of a model whose codec decodes chunks, of 0.2 s, and which speaks for 1.2 s."""
+    folder = build_voices(tmp_path_factory.mktemp("voices"))
+    backend = SpeechBackend(
+        str(folder), max_seconds=1.2, chunk_seconds=0.2, policy="autoregressive"
+    )
+    alone = TextToSpeech.from_pretrained(folder)
+    with endless(backend.pipe), endless(alone), run_server(speech=backend) as running:
+        yield running, alone
+
+
+STREAM: dict[str, Any] = {"input": "a red fox", "seed": 4, "stream_format": "audio"}
+
+
+def test_chunks_of_sound(voices: tuple[Running, TextToSpeech]) -> None:
+    """What comes is `TextToSpeech.stream`, as WAV of unknown length, as samples, and as events."""
+    running, pipe = voices
+    parts = list(pipe.stream("a red fox", seed=4, max_seconds=1.2, chunk_seconds=0.2))
+    wanted = b"".join(to_pcm(part.waveform) for part in parts)
+    with running.http.stream("POST", SPEECH, json=STREAM) as answer:
+        assert answer.headers["transfer-encoding"] == "chunked"
+        assert (answer.headers["x-seed"], answer.headers["x-sample-rate"]) == ("4", "16000")
+        assert answer.headers["content-type"] == "audio/wav"
+        data = answer.read()
+    with wave.open(io.BytesIO(data)) as sound:
+        assert (sound.getnchannels(), sound.getsampwidth()) == (1, 2)
+        assert sound.getframerate() == 16000 and sound.readframes(10**9) == wanted
+    raw = running.http.post(SPEECH, json=STREAM | {"response_format": "pcm"})
+    assert raw.content == wanted and raw.headers["content-type"] == "audio/pcm"
+    said = running.http.post(
+        SPEECH, json=STREAM | {"stream_format": "sse", "response_format": "pcm"}
+    )
+    assert said.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line[6:]) for line in said.text.splitlines() if line[:6] == "data: "]
+    assert [event["type"] for event in events] == [
+        *["speech.audio.delta"] * len(parts),
+        "speech.audio.done",
+    ]
+    audio = [base64.b64decode(event["audio"]) for event in events[:-1]]
+    assert audio == [to_pcm(part.waveform) for part in parts] and len(parts) > 1
+    usage = events[-1]["usage"]
+    assert usage["output_tokens"] == len(wanted) // 640 and usage["input_tokens"] > 0
+    client = running.openai().audio.speech.with_streaming_response
+    with client.create(
+        model="tiny", voice="default", input="a red fox", response_format="pcm",
+        stream_format="audio", extra_body={"seed": 4},
+    ) as streamed:  # fmt: skip
+        assert b"".join(streamed.iter_bytes()) == wanted
+    assert running.metric("mmaccel_first_audio_seconds_count") == 4
+
+
+def test_sound_comes_before_the_end_and_a_client_may_go(
+    voices: tuple[Running, TextToSpeech],
+) -> None:
+    running, _ = voices
+    cancelled = running.metric('mmaccel_rows_total{end="cancelled"}')
+    with running.gate(is_closed=True) as gate:
+
+        def listen() -> bytes:
+            with running.http.stream("POST", SPEECH, json=STREAM) as answer:
+                pieces = answer.iter_raw()
+                return next(pieces) + next(pieces)
+
+        heard = later(listen)
+        gate.wait_for(1)
+        for k in range(2, 400):
+            gate.permit(1)
+            wait_until(lambda k=k: gate.passes == k or heard.done())
+            if heard.done():
+                break
+        assert len(heard.result()) >= 44 + 640
+        gate.open()
+        name = 'mmaccel_rows_total{end="cancelled"}'
+        wait_until(lambda: running.metric(name) == cancelled + 1)
+
+
+def test_what_fails_before_the_first_sound_is_an_error(
+    voices: tuple[Running, TextToSpeech],
+) -> None:
+    running, _ = voices
+    answer = running.http.post(SPEECH, json=STREAM | {"input": "a red dog"})
+    assert "'dog'" in assert_error(answer, 400, "input", "invalid_value")
+    with running.gate() as gate:
+        gate.check = _fail_after(1)
+        answer = running.http.post(SPEECH, json=STREAM)
+        assert_error(answer, 500, None, "internal")
+
+
+def test_what_fails_later_ends_the_answer(voices: tuple[Running, TextToSpeech]) -> None:
+    """Events say so; a body of sound has no end. The row does not begin again."""
+    running, pipe = voices
+    plain = Autoregressive()
+    parts = list(pipe.stream("a red fox", seed=4, policy=plain, max_seconds=1.2, chunk_seconds=0.2))
+    n = parts[1].passes
+    assert n < parts[-1].passes - 4
+    for form in ("sse", "audio"):
+        with running.gate() as gate:
+            gate.check = _fail_after(n + 2)
+            fields = STREAM | {"stream_format": form}
+            if form == "audio":
+                with pytest.raises(httpx.RemoteProtocolError):
+                    running.http.post(SPEECH, json=fields)
+            else:
+                text = running.http.post(SPEECH, json=fields).text
+                assert "event: speech.audio.delta" in text and "event: error" in text
+                assert "speech.audio.done" not in text
+            assert gate.passes == n + 3
+
+
+def _fail_after(n: int) -> Callable[[int], None]:
+    """A check of a gate that lets n passes through."""
+    left = n
+
+    def check(_: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise RuntimeError("broken")
+
+    return check
+
+
 WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"text": ""}, "input", "missing_field"),
     ({"text": "a\x00"}, "input", "invalid_value"),
@@ -92,6 +219,7 @@ WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"text": "a " * 1500}, "input", "invalid_value"),  # more than the model has positions for
     ({"voice": "nobody:"}, "voice", "invalid_value"),
     ({"response_format": "mp3"}, "response_format", "invalid_value"),
+    ({"stream_format": "mp3"}, "stream_format", "invalid_value"),
     ({"speed": 2.0}, "speed", "invalid_value"),
     ({"instructions": "whisper"}, "instructions", "unknown_parameter"),
 )

@@ -155,7 +155,9 @@ def test_where_an_utterance_ends(tokens: list[int], codes: list[int], is_finishe
     plan: Any = SimpleNamespace(
         texts=["a", "b"], owners=[0, 1], voice="leo", seeds=[3, 7], length=5
     )
-    made = finish_utterance(speech, plan, FinishedRow(1, torch.tensor(tokens), 4, [], 0.25))
+    made = finish_utterance(
+        speech, plan, FinishedRow(1, torch.tensor(tokens), 4, [], 0.25), index=1
+    )
     assert made.tokens.tolist() == codes
     assert rendered == ([(codes, 7)] if codes else [])
     assert made.waveform.tolist() == pytest.approx([code / 10 for code in codes])

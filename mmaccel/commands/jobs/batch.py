@@ -1,4 +1,4 @@
-"""`--prompts` of `mmaccel generate` and `mmaccel animate`: every image or clip of a prompt file
+"""`--prompts` of `mmaccel generate`, `animate` and `speak`: every image, clip or text of a file
 once, however often the job stops.
 
 `run_batch` is the run; `Reports` shows it, as a progress bar on stderr and as JSON on stdout.
@@ -67,10 +67,10 @@ class BatchOptions:
 
 
 def run_batch(flags: Any) -> None:
-    """Generate the images or clips of a prompt file.
+    """Make what a prompt file asks for.
 
     Args:
-        flags: of `mmaccel generate` or `mmaccel animate`.
+        flags: of `mmaccel generate`, `mmaccel animate` or `mmaccel speak`.
 
     Raises:
         typer.Exit: with the code `WITH_FAILURES` or `FATAL` where items failed, or where images

@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mmaccel.commands import options as shared
 from mmaccel.commands.jobs.media import JobProgress, SidecarJob
+from mmaccel.commands.terminal import count_of, say
 from mmaccel.limits import MAX_IMAGES
 from mmaccel.loading import load_keywords
 from mmaccel.options import SAMPLING_FIELDS, LoadOptions, given
 from mmaccel.outputs.sound_files import write_sound
+from mmaccel.outputs.sound_streams import (
+    check_pipe,
+    find_loudspeaker,
+    open_loudspeaker,
+    open_standard_output,
+)
 from mmaccel.outputs.video_files import pick_format, read_frames, write_video
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
 from mmaccel.pipelines.loading.sources import content_hash
@@ -24,6 +31,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.image_to_video.types import Clip
+    from mmaccel.pipelines.text_to_speech.streaming import StreamStats
     from mmaccel.pipelines.text_to_speech.types import Utterance
 
 _MAX_FRAMES = 9  # of a start, for all models here
@@ -62,6 +70,7 @@ class SpeechJob(CodecJob):
     """Texts to speak.
 
     Attributes:
+        texts: what is said.
         options: given arguments of the call.
         max_seconds: length after which an utterance is cut.
         seconds: written seconds of sound.
@@ -73,24 +82,25 @@ class SpeechJob(CodecJob):
     pipeline = TextToSpeech
 
     def read(self) -> None:
-        super().read()
         flags = self.flags
+        self.texts = flags.check_texts()
+        super().read()
         options = given(flags.sampling) | shared.given(
             max_seconds=flags.max_seconds, repetition_penalty=flags.repetition_penalty
         )
-        check_call(flags.texts, self.seeds, **options)
+        check_call(self.texts, self.seeds, **options)
         self.options = options | shared.given(voice=flags.voice)
         self.seconds = 0.0
         self.cut: list[str] = []
 
     @property
     def n_files(self) -> int:
-        return len(self.flags.texts)
+        return len(self.texts)
 
     @property
     def seeds(self) -> list[int]:
         """The seed of each text."""
-        return [self.seed + k for k in range(len(self.flags.texts))]
+        return [self.seed + k for k in range(len(self.texts))]
 
     @property
     def notes(self) -> list[str]:
@@ -101,9 +111,8 @@ class SpeechJob(CodecJob):
         speech = self.pipe.speech
         plan = make_plan(
             speech,
-            self.flags.texts,
+            self.texts,
             self.seeds,
-            batch_size=self.rows,
             in_parts=True,
             **self.options,
         )
@@ -115,9 +124,9 @@ class SpeechJob(CodecJob):
             self.write_utterance(utterance)
             bar.finish(utterance.index)
 
-        bar.begin(len(self.flags.texts))
+        bar.begin(len(self.texts))
         speech = self.pipe(
-            self.flags.texts, policy=self.policy, seed=self.seeds, batch_size=self.rows,
+            self.texts, policy=self.policy, seed=self.seeds, batch_size=self.rows,
             deliver=finish, **self.layers, **self.options,
         )  # fmt: skip
         stats: Stats = speech.stats
@@ -155,11 +164,71 @@ class SpeechJob(CodecJob):
         }
         write = partial(write_sound, waveform=utterance.waveform, sample_rate=utterance.sample_rate)
         self.write_payload(utterance.text, utterance, source, facts, write)
+        self.count(utterance)
+
+    def count(self, utterance: Utterance) -> None:
+        """Count the sound of an utterance, and note whether it was cut."""
         self.seconds += utterance.seconds
         if not utterance.is_finished:
             self.cut.append(
                 f"{utterance.text[:40]!r} was cut at {utterance.seconds:.1f} s; see --max-seconds"
             )
+
+
+class ListenJob(SpeechJob):
+    """Texts that are heard while they are decoded, by `--play` or `--stdout`; no files.
+
+    Attributes:
+        spoken: texts that were heard to their end.
+    """
+
+    def read(self) -> None:
+        super().read()
+        self.out = None  # type: ignore[assignment]
+        self.spoken = 0
+        if self.flags.play:
+            self.open_sink = partial(open_loudspeaker, find_loudspeaker())
+        else:
+            check_pipe()
+            self.open_sink = open_standard_output
+
+    def run(self) -> None:
+        with self.open_sink(self.pipe.speech.sample_rate) as self.sink:
+            super().run()
+
+    def decode(self, bar: JobProgress) -> Stats:
+        parts: list[StreamStats] = []
+        bar.begin(len(self.texts))
+        for k, (text, seed) in enumerate(zip(self.texts, self.seeds, strict=True)):
+            stream = self.pipe.stream(
+                text, policy=self.policy, seed=seed, **self.layers, **self.options
+            )
+            with stream:
+                if not all(self.sink.write(chunk.waveform) for chunk in stream):
+                    break
+            parts.append(stream.stats)
+            self.count(stream.utterance)
+            bar.finish(k)
+            self.spoken += 1
+        self.streams = parts
+        return add_stats(parts) if parts else Stats()
+
+    def report(self, stats: Stats) -> None:
+        if self.streams:
+            seconds = stats.seconds + stats.pixel_seconds
+            first = self.streams[0].first_audio_seconds
+            say(
+                f"{self.summary} the first after {first:.2f} s, real-time factor "
+                f"{seconds / max(self.seconds, 1e-9):.2f}: {stats.summary}"
+            )
+
+    @property
+    def summary(self) -> str:
+        return f"{count_of(self.spoken, self.unit)}, {self.seconds:.1f} s of sound,"
+
+    @property
+    def stopped(self) -> str:
+        return f"stopped; {self.spoken} of {self.n_files} {self.unit}s were spoken to their end"
 
 
 class ClipJob(CodecJob):
