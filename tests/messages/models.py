@@ -216,12 +216,13 @@ YARN = {
 }  # fmt: skip
 _KEY = "model.layers.{}.attention.wk.weight"
 _NORM = "model.norm.weight"
-_TEXT = "model.layers.0.cross_attention.wq.weight"
+_TEXT = "model.layers.0.cross_attention.wk.weight"
 _COSMOS = tuple(
     Refused(f"Cosmos with {name}", call, says, UnsupportedModelError)
     for name, call, says in (
-        ("weights that read text", _video(_weights(lambda w: w.update({_TEXT: torch.zeros(2, 2)}))),
-         ("one that also reads text", "give Cosmos-Predict1-4B or 12B")),
+        ("half of the reading of text",
+         _video(_weights(lambda w: w.update({_TEXT: torch.zeros(40, 2)}))),
+         ("Missing key", "cross_attention")),
         ("a missing weight", _video(_weights(lambda w: w.pop(_KEY.format(1)))),
          ("Missing key", "layers.1")),
         ("no first layer", _video(_weights(lambda w: w.pop(_KEY.format(0)))),
