@@ -322,6 +322,7 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "csm_depth_decoder_model": f"{_DEPTH}:CsmDepth",
     "moshi_depth": f"{_DEPTH}:MoshiDepth",
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
+    "qwen3_tts_talker_code_predictor": f"{_DEPTH}:TTSCodePredictor",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
