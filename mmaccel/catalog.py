@@ -327,6 +327,8 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
+LATENT_SPEECH = ("vibevoice", "pocket_tts", "gradium_phonon_tts")
+"""`model_type`s of transformers whose frames of sound are continuous latents."""
 _DIFFUSION = "mmaccel.pipelines.diffusion_lm."
 PIPELINES = {  # class name -> "module:serve" of its service
     "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:serve",

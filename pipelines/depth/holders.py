@@ -1,4 +1,4 @@
-"""Speech models, of transformers and in its form, that call the depth decoder in them once a frame."""
+"""Speech models, of transformers and the like, that call the depth decoder in them."""
 
 HOLDERS = {  # classes whose `generate` calls that of a depth decoder, and where they have it
     "CsmForConditionalGeneration": "depth_decoder",
