@@ -206,6 +206,11 @@ def _config(config: Any) -> Change:
     return lambda folder: (folder / "config.json").write_text(text, encoding="utf-8")
 
 
+def _as_emu3(folder: Path) -> None:
+    (folder / "model.pt").unlink()
+    _config({"model_type": "emu3"})(folder)
+
+
 def _other_encoder(folder: Path) -> None:
     torch.jit.script(torch.nn.Identity()).save(str(folder / "encoder.jit"))
 
@@ -237,6 +242,8 @@ _COSMOS = tuple(
          lambda: ImageToVideo.from_pretrained(media_folders("cosmos")[1],
                                               codec=media_folders("cosmos")[1]),
          ("model.pt or model.safetensors, received",)),
+        ("another model", _video(_as_emu3),
+         ("received", "whose config.json names the type 'emu3'; give")),
         ("a decoder that is no TorchScript",
          _video(codec=lambda folder: (folder / "decoder.jit").write_bytes(b"PK\x03\x04")),
          ("expected TorchScript in ", "decoder.jit")),

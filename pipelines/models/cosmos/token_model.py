@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, read_json
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -164,14 +165,16 @@ def load_cosmos_window(
         UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     if file is None:
+        kind = config.get("model_type")
+        named = f", whose config.json names the type {show(kind)}" if kind else ""
         raise UnsupportedModelError(
-            f"model: expected a folder with {' or '.join(FILES)}, received {folder}; give that of "
-            "Cosmos-Predict1-4B or another"
+            f"model: expected a folder with {' or '.join(FILES)}, received {folder}{named}; give "
+            "that of Cosmos-Predict1-4B or another"
         )
     weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     check_ranges(config, _RANGES, folder / "config.json")
     shape = _shape_of(config, "video_latent_shape", _SHAPE, 2)
     context = read_context(weights)
