@@ -22,6 +22,7 @@ from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
 from tests.fixtures.shared import reading_folders
 from tests.fixtures.speech import build_speech
+from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm
 from tests.fixtures.tiny_model import N_CODES, build_tiny, build_tiny_clips
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
@@ -41,6 +42,10 @@ _MADE: dict[str, Callable[[], Any]] = {  # values that need no folder
     "image": lambda: Image.new("RGB", (48, 32), "orange"),
     "csm": lambda: make_csm().model,
     "csm_inputs": lambda: {"input_ids": torch.tensor([[5, 7, 3]]), "max_new_tokens": 3},
+    "speech_lm": lambda: build_lm("qwen2"),
+    "speech_inputs": lambda: {"input_ids": torch.tensor([[4, 5, 6]])},
+    "code_ids": lambda: (8, VOCAB),
+    "end_id": lambda: EOS,
     "reading_model": lambda: reading_folders()[0],
     "t5": lambda: reading_folders()[2],
 }
