@@ -322,10 +322,13 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "csm_depth_decoder_model": f"{_DEPTH}:CsmDepth",
     "moshi_depth": f"{_DEPTH}:MoshiDepth",
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
+    "qwen3_tts_talker_code_predictor": f"{_DEPTH}:TTSCodePredictor",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
+LATENT_SPEECH = ("vibevoice", "pocket_tts", "gradium_phonon_tts")
+"""`model_type`s of transformers whose frames of sound are continuous latents."""
 _DIFFUSION = "mmaccel.pipelines.diffusion_lm."
 PIPELINES = {  # class name -> "module:serve" of its service
     "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:serve",

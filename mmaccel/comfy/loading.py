@@ -29,7 +29,7 @@ from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_text.loading import DEMO, check_model, find_vision_source
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
-from mmaccel.pipelines.image_to_video.registry import CODEC
+from mmaccel.pipelines.image_to_video.registry import CODEC, TEXT_ENCODER
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.hub import is_hub_id
 from mmaccel.pipelines.loading.placement import AUTO, choose_dtype, choose_placement, name_dtype
@@ -48,6 +48,7 @@ from mmaccel.pipelines.text_to_video.registry import check_clips, find_clips
 
 _MEMORY_PER_BYTE = 2  # files of 16 bits may be read as 32, and passes need memory too
 _SIDE = 16384  # pixels; no model draws more
+_FOLDERS = ("codec", "text_encoder")  # widgets that name a folder or an id beside the model's
 _HUB = "an id of the Hugging Face hub such as owner/name, which is downloaded."
 
 
@@ -180,6 +181,7 @@ class Loader:
         families: how its checkpoints may be read.
         parts: widgets before those of device and dtype.
         shape: widgets after them.
+        later: widgets after all others, so that graphs that were saved before keep their order.
         folder: where the page lists it; empty for `word` in lower case.
     """
 
@@ -195,6 +197,7 @@ class Loader:
     families: tuple[str, ...] = ()
     parts: tuple[Widget, ...] = ()
     shape: tuple[Widget, ...] = ()
+    later: tuple[Widget, ...] = ()
     folder: str = ""
 
     def node(self) -> NodeSpec:
@@ -206,7 +209,14 @@ class Loader:
             id=f"{PREFIX}Load{self.word}Model",
             title=title,
             summary=self.summary,
-            inputs=(self.model, *self.parts, *placement, *self.shape, *options.values()),
+            inputs=(
+                self.model,
+                *self.parts,
+                *placement,
+                *self.shape,
+                *options.values(),
+                *self.later,
+            ),
             outputs=(self.output,),
             run=self.run,
             check=self.check,
@@ -248,16 +258,19 @@ class Loader:
 
     def fingerprint(self, *, model: str, **values: Any) -> str:
         """A text that changes when the files of a model change; empty where they are on the hub."""
-        named = [name for name in (model, values.get("codec")) if name]
+        named = [model, *(values[part] for part in _FOLDERS if values.get(part))]
         if any(is_hub_id(name) and not Path(name).exists() for name in named):
             return ""
         return describe_files(self.files(model, **values))
 
-    def files(self, model: str, *, decoder: str = "", codec: str = "", **others: Any) -> list[Path]:
-        """What a model is loaded from; a default codec is on the hub."""
+    def files(self, model: str, *, decoder: str = "", **others: Any) -> list[Path]:
+        """What a model is loaded from; default parts are on the hub."""
         source = self.find(model)
         files = content_files(source, Path(decoder) if decoder else None) if source.exists() else []
-        return [*files, *(content_files(find_model(codec, {}, "codec")) if codec else [])]
+        for part in _FOLDERS:
+            if others.get(part):
+                files += content_files(find_model(others[part], {}, part))
+        return files
 
 
 def _check_parts(values: Mapping[str, Any]) -> None:
@@ -266,9 +279,10 @@ def _check_parts(values: Mapping[str, Any]) -> None:
     Raises:
         OptionError: a file that is not there, or a size of one side only.
     """
-    codec = values.get("codec")
-    if codec and not is_hub_id(codec):
-        find_model(codec, {}, "codec")
+    for part in _FOLDERS:
+        given = values.get(part)
+        if given and not is_hub_id(given):
+            find_model(given, {}, part)
     if values.get("decoder"):
         LoadConfig(decoder=Path(values["decoder"]))
     width = values.get("width")
@@ -283,7 +297,7 @@ def _check_parts(values: Mapping[str, Any]) -> None:
 def _read_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values of widgets as arguments of `from_pretrained`."""
     options = dict(values)
-    for part in ("codec", "decoder"):
+    for part in (*_FOLDERS, "decoder"):
         if part in options:
             options[part] = options[part] or None
     if "width" in options:
@@ -366,6 +380,16 @@ LOADERS = {
             find=_find_own,
             check_source=_find_own,
             parts=(_codec("tokens into frames", CODEC),),
+            later=(
+                Widget(
+                    "text_encoder",
+                    "path",
+                    "",
+                    "The T5 of a model that reads a prompt: a folder or an id of the hub. Empty "
+                    f"takes its authors' ({TEXT_ENCODER}).",
+                    is_optional=True,
+                ),
+            ),
         ),
         Loader(
             word="TextToVideo",

@@ -41,13 +41,15 @@ def generate_video(
     video_model: LoadedModel,
     policy: NamedPolicy | None,
     start: Tensor,
+    prompt: str = "",
     **options: Any,
 ) -> NodeResult:
     """Continue frames, as `mmaccel animate` does with these settings.
 
     Raises:
-        OptionError: a policy of another kind; before any pass.
+        OptionError: a prompt the model does not take, or a policy of another kind; before any pass.
     """
+    options["prompt"] = prompt.strip() or None
     return _make_clip(host, video_model, policy, _opaque(start), **options)
 
 
@@ -104,7 +106,7 @@ def check_prompted_video(*, prompt: str, negative_prompt: str, **values: Any) ->
     check_video(**values)
 
 
-def check_video(*, seed: int, **params: Any) -> None:
+def check_video(*, seed: int, prompt: str = "", **params: Any) -> None:
     """Check what can be checked before a model is loaded.
 
     Raises:
@@ -160,7 +162,8 @@ PROMPTED = NodeSpec(
 ANIMATE = NodeSpec(
     id=f"{PREFIX}GenerateVideo",
     title="MMAccel Generate Video",
-    summary="Continues an image or a clip under a decoding policy.",
+    summary="Continues an image or a clip under a decoding policy, as a prompt says if the model "
+    "reads one.",
     inputs=(
         Socket("video_model", ANIMATOR, "From MMAccel Load Video Model."),
         Socket(
@@ -173,6 +176,14 @@ ANIMATE = NodeSpec(
         *LAYER_INPUTS,
         seed_widget("The same as with mmaccel animate."),
         *sampling_widgets(without=("guidance_scale", "divergence_temperature")),
+        Widget(
+            "prompt",
+            "text",
+            "",
+            "What happens in the clip, for a model that reads a prompt; empty for others.",
+            is_multiline=True,
+            is_optional=True,
+        ),
     ),
     outputs=_OUTPUTS,
     run=generate_video,

@@ -49,7 +49,8 @@ _SPEAK_SECONDS = "cut longer ones; by default 30, or as long as the model can"
 _ANIMATE_CODEC = "folder or hub id of the decoder of tokens to frames; by default the authors'"
 _ANIMATE_SEED = "of a start's first clip, the next has the next; by default drawn, and printed"
 _ANIMATE_FORMAT = "mp4, webp (lossless) or gif (256 colours)"
-_ANIMATE_INPUTS = "prompts; with a model that continues frames, images or videos"
+_ANIMATE_INPUTS = "prompts; where a model continues frames, files, then a prompt if it reads one"
+_ANIMATE_TEXT = "folder or hub id of the T5 of a model that reads prompts; by default the authors'"
 _ANIMATE_MODEL = "moving-scenes, or a folder or hub id such as nvidia/Cosmos-Predict1-4B"
 _ANIMATE_START = "image or video that clips of prompts begin with"
 _ANIMATE_END = "image or video that clips end with; no model here has learned to reach one"
@@ -266,6 +267,7 @@ class Animate(CodecFlags):
     ] = None
     model: Annotated[str, typer.Option(help=_ANIMATE_MODEL)] = "moving-scenes"
     codec: Annotated[str | None, typer.Option(help=_ANIMATE_CODEC)] = None
+    text_encoder: Annotated[str | None, typer.Option(help=_ANIMATE_TEXT)] = None
     start: Annotated[
         Path | None, typer.Option(help=_ANIMATE_START, parser=shared.parse_path, metavar="FILE")
     ] = None
@@ -306,8 +308,10 @@ class Animate(CodecFlags):
         else:
             run_batch(self)
 
-    def check_starts(self) -> list[Path]:
-        """The inputs as files, for a model that continues frames.
+    def check_starts(self) -> tuple[list[Path], str | None]:
+        """The inputs as files, for a model that continues frames, and the prompt behind them.
+
+        The last input is a prompt where it is no file, has a blank in it, and follows others.
 
         Raises:
             OptionError: no inputs, or an option of the other models.
@@ -326,7 +330,11 @@ class Animate(CodecFlags):
                 f"FILE: expected images or videos that {self.model} continues, received none; give "
                 "one, or take --model moving-scenes, which reads prompts"
             )
-        return [shared.parse_path(each) for each in self.inputs]
+        files = list(self.inputs)
+        prompt = None
+        if len(files) > 1 and " " in files[-1].strip() and not isfile(files[-1]):
+            prompt = files.pop()
+        return [shared.parse_path(each) for each in files], prompt
 
     def check_prompts(self) -> None:
         """Check the inputs and options of a model that reads prompts.
@@ -339,6 +347,11 @@ class Animate(CodecFlags):
             raise OptionError(
                 f"--codec: expected none with {self.model}, which has its own, received "
                 f"{self.codec!r}; leave it out"
+            )
+        if self.text_encoder is not None:
+            raise OptionError(
+                f"--text-encoder: expected none with {self.model}, which has its own words, "
+                f"received {self.text_encoder!r}; leave it out"
             )
         single: dict[str, Any] = {"prompt": self.inputs, "--start": self.start}
         single |= {"--count": self.count != 1}

@@ -45,7 +45,7 @@ def run_original(
     Returns:
         What the loop returned, and its statistics. The prompt's pass counts too, passes that a
         logits processor makes by itself do not; tokens of a beam search are those of the returned
-        sequences.
+        sequences. A loop that returns no tokens, but latents or sound, has none.
     """
     began = time.perf_counter()
     with PassCounter(model) as counter, _seeded(seed, find_device(model)):
@@ -53,9 +53,13 @@ def run_original(
     seconds = time.perf_counter() - began
     ids = args[0] if args else options["input_ids"]
     config = args[3] if len(args) > 3 else options["generation_config"]
-    tokens = getattr(out, "sequences", out)[:, ids.shape[1] :]
-    n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
     passes = counter.passes
+    made = getattr(out, "sequences", out)
+    if not isinstance(made, Tensor):
+        row_passes = passes * ids.shape[0]
+        return out, Stats(tokens=0, passes=passes, row_passes=row_passes, seconds=seconds)
+    tokens = made[:, ids.shape[1] :]
+    n_tokens = _count(tokens, getattr(config, "_eos_token_tensor", None))
     row_passes = passes if tokens.shape[0] == 1 else n_tokens
     return out, Stats(tokens=n_tokens, passes=passes, row_passes=row_passes, seconds=seconds)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmaccel.checks import show
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.depth.holders import HOLDERS
+from mmaccel.pipelines.depth.holders import HOLDERS, PACKAGES
 
 GENERATORS = {"GlmImagePipeline": "vision_language_encoder"}
 """diffusers' pipelines whose pictures are made of tokens, and the component that makes these."""
@@ -65,7 +65,7 @@ def find_generator(target: Any) -> Any:
 def is_holder(target: Any) -> bool:
     """Whether an object is a model in `HOLDERS`, whose `generate` calls that of a part of it."""
     kind = type(target)
-    return kind.__name__ in HOLDERS and kind.__module__.startswith("transformers.")
+    return kind.__name__ in HOLDERS and kind.__module__.startswith(PACKAGES)
 
 
 def _find_decoder(target: Any) -> Any:

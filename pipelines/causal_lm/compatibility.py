@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mmaccel.catalog import LATENT_SPEECH
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
@@ -243,6 +244,12 @@ def _in_training(model: nn.Module) -> list[nn.Module]:
 def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] | None:
     """(what the model is instead, remedy); None where it passes, with its cache's `layers`."""
     other = "use another model, or write a family for it (docs/attach.md)"
+    if getattr(model.config, "model_type", None) in LATENT_SPEECH:
+        return (
+            "whose frames of sound are continuous latents: no token of them has a probability by "
+            "which a draft could be verified",
+            "its calls run as ever without a policy; docs/speech.md says what makes them faster",
+        )
     config = text_config(model)
     if getattr(model.config, "is_encoder_decoder", False) or getattr(
         config, "add_cross_attention", False

@@ -87,8 +87,8 @@ class CodePredictor(DepthDecoder):
     """The code predictor of Qwen3-Omni's talker: embeddings of the talker's state and of the first
     code, then 15 codes, each with an embedding and a head of its own.
 
-    Qwen3-TTS has the same modules under the same names. Of hidden states, which the talker asks
-    for, calls get the embeddings of the codes, which are what it reads, and none of the prompt.
+    Of hidden states, which the talker asks for, calls get the embeddings of the codes, which are
+    what it reads, and none of the prompt.
     """
 
     given = ("inputs_embeds",)
@@ -104,11 +104,16 @@ class CodePredictor(DepthDecoder):
     def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor:
         before = given["inputs_embeds"]
         codes = self.embed(model, entries)[:, self.n_before :]
+        embedded = self.project(model, torch.cat([before, codes], 1))
         hidden = model.model(
-            inputs_embeds=torch.cat([before, codes], 1), use_cache=False, return_dict=True
+            inputs_embeds=embedded, use_cache=False, return_dict=True
         ).last_hidden_state
         scored = zip(model.lm_head, hidden[:, 1:].unbind(1))
         return pad(torch.stack([head(state) for head, state in scored], 1), (0, 0, 1, 0))
+
+    def project(self, model: Any, embedded: Tensor) -> Tensor:
+        """What the decoder's layers read of embeddings `[R, n, D]`."""
+        return embedded
 
     def embed(self, model: Any, entries: Tensor) -> Tensor:
         tables = model.get_input_embeddings()
@@ -119,9 +124,21 @@ class CodePredictor(DepthDecoder):
         return torch.cat([empty, *(one[:, None] for one in found)], 1)
 
     def example(self, model: Any, rows: int) -> dict[str, Any]:
-        width = model.config.hidden_size
+        width = model.get_input_embeddings()[0].embedding_dim
         states = [draw_states(model, rows, width) for _ in range(2)]
         return {"inputs_embeds": torch.stack(states, 1)}
+
+
+class TTSCodePredictor(CodePredictor):
+    """The code predictor of Qwen3-TTS's talker, which is wider: a layer between them narrows what
+    the decoder reads.
+
+    Source: QwenLM/Qwen3-TTS at 022e286, of transformers 4.57.
+    """
+
+    def project(self, model: Any, embedded: Tensor) -> Tensor:
+        narrowed: Tensor = model.small_to_mtp_projection(embedded)
+        return narrowed
 
 
 def draw_states(model: Any, rows: int, width: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -25,6 +25,7 @@ from mmaccel.pipelines.media import (
     pick_max_num_seqs,
 )
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
+from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params
 from mmaccel.results import OnStep, Stats
@@ -37,6 +38,7 @@ class ClipOptions(DecodingOptions):
     """What `ImageToVideo.__call__` and `serve` both take."""
 
     start: Any = field(kw_only=False)
+    prompt: str | None = None
     seed: int | Sequence[int] | None = None
     batch_size: int | None = None
     on_step: OnStep | None = None
@@ -65,9 +67,22 @@ class ImageToVideo(Pipeline):
     Args:
         host: the model, a `VideoModel`.
         source, engine, codec: see `mmaccel.pipelines.pipeline.Pipeline`.
+        text_encoder: folder that what reads its prompts was loaded from, if any.
     """
 
     modality = "Video"
+
+    def __init__(
+        self,
+        host: VideoModel,
+        source: Path | None = None,
+        engine: Engine | None = None,
+        codec: Path | None = None,
+        *,
+        text_encoder: Path | None = None,
+    ) -> None:
+        super().__init__(host, source, engine, codec)
+        self.text_encoder = text_encoder
 
     @classmethod
     def from_pretrained(
@@ -75,27 +90,37 @@ class ImageToVideo(Pipeline):
         name: str | Path,
         *,
         codec: str | Path | None = None,
+        text_encoder: str | Path | None = None,
         **options: Unpack[LoadKeywords],
     ) -> ImageToVideo:
         """Load a model from disk or from the Hugging Face hub.
 
         Args:
             name: a folder, or an id of the hub (downloaded to its cache): Cosmos-Predict1-4B or
-                12B.
+                12B; 5B-Video2World or 13B-Video2World, which also read a text.
             codec: the same of the codec, which turns tokens into frames; None takes the one that
                 the authors published, from the hub. Its TorchScript may read and write files; only
                 `trust_remote_code=True` takes such a codec.
+            text_encoder: the same of the T5 that encodes texts; None takes google-t5/t5-11b where
+                the model reads any.
             **options: see `mmaccel.options.LoadOptions`.
 
         Raises:
-            OptionError: no such model, codec, option, device or dtype, or a bad value.
+            OptionError: no such model, codec, text encoder, option, device or dtype, or a bad
+                value.
             UnsupportedModelError: files of another model, missing or surplus tensors, files that
                 cannot be read or do not fit each other, or code that is not trusted.
             MissingBackendError: a device map, and the package accelerate is not installed.
         """
         loading = read_loading(options)
-        video, source, codec_source = open_video(name, codec, loading.config, loading.family)
-        return cls(video, source, loading.engine, codec_source)
+        opened = open_video(name, codec, text_encoder, loading.config, family=loading.family)
+        return cls(
+            opened.video,
+            opened.source,
+            loading.engine,
+            opened.codec,
+            text_encoder=opened.text_encoder,
+        )
 
     @property
     def video(self) -> VideoModel:
@@ -115,6 +140,7 @@ class ImageToVideo(Pipeline):
         Args:
             start: a PIL image, a list of them, or a tensor `[F, height, width, 3]`, uint8 or
                 float in 0..1. If it has more frames than the model takes, the last ones are used.
+            prompt: what happens in the clip, for a model that reads a text.
             policy: how to decode; None is `Jacobi()`.
             kv_cache, attention: methods of the model's layers, as in `mmaccel.attach`; all rows
                 then begin together.
@@ -148,6 +174,7 @@ class ImageToVideo(Pipeline):
         stats = self.serve(
             call.start,
             params,
+            prompt=call.prompt,
             seed=call.seed,
             batch_size=call.batch_size,
             deliver=collect_payloads(made, call.deliver),
@@ -166,7 +193,8 @@ class ImageToVideo(Pipeline):
         Args:
             params: temperature and truncation, without guidance; `video.params` is what the
                 model's authors recommend.
-            start, policy, kv_cache, attention, seed, batch_size, deliver, on_step: see `__call__`.
+            start, prompt, policy, kv_cache, attention: see `__call__`.
+            seed, batch_size, deliver, on_step: see `__call__`.
 
         Returns:
             Stats; `seconds` excludes the time spent in the codec and in `deliver`.
@@ -191,16 +219,18 @@ class ImageToVideo(Pipeline):
         noise = Noise.from_seed(seeds, len(seeds), model.device)
         decoding = self.choose(call)
         frames = read_start(call.start, video.size, video.starts)
+        prompt = video.encode_prompt(call.prompt)
 
         def finish(row: FinishedRow) -> Clip:
-            return finish_clip(video, given, len(frames), seeds[row.row], row)
+            clip = finish_clip(video, given, len(frames), seeds[row.row], row)
+            return clip if call.prompt is None else replace(clip, prompt=call.prompt)
 
         with alone(model), torch.no_grad(), self._at_work():
             given = video.encode(frames)  # [f, h, w]
-            rows = given.flatten().expand(len(seeds), -1).to(model.device)
+            rows = video.begin(prompt, given).expand(len(seeds), -1).to(model.device)
             lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
             plan = RowPlan(
-                prompt=Prompt(rows, lengths, layout=video.layout, n_shown=rows.shape[1]),
+                prompt=Prompt(rows, lengths, layout=video.layout, n_shown=given.numel()),
                 length=(video.n_frames - len(given)) * video.layout.frame,
                 max_num_seqs=max_num_seqs,
                 params=params,

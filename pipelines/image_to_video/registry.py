@@ -1,11 +1,13 @@
-"""Opens video models: Cosmos, and its codec."""
+"""Opens video models: Cosmos, its codec, and the T5 of those that read a text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import check_choice, show
+from mmaccel.errors import OptionError
 from mmaccel.pipelines.image_to_video.types import VideoModel
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.loading.refusal import refusing
@@ -14,25 +16,46 @@ from mmaccel.pipelines.loading.tasks import check_task
 from mmaccel.samplers.drafting.coarse import use_folder
 
 CODEC = "nvidia/Cosmos-Tokenize1-DV8x16x16-720p"
+TEXT_ENCODER = "google-t5/t5-11b"
 FAMILIES = ("cosmos",)
 
 
+class OpenedVideo(NamedTuple):
+    """A video model, and the paths that it was loaded from.
+
+    Attributes:
+        video: the model.
+        source: of its checkpoint.
+        codec: of its codec.
+        text_encoder: of what reads its prompts; None where it reads none.
+    """
+
+    video: VideoModel
+    source: Path
+    codec: Path
+    text_encoder: Path | None
+
+
 def open_video(
-    name: str | Path, codec: str | Path | None, load_config: LoadConfig, family: str | None = None
-) -> tuple[VideoModel, Path, Path]:
+    name: str | Path,
+    codec: str | Path | None,
+    text_encoder: str | Path | None,
+    load_config: LoadConfig,
+    *,
+    family: str | None = None,
+) -> OpenedVideo:
     """Load a video model.
 
     Args:
         name: a path, or an id of the hub.
         codec: the same of its codec; None is `CODEC`.
+        text_encoder: the same of its T5; None is `TEXT_ENCODER`, where the model reads a text.
         load_config: device and dtype.
         family: one of `FAMILIES`; None detects it.
 
-    Returns:
-        The model, the path of its checkpoint, and the path of its codec.
-
     Raises:
-        OptionError: no such model, codec or family.
+        OptionError: no such model, codec, text encoder or family, or a text encoder for a model
+            that reads no text.
         UnsupportedModelError: files of another model, or that do not fit.
     """
     from mmaccel.pipelines.models.cosmos.video import load_cosmos
@@ -44,11 +67,22 @@ def open_video(
     check_task(source, "animate")
     hub = replace(load_config.hub, revision=None, variant=None)
     codec_source = find_model(CODEC if codec is None else codec, {}, "codec", hub)
+    given = None if text_encoder is None else find_model(text_encoder, {}, "text_encoder", hub)
     with refusing(
         f"a Cosmos model in {source} and its codec in {codec_source}",
         "files that do not fit",
         "copy both folders again",
     ):
-        video = load_cosmos(source, codec_source, load_config)
+        video, text_source = load_cosmos(
+            source,
+            codec_source,
+            replace(load_config, hub=hub),
+            lambda: given or find_model(TEXT_ENCODER, {}, "text_encoder", hub),
+        )
+    if given is not None and text_source is None:
+        raise OptionError(
+            f"text_encoder: expected none with {name}, which reads no text, received "
+            f"{show(str(text_encoder))}; leave it out"
+        )
     use_folder(video.window, source)
-    return video, source, codec_source
+    return OpenedVideo(video, source, codec_source, text_source)

@@ -37,6 +37,27 @@ class VideoModel(Protocol):
     size: tuple[int, int]
     fps: float
 
+    def encode_prompt(self, prompt: str | None) -> list[int]:
+        """Ids of a text that says what happens in the clip; none where the model reads no text.
+
+        Args:
+            prompt: given by the user; None where none was given.
+
+        Raises:
+            OptionError: a text that the model does not take, or none where it needs one.
+        """
+
+    def begin(self, prompt: list[int], given: Tensor) -> Tensor:
+        """Read a prompt; the clips of the next run begin with what is returned.
+
+        Args:
+            prompt: of `encode_prompt`.
+            given: `[f, rows, columns]` int64, of `encode`.
+
+        Returns:
+            `[n]` int64: the model's own tokens, if any, then those of the given frames.
+        """
+
     def encode(self, frames: Tensor) -> Tensor:
         """Encode the first frames of a clip to tokens.
 
@@ -76,7 +97,7 @@ class Clip(ShortRepr):
         tokens: `[frames, rows, columns]` int64, those of the given frames included, on the CPU.
         passes: forward passes it took part in.
         total_variation: as in `mmaccel.Stats`, of this clip.
-        prompt: what it shows; empty where a clip has none.
+        prompt: what it shows, or what happens in it; empty where a clip has none.
     """
 
     index: int

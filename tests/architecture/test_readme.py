@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from tests.depth.models import make_csm
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.denoiser_targets import TARGETS
 from tests.fixtures.llada2 import build_pipe
+from tests.fixtures.shared import reading_folders
 from tests.fixtures.speech import build_speech
+from tests.fixtures.tiny_lms import EOS, VOCAB, build_lm
 from tests.fixtures.tiny_model import N_CODES, build_tiny, build_tiny_clips
 from tests.fixtures.tiny_vlms import build_vlm, draw_prompts, encodes_first
 from tests.fixtures.tiny_vqa import save_vqa
@@ -30,32 +33,36 @@ REDUCERS = sorted((ROOT / "docs" / "reducers").glob("*.md"))
 REDUCERS.remove(ROOT / "docs" / "reducers" / "contract.md")
 
 
+_MADE: dict[str, Callable[[], Any]] = {  # values that need no folder
+    "inputs": lambda: {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])},
+    "denoiser": TARGETS["masked-lm"],
+    "vlm": lambda: build_vlm("llava"),
+    "image_inputs": lambda: draw_prompts("llava", build_vlm("llava")),
+    "llada2": lambda: build_pipe("blocks"),
+    "image": lambda: Image.new("RGB", (48, 32), "orange"),
+    "csm": lambda: make_csm().model,
+    "csm_inputs": lambda: {"input_ids": torch.tensor([[5, 7, 3]]), "max_new_tokens": 3},
+    "speech_lm": lambda: build_lm("qwen2"),
+    "speech_inputs": lambda: {"input_ids": torch.tensor([[4, 5, 6]])},
+    "code_ids": lambda: (8, VOCAB),
+    "end_id": lambda: EOS,
+    "reading_model": lambda: reading_folders()[0],
+    "t5": lambda: reading_folders()[2],
+}
+
+
 def provide(name: str, folder: Path) -> Any:
     """A value that a Python block names in its first line, `# requires: NAME, …`."""
     from transformers import AutoModelForCausalLM
 
-    if name == "inputs":
-        return {"input_ids": torch.tensor([[N_CODES, N_CODES + 3, N_CODES + 1]])}
-    if name == "denoiser":
-        return TARGETS["masked-lm"]()
-    if name == "vlm":
-        return build_vlm("llava")
-    if name == "image_inputs":
-        return draw_prompts("llava", build_vlm("llava"))
-    if name == "llada2":
-        return build_pipe("blocks")
+    if name in _MADE:
+        return _MADE[name]()
     if name in ("video_model", "video_codec"):
         return build_video(folder)[name == "video_codec"]
     if name == "text_video_model":
         return build_tiny_clips(folder)
-    if name == "image":
-        return Image.new("RGB", (48, 32), "orange")
     if name == "vqa_model":
         return save_vqa(folder)
-    if name == "csm":
-        return make_csm().model
-    if name == "csm_inputs":
-        return {"input_ids": torch.tensor([[5, 7, 3]]), "max_new_tokens": 3}
     if name in ("speech_model", "codec"):
         return build_speech("llasa", folder)[name == "codec"]
     assert name == "model", f"# requires: expected a name of this function, received {name!r}"

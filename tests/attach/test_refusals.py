@@ -11,6 +11,7 @@ import torch
 
 import mmaccel
 from mmaccel import UnsupportedModelError
+from mmaccel.catalog import LATENT_SPEECH
 from tests.fixtures.glm_pipeline import build_pipeline
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.tiny_vlms import build_vlm
@@ -42,13 +43,6 @@ def _bark() -> Any:
     return hf.BarkModel(config)
 
 
-def _pocket_tts() -> Any:
-    import transformers as hf
-
-    with torch.device("meta"):
-        return hf.PocketTTSForConditionalGeneration(hf.PocketTTSConfig())
-
-
 def _csm() -> Any:
     import transformers as hf
 
@@ -69,12 +63,96 @@ def _speech_t5() -> Any:
         return hf.SpeechT5ForTextToSpeech(hf.SpeechT5Config())
 
 
-@pytest.mark.parametrize("make", [_musicgen, _bark, _pocket_tts, _speech_t5])
+@pytest.mark.parametrize("make", [_musicgen, _bark, _speech_t5])
 def test_models_that_no_other_class_would_help(make: Callable[[], Any]) -> None:
     model = make().eval()
     reason = mmaccel.supports(model).reason
     assert type(model).__name__ in reason and "AutoModel" not in reason
     assert "without a policy" in reason and "docs/models.md" in reason
+
+
+def _pocket_tts() -> tuple[Any, dict[str, Any]]:
+    """Pocket TTS and a call of it: its frames are drawn by a flow."""
+    import transformers as hf
+
+    config = hf.PocketTTSConfig(
+        vocab_size=44, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=32, latent_dim=8, max_position_embeddings=64, audio_prompt_token_id=40,
+        audio_latent_token_id=41, audio_prompt_bos_token_id=42, audio_bos_token_id=43,
+        flow_head_config=dict(
+            hidden_size=16, num_hidden_layers=1, latent_dim=8, condition_dim=32,
+            frequency_embedding_size=8,
+        ),
+    )  # fmt: skip
+    call = {"input_ids": torch.tensor([[5, 6, 43]]), "max_new_tokens": 3}
+    return hf.PocketTTSForConditionalGeneration(config).eval(), call
+
+
+def _vibevoice() -> tuple[Any, dict[str, Any]]:
+    """VibeVoice and a call of it: its frames are drawn by diffusion, and its tokens say when."""
+    import diffusers
+    import transformers as hf
+
+    codec = dict(channels=1, num_filters=4, downsampling_ratios=[2, 2], depths=[1, 1, 1])
+    codec["hidden_size"] = 8
+    name = "vibevoice_acoustic_tokenizer"
+    config = hf.VibeVoiceConfig(
+        text_config=_SMALL | dict(
+            model_type="qwen2", vocab_size=64, intermediate_size=16, num_key_value_heads=2,
+        ),
+        audio_config=codec | dict(model_type=name),
+        semantic_model_config=codec | dict(model_type=f"{name}_encoder"),
+        diffusion_head_config=dict(num_head_layers=1, intermediate_size=16),
+        audio_bos_token_id=50, audio_eos_token_id=51, audio_token_id=52, pad_token_id=0,
+        eos_token_id=1,
+    )  # fmt: skip
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        beta_schedule="squaredcos_cap_v2", prediction_type="v_prediction"
+    )
+    ids = torch.tensor([[5, 6, 50]])
+    call = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 4}
+    call |= {"noise_scheduler": scheduler, "num_diffusion_steps": 2}
+    return hf.VibeVoiceForConditionalGeneration(config).eval(), call
+
+
+def _phonon() -> Any:
+    import transformers as hf
+
+    with torch.device("meta"):
+        return hf.GradiumPhononTTSForConditionalGeneration(hf.GradiumPhononTTSConfig())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kv_cache": "snapkv"}, {"attention": "quest"}], ids=lambda one: str(one)
+)
+@pytest.mark.parametrize("make", [_pocket_tts, _vibevoice])
+def test_frames_of_latents_are_made_by_the_models_own_loop(
+    make: Callable[[], tuple[Any, dict[str, Any]]], options: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model, call = make()
+    with pytest.raises(UnsupportedModelError, match="frames of sound are continuous latents"):
+        mmaccel.attach(model, "jacobi", strict=True, **options)
+
+    def generate() -> list[Any]:
+        torch.manual_seed(3)
+        return list(model.generate(**call))
+
+    plain = generate()
+    with mmaccel.attach(model, "jacobi", **options) as handle:
+        with pytest.warns(UserWarning, match="ran without the policy"):
+            made = generate()
+    for one, own in zip(made, plain, strict=True):
+        assert one is own is None or torch.equal(one, own)
+    stats = handle.stats
+    assert stats is not None and stats.tokens == 0 and stats.passes >= call["max_new_tokens"]
+    assert "docs/speech.md" in stats.fallbacks[0]
+
+
+def test_every_model_of_latents_is_known() -> None:
+    for model in (_pocket_tts()[0], _vibevoice()[0], _phonon()):
+        assert model.config.model_type in LATENT_SPEECH
+        assert "continuous latents" in mmaccel.supports(model).reason
 
 
 def test_a_model_without_its_head(tmp_path: Any) -> None:

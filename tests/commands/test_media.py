@@ -23,6 +23,7 @@ from mmaccel.commands.jobs import media as media_job
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.sources import content_hash
 from tests.fixtures.media import build_media, image, read_webp
+from tests.fixtures.shared import reading_folders, reading_pipe
 from tests.fixtures.speech import TEXTS, build_speech
 
 SECONDS = 0.05
@@ -127,6 +128,22 @@ def test_video_files_hold_the_pipelines_frames(animate: Command, capsys: Any) ->
         assert (facts["frames"], facts["fps"], facts["tokens"]) == (17, 25.0, 18)
         assert (facts["passes"], facts["total_variation"]) == (clip.passes, 0.0)
         assert facts["top_p"] == 1.0
+
+
+def test_a_prompt_behind_the_start_is_read(tmp_path: Path, capsys: Any) -> None:
+    model, codec, encoder = reading_folders()
+    animate = Command("animate", (model, codec), tmp_path)
+    text = ["--text-encoder", encoder, "--format", "webp", "--seed", 7]
+    assert animate.raw(animate.start, "a red fox", *text) == 0
+    (file,), (facts,) = animate.files(), facts_of(animate.files())
+    wanted = reading_pipe()(image(), prompt="a red fox", seed=7)
+    assert torch.equal(read_webp(file), wanted[0].frames)
+    assert (facts["prompt"], facts["start"]) == ("a red fox", "red fox.png")
+    assert facts["text_encoder"] == content_hash(encoder)
+    assert animate.raw(animate.start, *text) == 2
+    assert "prompt: expected what happens in the clip" in capsys.readouterr().err
+    assert animate.raw(animate.start, "a blue fox", *text) == 0
+    assert len(animate.files()) == 2
 
 
 def test_a_drawn_seed_is_said_and_makes_the_same_files(command: Command, capsys: Any) -> None:

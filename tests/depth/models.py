@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.pipelines.transformers_release import CACHE
+
 CODES = 32
 MIMI = {
     "model_type": "mimi", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -153,6 +155,11 @@ def make_talker() -> Speech:
     )  # fmt: skip
     model = Qwen3OmniMoeTalkerForConditionalGeneration(config).eval()
     fill(model, 0.2)
+    return wrap_talker(model, depth)
+
+
+def wrap_talker(model: Any, depth: int) -> Speech:
+    """Calls of a talker."""
     generator = torch.Generator().manual_seed(2)
     prompt = torch.randn(2, 4, 32, generator=generator)
 
@@ -178,4 +185,53 @@ def make_talker() -> Speech:
     return Speech(model, model.code_predictor, depth, call, frame)
 
 
-MODELS = {"csm": make_csm, "moshi": make_moshi, "qwen3-omni talker": make_talker}
+def make_tts() -> Speech:
+    """Qwen3-TTS's talker: the published package needs transformers 4.57, so its classes are made of
+    Qwen3-Omni's, under the published names. The code predictor is narrower than the talker."""
+    import transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe as omni
+
+    narrow = 24
+
+    class Predictor(omni.Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration):
+        def __init__(self, config: Any, width: int) -> None:
+            super().__init__(config)
+            tables = [torch.nn.Embedding(CODES, width) for _ in self.lm_head]
+            self.model.codec_embedding = torch.nn.ModuleList(tables)
+            self.small_to_mtp_projection = torch.nn.Linear(width, config.hidden_size)
+
+        def forward(
+            self, input_ids: Any = None, inputs_embeds: Any = None, generation_steps: int = 0,
+            **options: Any,
+        ) -> Any:  # fmt: skip
+            if inputs_embeds is not None and inputs_embeds.shape[1] > 1:
+                generation_steps = 0
+            else:
+                inputs_embeds = self.get_input_embeddings()[generation_steps - 1](input_ids)
+            narrowed = self.small_to_mtp_projection(inputs_embeds)
+            made = self.model(inputs_embeds=narrowed, **options)
+            return omni.Qwen3OmniMoeTalkerCodePredictorOutputWithPast(
+                logits=self.lm_head[generation_steps](made.last_hidden_state),
+                hidden_states=(inputs_embeds,),  # Qwen3-Omni's talker reads codes from here
+                generation_steps=generation_steps + 1,
+                **{CACHE: made[CACHE]},
+            )
+
+    class Qwen3TTSTalkerForConditionalGeneration(omni.Qwen3OmniMoeTalkerForConditionalGeneration):
+        __module__ = "qwen_tts.core.models.modeling_qwen3_tts"
+
+    plain = make_talker()
+    config = plain.model.config
+    config.code_predictor_config.hidden_size = narrow
+    config.code_predictor_config.model_type = "qwen3_tts_talker_code_predictor"
+    model = Qwen3TTSTalkerForConditionalGeneration(config).eval()
+    model.code_predictor = Predictor(config.code_predictor_config, LAYERS["hidden_size"]).eval()
+    fill(model, 0.2)
+    return wrap_talker(model, plain.depth)
+
+
+MODELS = {
+    "csm": make_csm,
+    "moshi": make_moshi,
+    "qwen3-omni talker": make_talker,
+    "qwen3-tts talker": make_tts,
+}

@@ -351,6 +351,7 @@ _WORDS = (
     ("generate --xyzzy", "No such option: --xyzzy; see mmaccel generate --help"),
     ("generate --num_images 2", "Possible options: --num-images"),
     ("animate a.png", "such as --model nvidia/Cosmos-Predict1-4B"),
+    ("animate 'a red circle' --text-encoder x", "--text-encoder: expected none with moving-scenes"),
     ("comfy", "see mmaccel comfy --help"),
 )
 

@@ -206,6 +206,11 @@ def _config(config: Any) -> Change:
     return lambda folder: (folder / "config.json").write_text(text, encoding="utf-8")
 
 
+def _as_emu3(folder: Path) -> None:
+    (folder / "model.pt").unlink()
+    _config({"model_type": "emu3"})(folder)
+
+
 def _other_encoder(folder: Path) -> None:
     torch.jit.script(torch.nn.Identity()).save(str(folder / "encoder.jit"))
 
@@ -216,12 +221,13 @@ YARN = {
 }  # fmt: skip
 _KEY = "model.layers.{}.attention.wk.weight"
 _NORM = "model.norm.weight"
-_TEXT = "model.layers.0.cross_attention.wq.weight"
+_TEXT = "model.layers.0.cross_attention.wk.weight"
 _COSMOS = tuple(
     Refused(f"Cosmos with {name}", call, says, UnsupportedModelError)
     for name, call, says in (
-        ("weights that read text", _video(_weights(lambda w: w.update({_TEXT: torch.zeros(2, 2)}))),
-         ("one that also reads text", "give Cosmos-Predict1-4B or 12B")),
+        ("half of the reading of text",
+         _video(_weights(lambda w: w.update({_TEXT: torch.zeros(40, 2)}))),
+         ("Missing key", "cross_attention")),
         ("a missing weight", _video(_weights(lambda w: w.pop(_KEY.format(1)))),
          ("Missing key", "layers.1")),
         ("no first layer", _video(_weights(lambda w: w.pop(_KEY.format(0)))),
@@ -236,6 +242,8 @@ _COSMOS = tuple(
          lambda: ImageToVideo.from_pretrained(media_folders("cosmos")[1],
                                               codec=media_folders("cosmos")[1]),
          ("model.pt or model.safetensors, received",)),
+        ("another model", _video(_as_emu3),
+         ("received", "whose config.json names the type 'emu3'; give")),
         ("a decoder that is no TorchScript",
          _video(codec=lambda folder: (folder / "decoder.jit").write_bytes(b"PK\x03\x04")),
          ("expected TorchScript in ", "decoder.jit")),

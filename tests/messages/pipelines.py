@@ -24,11 +24,14 @@ from tests.fixtures.shared import (
     media_folders,
     media_pipe,
     new_folder,
+    reading_folders,
+    reading_pipe,
 )
 from tests.fixtures.speech import FAMILIES
 from tests.fixtures.tiny_lms import shared_lm
 from tests.fixtures.tiny_model import CAPTIONS
 from tests.fixtures.tiny_vqa import build_vqa, scene
+from tests.fixtures.video import build_text_encoder
 from tests.messages.case import Refused
 
 Call = Callable[[], Any]
@@ -177,6 +180,47 @@ _SERVED = (
     Refused("serving with guidance",
             _serve(params=SamplingParams(guidance_scale=2.0), deliver=print),
             ("guidance_scale: expected 1, ", "received 2.0")),
+)  # fmt: skip
+
+
+def _animate(prompt: Any) -> Call:
+    def call() -> Any:
+        pipe = reading_pipe()
+        with no_pass_of(pipe.model.model):
+            return pipe(image(), prompt=prompt)
+
+    return call
+
+
+def _open_reading(width: int) -> Call:
+    """The model that reads texts, with a T5 of another width."""
+
+    def call() -> Any:
+        encoder = build_text_encoder(new_folder("t5"), width)
+        model, codec, _ = reading_folders()
+        return mmaccel.ImageToVideo.from_pretrained(model, codec=codec, text_encoder=encoder)
+
+    return call
+
+
+_MORE = "fox " * 513
+_READING = (
+    Refused("a clip without the prompt that the model needs", _animate(None),
+            ("prompt: expected what happens in the clip, received None; write one",)),
+    Refused("a clip of blanks", _animate("  "), ("prompt: expected what happens in the clip",)),
+    Refused("a clip of 513 words", _animate(_MORE), ("expected at most 512 tokens, received 513",)),
+    Refused("a prompt for a model that reads none",
+            lambda: media_pipe("cosmos")(image(), prompt="a fox runs"),
+            ("prompt: expected none with a model that reads no text, received 'a fox runs'",
+             "take nvidia/Cosmos-Predict1-5B-Video2World")),
+    Refused("a T5 for a model that reads none",
+            _reopen("cosmos", text_encoder=image_folder("llamagen-t2i")),
+            ("text_encoder: expected none with", "which reads no text")),
+    Refused("a T5 that is not there", _reopen("cosmos", text_encoder="none"),
+            ("text_encoder: expected a folder",)),
+    Refused("a T5 of 8 channels", _open_reading(8),
+            ("text_encoder: expected a T5 of 16 channels, received one of 8",),
+            UnsupportedModelError),
 )  # fmt: skip
 
 
@@ -338,6 +382,6 @@ _IMAGES = (
 )  # fmt: skip
 
 CASES = (
-    *_MEDIA, *_MEDIA_FILES, *_SPEECH, *_VOICES, *_STARTS, *_SERVED, *_QUESTIONS, *_NO_READERS,
-    *_IMAGES,
+    *_MEDIA, *_MEDIA_FILES, *_SPEECH, *_VOICES, *_STARTS, *_SERVED, *_READING, *_QUESTIONS,
+    *_NO_READERS, *_IMAGES,
 )  # fmt: skip

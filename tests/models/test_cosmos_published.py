@@ -84,9 +84,9 @@ def test_what_the_files_do_not_say(tmp_path: Path) -> None:
 
 def test_columns_are_stretched_by_the_rows_of_the_first_clips() -> None:
     """As published, whatever the number of columns then."""
-    angles = [clip_angles((1, 1, 3), 24, 100.0, Yarn((3, 4, n))) for n in (8, 64)]
+    angles = [clip_angles((1, 1, 3), 24, 100.0, yarn=Yarn((3, 4, n))) for n in (8, 64)]
     assert torch.equal(*angles)
-    assert not torch.equal(angles[0], clip_angles((1, 1, 3), 24, 100.0, Yarn((3, 40, 8))))
+    assert not torch.equal(angles[0], clip_angles((1, 1, 3), 24, 100.0, yarn=Yarn((3, 40, 8))))
 
 
 def test_what_goes_to_the_codec_and_comes_from_it(tmp_path: Path) -> None:

@@ -37,8 +37,14 @@ if TYPE_CHECKING:
 _MAX_FRAMES = 9  # of a start, for all models here
 
 
-def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -> Any:
+def open_pipe(pipeline: Any, model: str, load: LoadOptions, **parts: str | None) -> Any:
     """Load a `TextToSpeech` or an `ImageToVideo`.
+
+    Args:
+        pipeline: the class.
+        model: name, folder or hub id.
+        load: how it is opened.
+        **parts: the same of its codec and others; None takes those that the authors published.
 
     Raises:
         OptionError, UnsupportedModelError, MissingBackendError: see its `from_pretrained`.
@@ -46,7 +52,7 @@ def open_pipe(pipeline: Any, model: str, load: LoadOptions, codec: str | None) -
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return pipeline.from_pretrained(model, codec=codec, **load_keywords(load))
+    return pipeline.from_pretrained(model, **parts, **load_keywords(load))
 
 
 class CodecJob(SidecarJob):
@@ -56,7 +62,12 @@ class CodecJob(SidecarJob):
     """A `TextToSpeech` or an `ImageToVideo`."""
 
     def open(self) -> Any:
-        return open_pipe(self.pipeline, self.flags.model, self.load, self.flags.codec)
+        return open_pipe(self.pipeline, self.flags.model, self.load, **self.parts)
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        """What is loaded beside the model, by name."""
+        return {"codec": self.flags.codec}
 
     def codec_settings(self, params: SamplingParams) -> dict[str, Any]:
         settings = self.common_settings(
@@ -236,6 +247,7 @@ class ClipJob(CodecJob):
 
     Attributes:
         starts: first frames of the clips, by file.
+        prompt: what happens in the clips; None for a model that reads no text.
         suffix: of the files.
     """
 
@@ -244,13 +256,20 @@ class ClipJob(CodecJob):
 
     def read(self) -> None:
         flags = self.flags
-        files = flags.check_starts()
+        files, self.prompt = flags.check_starts()
         shared.check_count("count", flags.count, MAX_IMAGES)
         super().read()
         check_seed(self.seeds)
         choose_params(SamplingParams(), **given(flags.sampling))
         self.suffix = f".{pick_format(flags.file_format)}"
         self.starts = {start: read_frames(start, _MAX_FRAMES) for start in files}
+
+    @property
+    def parts(self) -> dict[str, str | None]:
+        return super().parts | {"text_encoder": self.flags.text_encoder}
+
+    def prepare(self) -> None:
+        self.pipe.video.encode_prompt(self.prompt)
 
     @property
     def seeds(self) -> list[int]:
@@ -273,6 +292,7 @@ class ClipJob(CodecJob):
             stats = self.pipe.serve(
                 frames,
                 self.params,
+                prompt=self.prompt,
                 policy=self.policy,
                 seed=self.seeds,
                 batch_size=self.rows,
@@ -290,8 +310,11 @@ class ClipJob(CodecJob):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What a clip depends on, apart from its start and seed; ready for JSON."""
-        return self.codec_settings(self.params)
+        """What a clip depends on, apart from its start, prompt and seed; ready for JSON."""
+        settings = self.codec_settings(self.params)
+        if self.pipe.text_encoder is not None:
+            settings["text_encoder"] = content_hash(self.pipe.text_encoder)
+        return settings
 
     def write_clip(self, start: Path, clip: Clip) -> None:
         """Write one clip.
@@ -300,9 +323,11 @@ class ClipJob(CodecJob):
             OSError: see `write_payload`.
         """
         tokens = clip.tokens[: clip.n_read].flatten().tolist()  # of the start
-        source = {"start": tokens, "n_given": clip.n_given}
+        prompt = shared.given(prompt=self.prompt)
+        source = {"start": tokens, "n_given": clip.n_given, **prompt}
         facts = {
             "start": start.name,
+            **prompt,
             "frames": len(clip.frames),
             "n_given": clip.n_given,
             "fps": clip.fps,

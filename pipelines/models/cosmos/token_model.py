@@ -6,7 +6,7 @@ gated feed-forward layers) with other tensor names and with rotary positions of 
 of a token's frame, row and column each rotate a part of a head's channels. The larger models
 stretch low frequencies by YaRN (Peng et al., 2023, arXiv 2309.00071) without its attention factor.
 Frequencies and their order follow the published code of Cosmos-Predict1 (Apache 2.0); nothing is
-copied from it.
+copied from it. What models have beside this that also read a text is in `text.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmaccel.checks import show
 from mmaccel.config_files import Range, check_ranges, read_json
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.causal_lm.self_check import check_windows
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, count_layers, fill, read_weights
 from mmaccel.pipelines.loading.moving import move_module
+from mmaccel.pipelines.models.cosmos.text import (
+    NAMES,
+    ClipEmbedding,
+    ReadingWindow,
+    add_reading,
+    clip_embedding,
+    read_context,
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,12 @@ class Yarn:
 
 
 def clip_angles(
-    shape: tuple[int, int, int], head_dim: int, theta: float, yarn: Yarn | None = None
+    shape: tuple[int, int, int],
+    head_dim: int,
+    theta: float,
+    *,
+    yarn: Yarn | None = None,
+    has_first: bool = False,
 ) -> Tensor:
     """Angles of all tokens of a clip, in raster order.
 
@@ -62,9 +76,11 @@ def clip_angles(
         head_dim: D; a third of its pairs, rounded down, is for height, another third for width.
         theta: base of the frequencies.
         yarn: None for models without YaRN.
+        has_first: whether a token stands before the clip; its angles are 0.
 
     Returns:
-        `[T * H * W, D / 2]` float32: pairs of time first, then of height, then of width.
+        `[T * H * W, D / 2]` float32: pairs of time first, then of height, then of width. With
+        `has_first` there is one row more.
     """
     plane = head_dim // 6
     angles = []
@@ -77,7 +93,8 @@ def clip_angles(
         along = torch.outer(index, frequencies)
         view = [pairs if k == 3 else shape[k] if k == axis else 1 for k in range(4)]
         angles.append(along.view(view).expand(*shape, pairs))
-    return torch.cat(angles, -1).flatten(0, 2)
+    clip = torch.cat(angles, -1).flatten(0, 2)
+    return torch.cat((torch.zeros_like(clip[:1]), clip)) if has_first else clip
 
 
 class ClipRotary(nn.Module):
@@ -148,24 +165,40 @@ def load_cosmos_window(
         UnsupportedModelError: another model, or missing or surplus tensors.
     """
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     if file is None:
+        kind = config.get("model_type")
+        named = f", whose config.json names the type {show(kind)}" if kind else ""
         raise UnsupportedModelError(
-            f"model: expected a folder with {' or '.join(FILES)}, received {folder}; give that of "
-            "Cosmos-Predict1-4B or 12B"
+            f"model: expected a folder with {' or '.join(FILES)}, received {folder}{named}; give "
+            "that of Cosmos-Predict1-4B or another"
         )
     weights = {name.removeprefix("model."): value for name, value in read_weights(file).items()}
     weights = {name: value for name, value in weights.items() if "_extra_state" not in name}
-    config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     check_ranges(config, _RANGES, folder / "config.json")
     shape = _shape_of(config, "video_latent_shape", _SHAPE, 2)
-    model = _build(_sizes(weights, file), config, shape)
+    context = read_context(weights)
+    model = _build(_sizes(weights, file), config, shape, has_first=context > 0)
+    if context:
+        add_reading(model, context, len(weights["tok_embeddings.weight"]))
     fill(model, {_rename(name): value for name, value in weights.items()})
-    theta = _number(config, "rope_theta", 500000)
-    head_dim = int(model.config.head_dim)
-    yarn = _yarn_of(config, len(model.model.layers))
-    model.model.rotary_emb = ClipRotary(clip_angles(shape, head_dim, theta, yarn))
+    angles = clip_angles(
+        shape,
+        int(model.config.head_dim),
+        _number(config, "rope_theta", 500000),
+        yarn=_yarn_of(config, len(model.model.layers)),
+        has_first=context > 0,
+    )
+    model.model.rotary_emb = ClipRotary(angles)
+    if context:
+        embedding = ClipEmbedding(clip_embedding(shape, model.config.hidden_size))
+        for layer in model.model.layers:
+            layer.place(embedding)
     move_module(model, load_config.device, load_config.dtype).eval().requires_grad_(False)
     window = CausalLMWindow(model)
+    if context:
+        window = ReadingWindow(model)
+        window.read(torch.zeros(0, context))
     check_windows(model, window)
     return window, shape
 
@@ -190,21 +223,16 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
 
 def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
     """The model's sizes, read from the shapes of its tensors."""
-    if any("cross_attention" in name for name in weights):
-        raise UnsupportedModelError(
-            f"model: expected a Cosmos model that continues clips, received one that also reads "
-            f"text ({file}, with cross_attention); give Cosmos-Predict1-4B or 12B"
-        )
     try:
         first = {name: weights[f"layers.0.{name}.weight"].shape for name in _NAMES}
-        vocab_size, dim = weights["tok_embeddings.weight"].shape
+        vocab_size, dim = weights["output.weight"].shape
         head_dim = first["attention.q_norm"][0]
         heads, kv_heads = (first[f"attention.{n}"][0] // head_dim for n in ("wq", "wk"))
         inner = first["feed_forward.w1"][0]
     except (LookupError, ValueError, ZeroDivisionError) as error:
         raise UnsupportedModelError(
             f"model: expected the tensors of Cosmos' transformer in {file}, received "
-            f"{', '.join(sorted(weights)[:3])} … (none as {error}); give Cosmos-Predict1-4B or 12B"
+            f"{', '.join(sorted(weights)[:3])} … (none as {error}); give one of Cosmos-Predict1"
         ) from error
     return {
         "vocab_size": vocab_size,
@@ -217,7 +245,13 @@ def _sizes(weights: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
     }
 
 
-def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, int, int]) -> Any:
+def _build(
+    sizes: dict[str, Any],
+    config: Mapping[str, Any],
+    shape: tuple[int, int, int],
+    *,
+    has_first: bool,
+) -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     frames, rows, columns = shape
@@ -225,7 +259,7 @@ def _build(sizes: dict[str, Any], config: Mapping[str, Any], shape: tuple[int, i
         **sizes,
         rms_norm_eps=_number(config, "norm_eps", 1e-5),
         tie_word_embeddings=False,
-        max_position_embeddings=frames * rows * columns,
+        max_position_embeddings=frames * rows * columns + has_first,
         attention_bias=False,
         use_sliding_window=False,
         bos_token_id=None,
@@ -261,7 +295,8 @@ def _yarn_of(config: Mapping[str, Any], n_layers: int) -> Yarn | None:
 def _rename(name: str) -> str:
     """The transformers name of a tensor in the published file."""
     found = re.fullmatch(r"(layers\.\d+\.)(.+)\.weight", name)
-    if found and found[2] in _NAMES:
-        return f"model.{found[1]}{_NAMES[found[2]]}.weight"
+    layer = _NAMES | NAMES
+    if found and found[2] in layer:
+        return f"model.{found[1]}{layer[found[2]]}.weight"
     outer = _OUTER.get(name.removesuffix(".weight"))
     return name if outer is None else f"{outer}.weight"

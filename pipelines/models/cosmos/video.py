@@ -3,12 +3,14 @@
 NVIDIA, "Cosmos World Foundation Model Platform for Physical AI", 2025 (arXiv 2501.03575), section
 5.2: Cosmos-Predict1-4B and 12B. 33 frames of 1024 x 640 pixels are 5 x 40 x 64 tokens of a causal
 codec; one frame or nine frames are given, and the tokens of the others are generated one by one.
-The codec is published as two TorchScript files.
+The codec is published as two TorchScript files. Cosmos-Predict1-5B-Video2World and 13B-Video2World
+also read a text, which T5-11B encodes; their clips begin with a token that stands for none.
 
 Departures: the authors then refine the decoded frames with a diffusion model, and check inputs and
 outputs with guardrail models; neither is included. As the authors do, the last given frame is
 repeated up to 33 frames before encoding; the codec is causal, so this changes tokens of the given
-frames by rounding alone.
+frames by rounding alone. T5 runs in the dtype of the transformer, and without padding. Prompts of
+more than 512 tokens are refused, not cut.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import show
 from mmaccel.config_files import shorten
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import NumericsError, UnsupportedModelError
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, refuse_device_map
+from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, refuse_device_map
 from mmaccel.pipelines.loading.headers import check_memory
+from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.models.cosmos.text import LENGTH, ReadingWindow
 from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
+from mmaccel.pipelines.models.t5 import load_t5
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
 
@@ -174,6 +181,17 @@ class CosmosVideo:
         self.size = (columns * _SPACE, rows * _SPACE)
         self.starts = tuple(n for n in _STARTS if (n - 1) // _TIME + 1 < self.n_frames)
 
+    def encode_prompt(self, prompt: str | None) -> list[int]:
+        if prompt is not None:
+            raise OptionError(
+                f"prompt: expected none with a model that reads no text, received {show(prompt)}; "
+                "leave it out, or take nvidia/Cosmos-Predict1-5B-Video2World"
+            )
+        return []
+
+    def begin(self, prompt: list[int], given: Tensor) -> Tensor:
+        return given.flatten()
+
     def encode(self, frames: Tensor) -> Tensor:
         missing = (self.n_frames - 1) * _TIME + 1 - len(frames)
         whole = torch.cat((frames, frames[-1:].expand(missing, -1, -1, -1)))
@@ -198,13 +216,70 @@ class CosmosVideo:
         return frames.add(1).mul(127.5).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
 
-def load_cosmos(source: Path, codec: Path, load_config: LoadConfig) -> CosmosVideo:
-    """Load the transformer and the codec.
+class CosmosTextVideo(CosmosVideo):
+    """A `VideoModel` that also reads a text.
+
+    Args:
+        window, shape, codec: as in `CosmosVideo`.
+        words: T5's tokenizer.
+        text_encoder: T5's encoder.
+
+    Raises:
+        UnsupportedModelError: a T5 of another width than the transformer reads.
+    """
+
+    window: ReadingWindow
+
+    def __init__(
+        self,
+        window: ReadingWindow,
+        shape: tuple[int, int, int],
+        codec: JitCodec,
+        *,
+        words: Any,
+        text_encoder: Any,
+    ) -> None:
+        super().__init__(window, shape, codec)
+        width = text_encoder.config.d_model
+        if width != window.context:
+            raise UnsupportedModelError(
+                f"text_encoder: expected a T5 of {window.context} channels, received one of "
+                f"{width}; give google-t5/t5-11b, or the one that the model was trained with"
+            )
+        self.words = words
+        self.text_encoder = text_encoder
+
+    def encode_prompt(self, prompt: str | None) -> list[int]:
+        text = check_prompt(prompt, self.words, "what happens in the clip")
+        ids: list[int] = self.words(text, truncation=False)["input_ids"]
+        if len(ids) > LENGTH:
+            raise OptionError(
+                f"prompt: expected at most {LENGTH} tokens, received {len(ids)}; shorten the prompt"
+            )
+        return ids
+
+    def begin(self, prompt: list[int], given: Tensor) -> Tensor:
+        ids = torch.tensor([prompt], device=ready(self.text_encoder))
+        features = self.text_encoder(input_ids=ids).last_hidden_state[0]  # [n, context]
+        ready(self.window.model)
+        self.window.read(features)
+        first = torch.tensor([self.window.first_token], device=given.device)
+        return torch.cat((first, given.flatten()))
+
+
+def load_cosmos(
+    source: Path, codec: Path, load_config: LoadConfig, find_text_encoder: Callable[[], Path]
+) -> tuple[CosmosVideo, Path | None]:
+    """Load the transformer, the codec, and T5 for a transformer that reads a text.
 
     Args:
         source: folder of the transformer.
         codec: folder of a Cosmos tokenizer.
-        load_config: device and dtype of both.
+        load_config: device and dtype of all.
+        find_text_encoder: finds the folder of T5; called for a transformer that reads a text.
+
+    Returns:
+        The model, and the folder of T5 if it was loaded.
 
     Raises:
         UnsupportedModelError: files that are missing or of another model, or parts that do not
@@ -213,4 +288,8 @@ def load_cosmos(source: Path, codec: Path, load_config: LoadConfig) -> CosmosVid
     refuse_device_map(load_config, "Cosmos")
     frames = JitCodec(codec, load_config)
     window, shape = load_cosmos_window(source, load_config)
-    return CosmosVideo(window, shape, frames)
+    if not isinstance(window, ReadingWindow):
+        return CosmosVideo(window, shape, frames), None
+    folder = find_text_encoder()
+    words, encoder = load_t5(folder, load_config, "text_encoder")
+    return CosmosTextVideo(window, shape, frames, words=words, text_encoder=encoder), folder

@@ -27,8 +27,6 @@ from mmaccel.pipelines.loading.checkpoint import (
     count_layers,
     count_tokens,
     fill,
-    load_model,
-    load_processor,
     read_weights,
     refuse_device_map,
     shape_of,
@@ -41,6 +39,7 @@ from mmaccel.pipelines.models.llamagen.transformer import (
     LlamaGenTransformer,
     resize,
 )
+from mmaccel.pipelines.models.t5 import load_t5
 from mmaccel.pipelines.text_to_image.model import ImageModel
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.tokenizers_vq.grid import Grid
@@ -187,7 +186,7 @@ def load_llamagen(source: Path, load_config: LoadConfig) -> LlamaGenImages:
     window = LlamaGenWindow(model)
     if not model.config.caption_dim:
         return ClassImages(window, tokenizer)
-    return PromptImages(window, tokenizer, *load_t5(folder, load_config))
+    return PromptImages(window, tokenizer, *find_t5(folder, load_config))
 
 
 def _only(folder: Path, pattern: str, what: str, example: str) -> Path:
@@ -215,15 +214,13 @@ def count_side(size: tuple[int, int], step: int) -> int:
     return rows
 
 
-def load_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
+def find_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
     """Load the tokenizer and the encoder of the T5 in a folder next to the transformer.
 
     Raises:
         OptionError: no T5 there.
         UnsupportedModelError: files that transformers cannot read.
     """
-    from transformers import AutoTokenizer, T5EncoderModel
-
     folders = [
         f for f in sorted(folder.iterdir()) if "t5" in f.name and (f / "config.json").exists()
     ]
@@ -232,8 +229,7 @@ def load_t5(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
             f"model: expected T5 in {folder}, such as flan-t5-xl/config.json, received none; "
             "download google/flan-t5-xl there"
         )
-    encoder = load_model(T5EncoderModel, folders[0], load_config)
-    return load_processor(AutoTokenizer, folders[0], load_config), encoder
+    return load_t5(folders[0], load_config)
 
 
 def load_transformer(
