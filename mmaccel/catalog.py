@@ -321,6 +321,8 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     ),
     "csm_depth_decoder_model": f"{_DEPTH}:CsmDepth",
     "moshi_depth": f"{_DEPTH}:MoshiDepth",
+    "musicgen": "mmaccel.pipelines.delay.musicgen:Musicgen",
+    "musicgen_melody": "mmaccel.pipelines.delay.musicgen:Melody",
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",

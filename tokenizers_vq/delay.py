@@ -64,8 +64,8 @@ def delay(n_frames: int, delays: Sequence[int]) -> Tensor:
     _check_counts(n_frames, len(delays))
     if min(delays) < 0:
         raise OptionError(
-            f"delays: expected numbers of steps >= 0, received {show(list(delays))}; count all from "
-            "the earliest book"
+            f"delays: expected numbers of steps >= 0, received {show(list(delays))}; count all "
+            "from the earliest book"
         )
     return torch.arange(n_frames)[:, None] + torch.tensor(list(delays))
 
