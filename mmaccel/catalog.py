@@ -324,6 +324,7 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "musicgen": "mmaccel.pipelines.delay.musicgen:Musicgen",
     "musicgen_melody": "mmaccel.pipelines.delay.musicgen:Melody",
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
+    "dia": "mmaccel.pipelines.delay.dia:Dia",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",

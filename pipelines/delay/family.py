@@ -171,17 +171,40 @@ def read_warpers(
     return chain, {"temperature": 1.0 if samples else 0.0} | warpers
 
 
+def hand_rows(call: GenerateCall, grid: Tensor) -> Any:
+    """What `_sample` returns of a grid `[B, S, K]`: a row of S codes for each book of each row."""
+    from transformers.generation import utils
+
+    sequences: Any = grid.mT.reshape(-1, grid.shape[1])
+    if not call.config.return_dict_in_generate:
+        return sequences
+    if call.model.config.is_encoder_decoder:
+        return utils.GenerateEncoderDecoderOutput(sequences=sequences)
+    return utils.GenerateDecoderOnlyOutput(sequences=sequences)
+
+
 def draw_codes(model: Any, n_books: int, n_codes: int) -> Tensor:
     """Codes `[2, 5, K]` for a self-check, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(n_codes, (2, 5, n_books), generator=generator).to(model.device)
 
 
-def open_prompt(rows: int, branches: int, n_books: int, device: torch.device) -> Prompt:
-    """The prompt of a stream: one token for each of `rows * branches` rows."""
+def open_prompt(
+    rows: int, branches: int, n_books: int, device: torch.device, *, stop: int | None = None
+) -> Prompt:
+    """The prompt of a stream: one token for each of `rows * branches` rows.
+
+    Args:
+        rows: B.
+        branches: G.
+        n_books: K.
+        device: of the tokens.
+        stop: the token that ends a row; None: only its length does.
+    """
     return Prompt(
         torch.zeros(rows * branches, 1, dtype=torch.int64, device=device),
         torch.ones(rows * branches, dtype=torch.int64, device=device),
         branches,
+        stop_tokens=None if stop is None else torch.tensor([stop], device=device),
         layout=CodeFrames(n_books),
     )

@@ -24,6 +24,7 @@ from mmaccel.pipelines.delay.family import (
     CodeDecoder,
     draw_codes,
     find_unflat,
+    hand_rows,
     open_prompt,
     read_warpers,
 )
@@ -200,15 +201,7 @@ class Musicgen(CodeDecoder):
         scale = float(call.processors[0].guidance_scale) if branches == 2 else 1.0
 
         def hand_over(made: Generation) -> Any:
-            grid = arrange(made.tokens, cells, given)
-            sequences = grid.mT.reshape(len(call.ids), n_steps)
-            if not call.config.return_dict_in_generate:
-                return sequences
-            from transformers.generation import utils
-
-            if model.config.is_encoder_decoder:
-                return utils.GenerateEncoderDecoderOutput(sequences=sequences)
-            return utils.GenerateDecoderOnlyOutput(sequences=sequences)
+            return hand_rows(call, arrange(made.tokens, cells, given))
 
         repeated = given.repeat(branches, 1, 1)
         return OwnLoop(

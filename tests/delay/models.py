@@ -61,3 +61,51 @@ def keep_codes(model: Any) -> list[Tensor]:
 
     model.audio_encoder.decode = decode
     return found
+
+
+DIA_DELAYS = (0, 2, 3)
+DIA_END = 16
+
+
+def make_dia(ends: float = 2.0, codes: int = 16, delays: tuple[int, ...] = DIA_DELAYS) -> Any:
+    """Dia, with the ids `codes`, `codes + 1` and `codes + 2` for end, padding and begin.
+
+    Args:
+        ends: the larger, the sooner sounds end.
+        codes: of each book.
+        delays: of the books.
+    """
+    from transformers import DiaConfig, DiaForConditionalGeneration
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    config = DiaConfig(
+        encoder_config={
+            **sizes, "num_key_value_heads": 2, "intermediate_size": 24, "vocab_size": 20
+        },
+        decoder_config={
+            **sizes, "num_key_value_heads": 1, "intermediate_size": 24, "vocab_size": codes + 4,
+            "num_channels": len(delays), "cross_num_attention_heads": 2, "cross_head_dim": 8,
+            "cross_num_key_value_heads": 2, "cross_hidden_size": 16, "eos_token_id": codes,
+            "pad_token_id": codes + 1, "bos_token_id": codes + 2,
+        },
+        delay_pattern=list(delays),
+    )  # fmt: skip
+    model = DiaForConditionalGeneration(config).eval()
+    fill(model, 0.4)
+    model.logits_dense.weight.data[codes] *= ends
+    model.generation_config.update(
+        decoder_start_token_id=codes + 2, pad_token_id=codes + 1, bos_token_id=codes + 2,
+        eos_token_id=codes, max_length=12, do_sample=False, top_k=8,
+    )  # fmt: skip
+    return model
+
+
+def delay_prompt(codes: Tensor, n_codes: int = 16, delays: tuple[int, ...] = DIA_DELAYS) -> Any:
+    """What Dia's processor makes of codes `[B, T, K]`: a first frame, the delays, free cells."""
+    from mmaccel.tokenizers_vq.delay import apply, delay
+
+    begin = codes.new_full((len(codes), 1, len(delays)), n_codes + 2)
+    framed = torch.cat([begin, codes], 1)
+    grid = apply(framed, delay(framed.shape[1], delays), n_codes + 2, n_codes + 1)
+    mask = torch.ones(grid.shape[:2], dtype=torch.int64)
+    return {"decoder_input_ids": grid, "decoder_attention_mask": mask}
