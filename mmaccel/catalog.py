@@ -326,6 +326,7 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
     "dia": "mmaccel.pipelines.delay.dia:Dia",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
+    "higgs_audio_v2": "mmaccel.pipelines.delay.higgs:Higgs",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
@@ -348,6 +349,7 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
     "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
     "lumina-mgpt": "mmaccel.pipelines.models.chameleon:load_lumina",
     "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
+    "higgs_audio_v2": "mmaccel.pipelines.delay.higgs:Higgs",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
     "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
 }

@@ -1,7 +1,7 @@
 """Dia: a decoder over text states, with delays of its own for each codebook and an end.
 
-Nari Labs, "Dia-1.6B", 2025. Three of its logits processors are its own, and two read more than the
-scores of one code. Here they are pure functions of what was generated before a code and of its cell:
+Nari Labs, "Dia-1.6B", 2025. Three of its logits processors are its own, and read more than the
+scores of one code. Here they are functions of what was generated before a code and of its cell:
 
 - *guidance* chooses the k likeliest codes by the guided scores, and keeps the conditional ones;
 - only the first book ends a sound, and only where the end is its likeliest id (*filter*);
@@ -167,7 +167,7 @@ class DiaSteps:
             attention_mask=self._caches.prepare(at),
             encoder_hidden_states=self._states,
             encoder_attention_mask=self._mask,
-            **{CACHE: self._caches.cache},
+            **{CACHE: self._caches.both},
             return_dict=True,
         ).last_hidden_state
         logits: Tensor = self._model.logits_dense(hidden)
@@ -224,6 +224,8 @@ class Dia(CodeDecoder):
         free = self._read_pattern(call)[1]
         if not torch.equal(free, free[:1].expand_as(free)):
             yield "rows with different patterns"
+        elif not bool(free.any()):
+            yield "a pattern in which nothing is generated"
 
     def _read_pattern(self, call: GenerateCall) -> tuple[Tensor, Tensor]:
         """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool."""

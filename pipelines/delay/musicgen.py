@@ -94,7 +94,7 @@ class MusicgenSteps:
             attention_mask=mask,
             encoder_hidden_states=self._states,
             encoder_attention_mask=self._mask,
-            **{CACHE: self._caches.cache},
+            **{CACHE: self._caches.both},
         )
         return made
 
@@ -117,7 +117,7 @@ class MelodySteps(MusicgenSteps):
         return super().forward(codes, first + self._states.shape[1])
 
     def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
-        made: Tensor = layer(hidden, attention_mask=mask, **{CACHE: self._caches.cache})[0]
+        made: Tensor = layer(hidden, attention_mask=mask, **{CACHE: self._caches.own})[0]
         return made
 
 

@@ -109,3 +109,35 @@ def delay_prompt(codes: Tensor, n_codes: int = 16, delays: tuple[int, ...] = DIA
     grid = apply(framed, delay(framed.shape[1], delays), n_codes + 2, n_codes + 1)
     mask = torch.ones(grid.shape[:2], dtype=torch.int64)
     return {"decoder_input_ids": grid, "decoder_attention_mask": mask}
+
+
+HIGGS_BOOKS = 3
+HIGGS_END = 13
+AUDIO, AUDIO_BEGIN, AUDIO_DELAY, TEXT_END = 20, 21, 22, 23
+
+
+def make_higgs(ends: float = 1.5, codes: int = 12, books: int = HIGGS_BOOKS) -> Any:
+    """Higgs Audio v2, with the ids `codes` and `codes + 1` that begin and end a book.
+
+    Args:
+        ends: the larger, the sooner sounds end.
+        codes: of each book.
+        books: K.
+    """
+    from transformers import HiggsAudioV2Config, HiggsAudioV2ForConditionalGeneration
+
+    config = HiggsAudioV2Config(
+        vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=64,
+        pad_token_id=19, bos_token_id=1, eos_token_id=TEXT_END, num_codebooks=books,
+        codebook_size=codes + 2, audio_token_id=AUDIO, audio_bos_token_id=AUDIO_BEGIN,
+        audio_delay_token_id=AUDIO_DELAY, audio_stream_bos_id=codes, audio_stream_eos_id=codes + 1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )  # fmt: skip
+    model = HiggsAudioV2ForConditionalGeneration(config).eval()
+    fill(model, 0.4)
+    model.audio_lm_head.weight.data[codes + 1] *= ends
+    model.generation_config.update(
+        pad_token_id=19, eos_token_id=TEXT_END, max_new_tokens=10, do_sample=False
+    )
+    return model
