@@ -15,6 +15,7 @@ from PIL import Image
 import mmaccel
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from tests.architecture.source import ROOT
+from tests.delay.models import make_musicgen
 from tests.depth.models import make_csm
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.denoiser_targets import TARGETS
@@ -56,6 +57,10 @@ def provide(name: str, folder: Path) -> Any:
         return make_csm().model
     if name == "csm_inputs":
         return {"input_ids": torch.tensor([[5, 7, 3]]), "max_new_tokens": 3}
+    if name == "musicgen":
+        return make_musicgen()
+    if name == "musicgen_inputs":
+        return {"input_ids": torch.tensor([[5, 7, 3]])}
     if name in ("speech_model", "codec"):
         return build_speech("llasa", folder)[name == "codec"]
     assert name == "model", f"# requires: expected a name of this function, received {name!r}"

@@ -29,7 +29,7 @@ def make_musicgen(
         audio_encoder=transformers.EncodecConfig(
             hidden_size=16, num_filters=2, codebook_size=CODES, codebook_dim=16,
             upsampling_ratios=[2, 2], num_lstm_layers=1, chunk_length_s=None,
-            target_bandwidths=[48.0], sampling_rate=24000,
+            target_bandwidths=[96.0], sampling_rate=24000,
         ).to_dict(),
         decoder=getattr(transformers, f"{name}DecoderConfig")(
             vocab_size=codes, num_codebooks=books, audio_channels=channels, pad_token_id=codes,
