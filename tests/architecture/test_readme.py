@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,14 @@ REDUCERS = sorted((ROOT / "docs" / "reducers").glob("*.md"))
 REDUCERS.remove(ROOT / "docs" / "reducers" / "contract.md")
 
 
+SPEECH: dict[str, Callable[[], Any]] = {
+    "csm": lambda: make_csm().model,
+    "csm_inputs": lambda: {"input_ids": torch.tensor([[5, 7, 3]]), "max_new_tokens": 3},
+    "musicgen": make_musicgen,
+    "musicgen_inputs": lambda: {"input_ids": torch.tensor([[5, 7, 3]])},
+}
+
+
 def provide(name: str, folder: Path) -> Any:
     """A value that a Python block names in its first line, `# requires: NAME, …`."""
     from transformers import AutoModelForCausalLM
@@ -53,14 +62,8 @@ def provide(name: str, folder: Path) -> Any:
         return Image.new("RGB", (48, 32), "orange")
     if name == "vqa_model":
         return save_vqa(folder)
-    if name == "csm":
-        return make_csm().model
-    if name == "csm_inputs":
-        return {"input_ids": torch.tensor([[5, 7, 3]]), "max_new_tokens": 3}
-    if name == "musicgen":
-        return make_musicgen()
-    if name == "musicgen_inputs":
-        return {"input_ids": torch.tensor([[5, 7, 3]])}
+    if name in SPEECH:
+        return SPEECH[name]()
     if name in ("speech_model", "codec"):
         return build_speech("llasa", folder)[name == "codec"]
     assert name == "model", f"# requires: expected a name of this function, received {name!r}"
