@@ -320,10 +320,14 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
         _VISION_LANGUAGE,
     ),
     "csm_depth_decoder_model": f"{_DEPTH}:CsmDepth",
+    "dia": "mmaccel.pipelines.delay.dia:Dia",
     "moshi_depth": f"{_DEPTH}:MoshiDepth",
+    "musicgen": "mmaccel.pipelines.delay.musicgen:Musicgen",
+    "musicgen_melody": "mmaccel.pipelines.delay.musicgen:Melody",
     "qwen3_omni_moe_talker_code_predictor": f"{_DEPTH}:CodePredictor",
     "qwen3_tts_talker_code_predictor": f"{_DEPTH}:TTSCodePredictor",
     "glm_image": "mmaccel.pipelines.models.glm_image:GlmImage",
+    "higgs_audio_v2": "mmaccel.pipelines.delay.higgs:Higgs",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:ImageGPT",
     "janus": "mmaccel.pipelines.models.janus:Janus",
 }
@@ -348,6 +352,7 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
     "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
     "lumina-mgpt": "mmaccel.pipelines.models.chameleon:load_lumina",
     "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
+    "higgs_audio_v2": "mmaccel.pipelines.delay.higgs:Higgs",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
     "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
 }

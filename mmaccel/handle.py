@@ -184,7 +184,8 @@ def attach(
 
     Args:
         target: a transformers model that generates, also one compiled by torch or wrapped by peft;
-            a speech model whose depth decoder makes frames (CSM, Moshi, Qwen3-Omni); a pipeline of
+            a speech model whose depth decoder makes frames (CSM, Moshi, Qwen3-Omni), or that makes
+            codes of several books a step (MusicGen, Dia, Higgs Audio v2); a pipeline of
             transformers; a diffusers pipeline whose pictures such a model makes
             (`GlmImagePipeline`); a pipeline or model listed in
             `mmaccel.pipelines.attach.registry`; or a `Denoiser`, or a model of a family in

@@ -123,6 +123,30 @@ class Frames:
         return tables[slots.device][slots % len(self.ranges)]
 
 
+@dataclass(frozen=True)
+class CodeFrames:
+    """Frames of one code of each codebook, of which nothing is known in advance.
+
+    Args:
+        frame: codes of a frame.
+    """
+
+    frame: int
+
+    @property
+    def columns(self) -> int:
+        """0: the codes of a frame form no rows."""
+        return 0
+
+    def forced(self, slots: Tensor) -> Tensor | None:
+        """None: no code is known in advance."""
+        return None
+
+    def allowed(self, slots: Tensor) -> Tensor | None:
+        """None: all codes are allowed."""
+        return None
+
+
 @lru_cache(maxsize=8)
 def _table(frames: Frames, device: torch.device) -> Tensor:
     """`[S, V]` bool: ids allowed at each slot of a frame.

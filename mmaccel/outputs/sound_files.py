@@ -1,4 +1,4 @@
-"""Sound: WAV files, read and written with a JSON file that says how each was made; WAV in a stream."""
+"""Sound: WAV files with a JSON file next to each, read and written, and WAV in a stream."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ from mmaccel.samplers.noise import Noise
 
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
 _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
+_BOOKS = "a model of several codebooks a step"
 _MODELS_LOOP = "a decoding loop of the model's own"
 _BATCH = "transformers' own continuous batching; generate takes a padded batch"
 _BATCHES = ("generate_batch", "init_continuous_batching")
@@ -165,6 +166,9 @@ class GenerateService:
             reasons = [str(error)]
         else:
             family = self.family
+            loop = family.sample_loop(call)
+            if loop is not None:
+                return self._serve_loop(call, loop)
             reasons = find_obstacles(call, facts, family.served, family.takes_own_prompt)
             reasons += self.family.obstacles(call)
             if self.reduction.methods:
@@ -178,6 +182,24 @@ class GenerateService:
                 if not _can_restart(call):
                     raise
                 reasons = [f"{describe_untested(VERSION)}, and {type(error).__name__}: {error}"]
+        return self._run_original(call, reasons)
+
+    def _serve_loop(self, call: GenerateCall, loop: OwnLoop) -> Any:
+        """Decode a task that a family has made of a call, or run the original."""
+        if self.layout is not None:
+            self._fallback.refuse_layout(_BOOKS)
+        if loop.reasons:
+            return self._run_original(call, loop.reasons)
+        return self._decode_loop(loop)
+
+    def _decode_loop(self, loop: OwnLoop) -> Any:
+        seed = self._choose_seed(loop.samples)
+        out, stats = loop.decode(self.policy, seed, self.engine)
+        stats.seed = seed if loop.samples else self.seed
+        self._record(stats)
+        return out
+
+    def _run_original(self, call: GenerateCall, reasons: list[str]) -> Any:
         others = self.visuals.encode_whole(call.model, call.ids, call.others)
         return self._fallback.run(
             call.model,
@@ -253,11 +275,7 @@ class GenerateService:
                 self._fallback.refuse_layout(_MODELS_LOOP)
             if not loop.reasons:
                 self._use_coarse_drafts(loop.window, model)
-                seed = self._choose_seed(loop.samples)
-                out, stats = loop.decode(self.policy, seed, self.engine)
-                stats.seed = seed if loop.samples else self.seed
-                self._record(stats)
-                return out
+                return self._decode_loop(loop)
             if self.strict:
                 self._fallback.refuse("; ".join(loop.reasons))
         began = time.perf_counter()

@@ -123,6 +123,10 @@ class CausalLM:
         """A `generate` call that runs the model's own loop, as a task; None for any other call."""
         return None
 
+    def sample_loop(self, call: GenerateCall) -> OwnLoop | None:
+        """A call of `_sample` whose rows are not those of a prompt, as a task; None for others."""
+        return None
+
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """Reasons of this family why only the original can serve a call."""
         yield from ()

@@ -15,11 +15,12 @@ from mmaccel.contracts import Layout, Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
-from mmaccel.pipelines.depth.window import DepthFrames, DepthWindow
+from mmaccel.pipelines.depth.window import DepthWindow
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.tokenizers_vq.frames import CodeFrames
 
 _checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
 
@@ -128,7 +129,7 @@ class DepthDecoder(CausalLM):
 
     def layout(self, model: Any) -> Layout:
         """See `CausalLM.layout`."""
-        return DepthFrames(self.n_entries(model) + 1 - self.n_before)
+        return CodeFrames(self.n_entries(model) + 1 - self.n_before)
 
     def obstacles(self, call: GenerateCall) -> Iterator[str]:
         """See `CausalLM.obstacles`."""

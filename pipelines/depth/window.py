@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
@@ -26,30 +25,6 @@ class FrameScores(Protocol):
     def score(self, model: Any, entries: Tensor, given: Mapping[str, Any]) -> Tensor: ...
 
     def embed(self, model: Any, entries: Tensor) -> Tensor | None: ...
-
-
-@dataclass(frozen=True)
-class DepthFrames:
-    """The layout of codes in frames.
-
-    Args:
-        frame: codes of a frame.
-    """
-
-    frame: int
-
-    @property
-    def columns(self) -> int:
-        """0: the codes of a frame form no rows."""
-        return 0
-
-    def forced(self, slots: Tensor) -> Tensor | None:
-        """None: no code is known in advance."""
-        return None
-
-    def allowed(self, slots: Tensor) -> Tensor | None:
-        """None: all codes are allowed."""
-        return None
 
 
 class DepthWindow(TokenModel):

@@ -16,6 +16,7 @@ from PIL import Image
 import mmaccel
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from tests.architecture.source import ROOT
+from tests.delay.models import make_musicgen
 from tests.depth.models import make_csm
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.denoiser_targets import TARGETS
@@ -48,6 +49,8 @@ _MADE: dict[str, Callable[[], Any]] = {  # values that need no folder
     "end_id": lambda: EOS,
     "reading_model": lambda: reading_folders()[0],
     "t5": lambda: reading_folders()[2],
+    "musicgen": make_musicgen,
+    "musicgen_inputs": lambda: {"input_ids": torch.tensor([[5, 7, 3]])},
 }
 
 

@@ -1,0 +1,306 @@
+"""Dia: a decoder over text states, with delays of its own for each codebook and an end.
+
+Nari Labs, "Dia-1.6B", 2025. Three of its logits processors are its own, and read more than the
+scores of one code. Here they are functions of what was generated before a code and of its cell:
+
+- *guidance* chooses the k likeliest codes by the guided scores, and keeps the conditional ones;
+- only the first book ends a sound, and only where the end is its likeliest id (*filter*);
+- when it has, book k is certain of the end ``delays[k]`` steps later, and padded behind it
+  (transformers' processor counts these steps down, call by call).
+
+A row is over with the end of the book that is delayed the most. That end is an id of its own in the
+stream, as a stop token ends a row wherever it stands.
+
+Source: transformers 5.24, `dia`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.contracts import Layout
+from mmaccel.pipelines.delay.attention import StepCaches, mask_encoder
+from mmaccel.pipelines.delay.family import (
+    CodeDecoder,
+    draw_codes,
+    find_unflat,
+    hand_rows,
+    open_prompt,
+    read_warpers,
+)
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.depth.decoders import draw_states
+from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.logits.processor_support import is_own
+from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.results import Generation
+from mmaccel.samplers.sampling_params import Processor, SamplingParams
+from mmaccel.tokenizers_vq.delay import Cells, list_cells
+
+_GUIDANCE = "DiaClassifierFreeGuidanceLogitsProcessor"
+_FILTER = "DiaEOSChannelFilterLogitsProcessor"
+_END = "DiaEOSDelayPatternLogitsProcessor"
+_NEVER = 2**31  # a step that no sound reaches
+
+
+@dataclass(frozen=True)
+class DiaGuidance(SamplingParams):
+    """Guidance of Dia: conditional scores of the codes that guided scores choose.
+
+    Guided scores are ``c + s (c - u)``; without `guidance_top_k` they are the scores themselves.
+
+    Args:
+        guidance_top_k: k, of the guided scores; None: they are the scores.
+    """
+
+    guidance_top_k: int | None = None
+
+    def to_model_scores(
+        self, logits: Tensor, branches: int, slots: Tensor, layout: Layout | None
+    ) -> Tensor:
+        """Raw logits `[2 B, W, V + 1]` to scores `[B, W, V + 1]` float32; the last is the end's."""
+        conditional, unconditional = logits[..., :-1].float().chunk(2)
+        guided = conditional + (conditional - unconditional) * self.guidance_scale
+        if self.guidance_top_k is not None:
+            chosen = guided.topk(self.guidance_top_k, dim=-1).indices
+            is_out = torch.ones_like(guided, dtype=torch.bool).scatter(-1, chosen, False)
+            guided = conditional.masked_fill(is_out, -math.inf)
+        return pad(guided, (0, 1), value=-math.inf)
+
+
+@dataclass(frozen=True)
+class DiaRules:
+    """What Dia allows in each cell, as a `Processor` (`mmaccel.samplers.sampling_params`).
+
+    Args:
+        cells: of the stream's slots.
+        delays: `[K]` int64, of the books.
+        end: id that ends a book. Larger ones are begin and padding ids, which are never drawn.
+        padding: id of a book behind its end.
+        stop: V, which the stream has where the last book ends.
+        last_begin: step at which the first book ends at the latest; None: it need not end.
+        before: applied before these rules; None: nothing is.
+    """
+
+    cells: Cells
+    delays: Tensor
+    end: int
+    padding: int
+    stop: int
+    last_begin: int | None
+    before: Processor | None = None
+
+    def __call__(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        if self.before is not None:
+            scores = self.before(scores, tokens, columns)
+        slots = columns - 1  # the prompt is one column
+        at = slots.clamp(max=len(self.cells.step) - 1)
+        step = self.cells.step[at]  # [B, W]
+        book = self.cells.book[at]
+        filtered = self._filter(scores, book)
+        due = self.find_ends(tokens, slots) + self.delays[book]
+        last = len(self.delays) - 1 - int(self.delays.flip(0).argmax())
+        ends = torch.where(book == last, self.stop, self.end)
+        certain = torch.where(step == due, ends, self.padding)
+        known = torch.full_like(scores, -math.inf).scatter_(-1, certain[..., None], 0.0)
+        return torch.where((step < due)[..., None], filtered, known)
+
+    def _filter(self, scores: Tensor, book: Tensor) -> Tensor:
+        """The first book has the end where it is likeliest, and then alone; the others never."""
+        index = torch.arange(scores.shape[-1], device=scores.device)
+        is_first = (book == 0)[..., None]
+        allowed = (index < self.end) | (is_first & (index == self.end))
+        kept = scores.masked_fill(~allowed, -math.inf)
+        ends = (kept.argmax(-1) == self.end)[..., None]
+        return kept.masked_fill(ends != (index == self.end), -math.inf)
+
+    def find_ends(self, tokens: Tensor, slots: Tensor) -> Tensor:
+        """At which step the first book has ended before each slot, `[B, W]` int64.
+
+        Args:
+            tokens: `[B, N]` int64, the prompt's column, generated tokens, drafts.
+            slots: `[B, W]` int64.
+        """
+        own = (self.cells.book == 0).nonzero()[:, 0]  # [n], slots of the first book
+        ended = tokens[:, own + 1] == self.end
+        steps = torch.where(ended, self.cells.step[own], _NEVER)
+        first = pad(steps, (1, 0), value=_NEVER).cummin(1).values  # [B, n + 1], after as many
+        n_before = torch.searchsorted(own, slots.contiguous())
+        found = first.gather(1, n_before)
+        return found if self.last_begin is None else found.clamp(max=self.last_begin)
+
+
+class DiaSteps:
+    """`DiaForConditionalGeneration` as a decoder of steps.
+
+    Args:
+        model: the model.
+        states: `[R, T, D]` of the encoder.
+        mask: `[R, T]`, 1 where a state is seen; None: everywhere.
+
+    Attributes:
+        vocab_size: V.
+    """
+
+    def __init__(self, model: Any, states: Tensor, mask: Tensor | None) -> None:
+        self.vocab_size = int(model.vocab_size)
+        self._model = model
+        self._states = states
+        self._mask = mask_encoder(mask, states.dtype)
+
+    def reserve(self, rows: int, n_steps: int) -> None:
+        n_layers = len(self._model.model.decoder.layers)
+        self._caches = StepCaches(n_layers, rows, n_steps, self._states.dtype)
+
+    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
+        at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+        hidden = self._model.model.decoder(
+            input_ids=codes,
+            position_ids=at,
+            attention_mask=self._caches.prepare(at),
+            encoder_hidden_states=self._states,
+            encoder_attention_mask=self._mask,
+            **{CACHE: self._caches.both},
+            return_dict=True,
+        ).last_hidden_state
+        logits: Tensor = self._model.logits_dense(hidden)
+        return logits.unflatten(-1, (-1, self.vocab_size))
+
+
+class Dia(CodeDecoder):
+    """`DiaForConditionalGeneration`."""
+
+    given: ClassVar[frozenset[str]] = frozenset({
+        "attention_mask", "decoder_attention_mask", "decoder_delay_mask", "encoder_outputs",
+        "tokenizer", "use_cache", CACHE,
+    })  # fmt: skip
+
+    def decoder(self, model: Any) -> Any:
+        return model.model.decoder
+
+    def n_books(self, model: Any) -> int:
+        return int(model.num_channels)
+
+    def vocab_size(self, model: Any) -> int:
+        return int(model.vocab_size)
+
+    def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
+        codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
+        rows = len(codes)
+        width = model.config.encoder_config.hidden_size
+        states = draw_states(model, 3 * rows, width).unflatten(0, (rows, 3))
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=model.device)
+        with torch.no_grad():
+            logits = model(
+                encoder_outputs=(states,),
+                attention_mask=mask,
+                decoder_input_ids=codes,
+                use_cache=False,
+            ).logits
+        own = logits.unflatten(0, (rows, -1)).transpose(1, 2)  # [R, S, K, V]
+        return DiaSteps(model, states, mask), codes, own
+
+    def read(self, call: GenerateCall) -> Iterator[str]:
+        config = call.model.config.decoder_config
+        names = [type(processor).__name__ for processor in call.processors]
+        if not names or names[-1] != _END or names.count(_FILTER) != 1:
+            yield "logits processors in another order than Dia's"
+        yield from find_unflat(_drop_own(call))
+        ends = [end for stop in call.stops for end in stop.flatten().tolist()]
+        if ends != [config.eos_token_id]:
+            yield f"end tokens other than {config.eos_token_id}, Dia's own"
+        if call.returns_cache and not call.config.return_dict_in_generate:
+            yield "a cache given by the caller"
+        mask = call.others.get("decoder_attention_mask")
+        if mask is not None and not bool(mask.all()):
+            yield "prompts of sound of different lengths"
+        free = self._read_pattern(call)[1]
+        if not torch.equal(free, free[:1].expand_as(free)):
+            yield "rows with different patterns"
+        elif not bool(free.any()):
+            yield "a pattern in which nothing is generated"
+
+    def _read_pattern(self, call: GenerateCall) -> tuple[Tensor, Tensor]:
+        """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool."""
+        n_books = self.n_books(call.model)
+        assert call.length is not None
+        padding = call.model.config.decoder_config.pad_token_id
+        own = call.ids.unflatten(0, (-1, n_books)).mT  # [B, T, K]
+        n_prompt = own.shape[1]
+        pattern = pad(own, (0, 0, 0, call.length), value=padding)
+        mask = call.others["decoder_delay_mask"][:, : pattern.shape[1]]
+        mask = pad(mask, (0, 0, 0, pattern.shape[1] - mask.shape[1]), value=padding)
+        given = torch.where(mask == padding, pattern, mask)
+        free = mask == padding
+        free[:, :n_prompt] = False
+        return given, free
+
+    def loop(self, call: GenerateCall) -> OwnLoop:
+        model = call.model
+        config = model.config.decoder_config
+        given, free = self._read_pattern(call)
+        device = given.device
+        rows, n_steps, n_books = given.shape
+        cells = list_cells(free[0])
+        samples = call.config.do_sample
+        chain, chosen = read_warpers(_drop_own(call), samples, call.ids[:, :0])
+        delays = torch.tensor(model.config.delay_pattern, device=device)
+        last_begin = n_steps - int(delays.max()) - 1
+        assert call.pad is not None  # as there is an end token
+        padding = int(call.pad)
+        rules = DiaRules(
+            cells,
+            delays,
+            end=config.eos_token_id,
+            padding=padding,
+            stop=self.vocab_size(model),
+            last_begin=last_begin if last_begin >= call.ids.shape[1] else None,
+            before=chain,
+        )
+        guidance = call.processors[0] if is_own(call.processors[0], _GUIDANCE) else None
+        params = SamplingParams(processor=rules, **chosen)
+        if guidance is not None:
+            params = DiaGuidance(
+                guidance_scale=float(guidance.guidance_scale),
+                guidance_top_k=guidance.guidance_top_k,
+                processor=rules,
+                **chosen,
+            )
+        branches = 1 if guidance is None else 2
+
+        def hand_over(made: Generation) -> Any:
+            index = torch.arange(made.tokens.shape[1], device=device)
+            tokens = torch.where(index < made.lengths[:, None], made.tokens, padding)
+            tokens = torch.where(tokens == rules.stop, rules.end, tokens)
+            grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
+            longest = int(cells.step[int(made.lengths.max()) - 1]) + 1
+            return hand_rows(call, grid[:, :longest])
+
+        states = call.others["encoder_outputs"][0]
+        steps = DiaSteps(model, states, call.others.get("attention_mask"))
+        repeated = given.repeat(branches, 1, 1)
+        return OwnLoop(
+            window=DelayWindow(model, steps, cells, repeated, end=config.eos_token_id),
+            prompt=open_prompt(rows, branches, n_books, device, stop=rules.stop),
+            length=len(cells.step),
+            params=params,
+            samples=samples,
+            hand_over=hand_over,
+        )
+
+
+def _drop_own(call: GenerateCall) -> list[tuple[Any, str]]:
+    """The processors of a call, each with its kind, without Dia's own."""
+    names = (_GUIDANCE, _FILTER, _END)
+    return [
+        (processor, kind)
+        for processor, kind in call.kinds
+        if not any(is_own(processor, name) for name in names)
+    ]

@@ -1,0 +1,210 @@
+"""The family of decoders of several codebooks a step: windows over the codes of a pattern."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from mmaccel.contracts import Layout, Prompt
+from mmaccel.errors import UnsupportedModelError
+from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_training_effect
+from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder
+from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop, find_in_model
+from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
+from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.tokenizers_vq.delay import Cells
+from mmaccel.tokenizers_vq.frames import CodeFrames
+
+_checked: WeakKeyDictionary[Any, ModelFacts] = WeakKeyDictionary()
+_ATTENTIONS = ("eager", "sdpa")  # that take masks of numbers
+
+
+class CodeDecoder(CausalLM):
+    """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
+
+    Attributes:
+        given: arguments of its forward that calls may have, whatever `read` makes of them.
+    """
+
+    name: ClassVar[str] = "delay"
+    takes_own_prompt: ClassVar[bool] = False
+    gives_cache: ClassVar[bool] = False
+    given: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def decoder(self, model: Any) -> Any:
+        """The part of a model that makes codes; it has a `config`."""
+
+    @abstractmethod
+    def n_books(self, model: Any) -> int:
+        """K."""
+
+    @abstractmethod
+    def vocab_size(self, model: Any) -> int:
+        """V."""
+
+    @abstractmethod
+    def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
+        """For a self-check: a decoder of steps, codes `[R, S, K]`, and the logits `[R, S, K, V]`
+        of one pass of the model's own over them.
+        """
+
+    @abstractmethod
+    def read(self, call: GenerateCall) -> Iterator[str]:
+        """Why a call cannot be served."""
+
+    def check(self, model: Any) -> ModelFacts:
+        """See `CausalLM.check`. Cost: once a model, four passes over a few steps.
+
+        Raises:
+            UnsupportedModelError: passes over steps are not what the model's own pass computes.
+        """
+        known = _checked.get(model)
+        if known is not None:
+            return known
+        config = self.decoder(model).config
+        facts = ModelFacts(
+            config,
+            (None,) * config.num_hidden_layers,
+            self.vocab_size(model),
+            None,
+            frozenset(),
+            CACHE,
+            {},
+        )
+        received = ""
+        if model.device.type == "meta":
+            received = "one on the meta device; load it"
+        elif config._attn_implementation not in _ATTENTIONS:
+            received = (
+                f"one with {config._attn_implementation}; load it with attn_implementation='sdpa'"
+            )
+        if received:
+            raise UnsupportedModelError(
+                f"model: expected a {type(model).__name__} whose attention takes masks, received "
+                f"{received}"
+            )
+        if find_training_effect(model) is None:
+            self._check_passes(model)
+            _checked[model] = facts
+        return facts
+
+    @torch.no_grad()
+    def _check_passes(self, model: Any) -> None:
+        """Compare passes over steps, some of which were wrong before, with one of the model's."""
+        steps, codes, expected = self.example(model)
+        rows, n_steps, _ = codes.shape
+        steps.reserve(rows, n_steps)
+        first = torch.zeros(rows, dtype=torch.int64, device=codes.device)
+        steps.forward(codes.roll(1, 2)[:, :3], first)
+        parts = [
+            steps.forward(codes[:, :2], first),
+            steps.forward(codes[:, 2:], first + 2),
+        ]
+        found = compare_logits(
+            expected.flatten(1, 2).float(), torch.cat(parts, 1).flatten(1, 2).float()
+        )
+        if found.is_telling and not found.within(Tolerance.of(model.dtype)):
+            raise UnsupportedModelError(
+                f"model: expected a {type(model).__name__} whose windows of steps agree with its "
+                f"own pass over them, received one whose windows are {found}"
+            )
+
+    def layout(self, model: Any) -> Layout:
+        """See `CausalLM.layout`."""
+        return CodeFrames(self.n_books(model))
+
+    def wrap(self, model: Any) -> Any:
+        steps, codes, _ = self.example(model)
+        cells = Cells(torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        return DelayWindow(model, steps, cells, codes)
+
+    def sample_loop(self, call: GenerateCall) -> OwnLoop | None:
+        """See `CausalLM.sample_loop`."""
+        reasons = [*find_in_model(call.model), *self._find_in_call(call)]
+        if not reasons:
+            reasons += self.read(call)
+        return OwnLoop(reasons) if reasons else self.loop(call)
+
+    @abstractmethod
+    def loop(self, call: GenerateCall) -> OwnLoop:
+        """The task of a call that can be served."""
+
+    def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
+        if call.synced_gpus:
+            yield "synced_gpus"
+        yield from sorted(call.given - self.given)
+        yield from (f"output_{name}" for name in sorted(call.records))
+        if call.needs_streamer:
+            yield "a streamer or a stopping criterion that reads rows of single codebooks"
+        if call.length is None or call.length < 1:
+            yield "no limit on the number of tokens"
+        if type(call.processors).__name__ != "LogitsProcessorList":
+            yield f"a {type(call.processors).__name__} in place of a LogitsProcessorList"
+
+
+def find_unflat(kinds: list[tuple[Any, str]]) -> Iterator[str]:
+    """Reasons against processors that read more than the scores of one code.
+
+    In a row of a book they would read what was drawn in cells that the pattern overwrites.
+    """
+    for processor, kind in kinds:
+        if kind in ("window", "prefix"):
+            yield f"a {type(processor).__name__}, which reads the codes of a book before a step"
+        elif kind != "flat":
+            yield kind
+
+
+def read_warpers(
+    kinds: list[tuple[Any, str]], samples: bool, ids: Tensor
+) -> tuple[LogitsChain | None, dict[str, Any]]:
+    """The flat processors of a call as a logits chain (None: there are none) and as settings."""
+    rest, warpers = take_warpers(kinds, samples)
+    chain = LogitsChain(rest, ids, 1) if rest else None
+    return chain, {"temperature": 1.0 if samples else 0.0} | warpers
+
+
+def hand_rows(call: GenerateCall, grid: Tensor) -> Any:
+    """What `_sample` returns of a grid `[B, S, K]`: a row of S codes for each book of each row."""
+    from transformers.generation import utils
+
+    sequences: Any = grid.mT.reshape(-1, grid.shape[1])
+    if not call.config.return_dict_in_generate:
+        return sequences
+    if call.model.config.is_encoder_decoder:
+        return utils.GenerateEncoderDecoderOutput(sequences=sequences)
+    return utils.GenerateDecoderOnlyOutput(sequences=sequences)
+
+
+def draw_codes(model: Any, n_books: int, n_codes: int) -> Tensor:
+    """Codes `[2, 5, K]` for a self-check, the same ones each time."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(n_codes, (2, 5, n_books), generator=generator).to(model.device)
+
+
+def open_prompt(
+    rows: int, branches: int, n_books: int, device: torch.device, *, stop: int | None = None
+) -> Prompt:
+    """The prompt of a stream: one token for each of `rows * branches` rows.
+
+    Args:
+        rows: B.
+        branches: G.
+        n_books: K.
+        device: of the tokens.
+        stop: the token that ends a row; None: only its length does.
+    """
+    return Prompt(
+        torch.zeros(rows * branches, 1, dtype=torch.int64, device=device),
+        torch.ones(rows * branches, dtype=torch.int64, device=device),
+        branches,
+        stop_tokens=None if stop is None else torch.tensor([stop], device=device),
+        layout=CodeFrames(n_books),
+    )

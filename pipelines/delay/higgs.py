@@ -1,0 +1,270 @@
+"""Higgs Audio v2: a decoder whose text goes over into steps of codes, book k delayed by k.
+
+Boson AI, "Higgs Audio V2", 2025. The first steps begin the books one after the other; the step
+behind an end in any book ends the first, and each later one the next. transformers' processor
+counts both down, call by call. Here they follow from a code's cell and what was generated before.
+
+The prompt is a row of ids, in which sounds that are already there have steps of their own. It is
+processed once, by the model's own forward over the window's cache, and its last id scores the first
+step. A row is over with a step of ends alone: the last of them is an id of its own in the stream.
+
+Source: transformers 5.24, `higgs_audio_v2`, whose `_sample` is its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmaccel.pipelines.delay.attention import StepCaches
+from mmaccel.pipelines.delay.family import CodeDecoder, draw_codes, open_prompt, read_warpers
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop, is_left_padded
+from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.results import Generation
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.delay import Cells, list_cells
+
+_DELAY = "HiggsAudioV2DelayPatternLogitsProcessor"
+_NEVER = 2**31  # a step that no sound reaches
+
+
+@dataclass(frozen=True)
+class HiggsRules:
+    """What Higgs allows in each cell, as a `Processor` (`mmaccel.samplers.sampling_params`).
+
+    Args:
+        cells: of the stream's slots.
+        n_books: K.
+        end: id that ends a book.
+        stop: V, which the stream has in place of an end behind K - 1 others of its step.
+    """
+
+    cells: Cells
+    n_books: int
+    end: int
+    stop: int
+
+    def __call__(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+        slots = columns - 1  # the prompt is one column
+        at = slots.clamp(max=len(self.cells.step) - 1)
+        step = self.cells.step[at]  # [B, W]
+        book = self.cells.book[at]
+        index = torch.arange(scores.shape[-1], device=scores.device)
+        is_due = step > self.find_ends(tokens, step) + book
+        allowed = torch.where(is_due[..., None], index == self.end, index != self.stop)
+        kept = scores.masked_fill(~allowed, -math.inf)
+        is_last = self._ends_before(tokens, slots) == self.n_books - 1
+        last = kept.clone()
+        last[..., self.stop] = kept[..., self.end]
+        last[..., self.end] = -math.inf
+        return torch.where((is_last & (book == self.n_books - 1))[..., None], last, kept)
+
+    def find_ends(self, tokens: Tensor, step: Tensor) -> Tensor:
+        """The first step before `step` `[B, W]` that has an end, `[B, W]` int64."""
+        n_slots = len(self.cells.step)
+        is_end = tokens[:, 1 : 1 + n_slots] == self.end
+        own = self.cells.step[: is_end.shape[1]]
+        first = torch.where(is_end, own, _NEVER).cummin(1).values
+        n_before = torch.searchsorted(own, step.contiguous())  # slots of the steps before
+        return pad(first, (1, 0), value=_NEVER).gather(1, n_before)
+
+    def _ends_before(self, tokens: Tensor, slots: Tensor) -> Tensor:
+        """How many of the K - 1 slots before each of `[B, W]` are ends."""
+        is_end = (tokens[:, 1:] == self.end).long()
+        total = pad(is_end.cumsum(1), (1, 0))  # [B, N], ends before each slot
+        last = slots.clamp(max=total.shape[1] - 1)
+        first = (last - self.n_books + 1).clamp(min=0)
+        return total.gather(1, last) - total.gather(1, first)
+
+
+class HiggsSteps:
+    """`HiggsAudioV2ForConditionalGeneration` as a decoder of steps; step 0 is the prompt's end.
+
+    Args:
+        model: the model.
+        mask: `[R, T]` bool, the prompt's entries; False on padding.
+        prompt: arguments of the model's own forward for the prompt.
+
+    Attributes:
+        vocab_size: V.
+    """
+
+    def __init__(self, model: Any, mask: Tensor, prompt: dict[str, Any]) -> None:
+        self.vocab_size = int(model.config.codebook_size)
+        self._model = model
+        self._mask = mask
+        self._prompt = prompt
+        self._lengths = mask.sum(1)
+
+    @torch.no_grad()
+    def reserve(self, rows: int, n_steps: int) -> None:
+        body = self._model.model
+        n_prompt = self._mask.shape[1]
+        dtype = self._model.dtype
+        padding = None if bool(self._mask.all()) else ~self._mask
+        self._n_before = n_prompt - 1  # cache indices before that of step 0
+        self._scratch = self._n_before + n_steps
+        self._caches = StepCaches(len(body.layers), rows, self._scratch, dtype, padding=padding)
+        index = torch.arange(n_prompt, device=self._mask.device).expand(rows, -1)
+        positions = (self._mask.long().cumsum(1) - 1).clamp(min=0)
+        self._first = self._run(index, positions, **self._prompt)[:, -1:]  # [R, 1, K, V]
+
+    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
+        step = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+        is_prompt = step == 0
+        # the prompt's last entry is cached, and its logits are known
+        at = torch.where(is_prompt, self._scratch, step + self._n_before)
+        positions = step + self._lengths[:, None] - 1
+        logits = self._run(at.clamp(max=self._scratch), positions, audio_input_ids=codes)
+        return torch.where(is_prompt[..., None, None], self._first, logits)
+
+    def _run(self, at: Tensor, positions: Tensor, **inputs: Any) -> Tensor:
+        """Logits `[R, n, K, V]` of entries at cache indices and positions `[R, n]`."""
+        hidden = self._model.model(
+            **inputs,
+            attention_mask=self._caches.prepare(at),
+            position_ids=positions,
+            **{CACHE: self._caches.own},
+            use_cache=True,
+            return_dict=True,
+        ).last_hidden_state
+        logits: Tensor = self._model.audio_lm_head(hidden)
+        return logits.unflatten(-1, (-1, self.vocab_size))
+
+
+class Higgs(CodeDecoder):
+    """`HiggsAudioV2ForConditionalGeneration`."""
+
+    given: ClassVar[frozenset[str]] = frozenset({
+        "attention_mask", "audio_input_ids", "audio_input_ids_mask", "logits_to_keep",
+        "position_ids", "tokenizer", "use_cache", CACHE,
+    })  # fmt: skip
+
+    def decoder(self, model: Any) -> Any:
+        return model
+
+    def n_books(self, model: Any) -> int:
+        return int(model.config.num_codebooks)
+
+    def vocab_size(self, model: Any) -> int:
+        return int(model.config.codebook_size)
+
+    def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
+        codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
+        rows, n_steps, _ = codes.shape
+        text = torch.arange(2, device=model.device).expand(rows, -1)
+        sound = torch.full((rows, n_steps - 1), model.config.audio_token_id, device=model.device)
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.cat([text, sound], 1), audio_input_ids=codes[:, 1:], use_cache=False
+            ).logits
+        own = logits[:, -n_steps:].unflatten(-1, (-1, self.vocab_size(model)))
+        steps = HiggsSteps(model, torch.ones_like(text, dtype=torch.bool), {"input_ids": text})
+        return steps, codes, own
+
+    def read(self, call: GenerateCall) -> Iterator[str]:
+        config = call.model.config
+        rest, _ = read_warpers(call.kinds[1:], call.config.do_sample, call.ids[:, :0])
+        names = [type(processor).__name__ for processor in call.processors]
+        if names[:1] != [_DELAY] or rest is not None:
+            yield "logits processors other than temperature, top-k and top-p"
+        ends = {end for stop in call.stops for end in stop.flatten().tolist()}
+        flat = {config.audio_token_id, config.audio_delay_token_id}
+        if config.eos_token_id not in ends or ends & flat:
+            yield f"end tokens without {config.eos_token_id}, or among those of sounds"
+        if call.returns_cache and not call.config.return_dict_in_generate:
+            yield "a cache given by the caller"
+        if call.n_cached:
+            yield "a cache that holds entries"
+        if not is_left_padded(call.mask) or call.mask.shape != call.ids.shape:
+            yield "an attention mask that does more than hide padding on the left"
+        if vars(call.config).get("ras_win_len") is not None:
+            yield "repetition-aware sampling"
+        sound = call.others.get("audio_input_ids_mask")
+        if sound is not None and not bool(sound[:, :-1].any()):
+            yield "a prompt with less than two frames of sound"
+        last = call.ids[:, -self.n_books(call.model) :]
+        if bool((last == config.audio_delay_token_id).any()):
+            yield "a sound that has begun to end"
+        if call.length is not None and call.length < 2:
+            yield "a length in which nothing is generated"
+        begun = self._find_begin(call)
+        if not torch.equal(begun, begun[:1].expand_as(begun)):
+            yield "rows whose sounds have begun at different steps"
+
+    def _find_begin(self, call: GenerateCall) -> Tensor:
+        """How many ids ago the begin of a sound stands, of the last K; 0 without one: `[B]`."""
+        n_books = self.n_books(call.model)
+        is_begin = call.ids[:, -n_books:] == call.model.config.audio_bos_token_id
+        width = is_begin.shape[1]
+        ago = width - is_begin.long().argmax(1)
+        return torch.where(is_begin.any(1), ago, 0)
+
+    def loop(self, call: GenerateCall) -> OwnLoop:
+        model = call.model
+        config = model.config
+        n_books = self.n_books(model)
+        assert call.length is not None
+        rows = len(call.ids)
+        device = call.ids.device
+        begun = int(self._find_begin(call)[0])
+        book = torch.arange(n_books, device=device)
+        # the last step of each book that begins it, counted from 1
+        last_begin = book + 2 - begun if begun else torch.ones_like(book)
+        step = torch.arange(call.length + 1, device=device)[:, None]
+        free = (step > last_begin) & (step > 0)
+        given = torch.full((rows, call.length + 1, n_books), config.audio_stream_bos_id)
+        given = given.to(device)
+        cells = list_cells(free)
+        samples = call.config.do_sample
+        _, chosen = read_warpers(call.kinds[1:], samples, call.ids[:, :0])
+        end = config.audio_stream_eos_id
+        rules = HiggsRules(cells, n_books, end=end, stop=self.vocab_size(model))
+
+        def hand_over(made: Generation) -> Any:
+            index = torch.arange(made.tokens.shape[1], device=device)
+            tokens = torch.where(index < made.lengths[:, None], made.tokens, end)
+            tokens = torch.where(tokens == rules.stop, end, tokens)
+            grid = arrange(tokens, Cells(*(axis[: len(index)] for axis in cells)), given)
+            longest = int(cells.step[int(made.lengths.max()) - 1])
+            return self._hand_sound(call, grid[:, 1 : longest + 1])
+
+        prompt = {"input_ids": call.ids}
+        for name in ("audio_input_ids", "audio_input_ids_mask"):
+            if name in call.given:
+                prompt[name] = call.others[name]
+        steps = HiggsSteps(model, call.mask, prompt)
+        return OwnLoop(
+            window=DelayWindow(model, steps, cells, given, end=end),
+            prompt=open_prompt(rows, 1, n_books, device, stop=rules.stop),
+            length=len(cells.step),
+            params=SamplingParams(processor=rules, **chosen),
+            samples=samples,
+            hand_over=hand_over,
+        )
+
+    @staticmethod
+    def _hand_sound(call: GenerateCall, codes: Tensor) -> Any:
+        """What `_sample` returns of codes `[B, S, K]`, which follow those of the prompt."""
+        config = call.model.config
+        before = call.others.get("audio_input_ids")
+        sound: Any = codes if before is None else torch.cat([before, codes], 1)
+        if not call.config.return_dict_in_generate:
+            return sound
+        from transformers.models.higgs_audio_v2.generation_higgs_audio_v2 import (
+            HiggsAudioV2GenerationOutput,
+        )
+
+        is_end = codes == config.audio_stream_eos_id
+        ids = torch.full_like(codes[..., 0], config.audio_token_id)
+        ids[is_end.any(2).long().cummax(1).values.bool()] = config.audio_delay_token_id
+        ids[is_end.all(2)] = config.eos_token_id
+        sequences: Any = torch.cat([call.ids, ids], 1)
+        return HiggsAudioV2GenerationOutput(sequences=sequences, audio_sequences=sound)

@@ -1,0 +1,253 @@
+"""MusicGen: a decoder over text states whose codebooks stand in a delay pattern.
+
+J. Copet et al., "Simple and Controllable Music Generation", NeurIPS 2023 (arXiv 2306.05284). Its
+own `generate` builds the pattern's mask, and calls `_sample` with a row for each book of each
+sound; what is drawn in cells that the mask gives is overwritten at once. A window follows the mask
+of the call, so that prompts of sound and stereo need nothing of their own.
+
+The decoder takes no positions: it counts them from its cache. `MusicgenSteps` runs its layers by
+itself, with the decoder's own sinusoidal table at each row's steps.
+
+Source: transformers 5.24, `musicgen` and `musicgen_melody`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from mmaccel.pipelines.delay.attention import StepCaches, mask_encoder
+from mmaccel.pipelines.delay.family import (
+    CodeDecoder,
+    draw_codes,
+    find_unflat,
+    hand_rows,
+    open_prompt,
+    read_warpers,
+)
+from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder, arrange
+from mmaccel.pipelines.depth.decoders import draw_states
+from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop
+from mmaccel.pipelines.logits.processor_support import is_own
+from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.results import Generation
+from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.delay import list_cells
+
+_GUIDANCE = "ClassifierFreeGuidanceLogitsProcessor"
+_PATTERN = "decoder_delay_pattern_mask"
+_GIVEN = frozenset({
+    "audio_scales", "guidance_scale", "input_values", "padding_mask", "prefill_outputs",
+    "tokenizer", "use_cache", _PATTERN,
+})  # fmt: skip
+
+
+class MusicgenSteps:
+    """`MusicgenForCausalLM` as a decoder of steps.
+
+    Args:
+        model: the decoder, with its heads.
+        states: `[R, T, D]` of the encoder, as the decoder takes them.
+        mask: `[R, T]`, 1 where a state is seen; None: everywhere.
+
+    Attributes:
+        vocab_size: V.
+    """
+
+    def __init__(self, model: Any, states: Tensor, mask: Tensor | None = None) -> None:
+        self.vocab_size = int(model.config.vocab_size)
+        self._model = model
+        self._body = model.model.decoder
+        self._states = states
+        self._mask = mask_encoder(mask, states.dtype)
+
+    def reserve(self, rows: int, n_steps: int) -> None:
+        body = self._body
+        states = self._states
+        self._caches = StepCaches(len(body.layers), rows, n_steps, states.dtype)
+        every = torch.zeros(1, 1, n_steps + 1, dtype=torch.int64, device=states.device)
+        self._positions = body.embed_positions(every)  # [S + 1, D]
+
+    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
+        at = first[:, None] + torch.arange(codes.shape[1], device=first.device)
+        tables = self._body.embed_tokens
+        embedded = sum(table(codes[..., book]) for book, table in enumerate(tables))
+        assert isinstance(embedded, Tensor)  # of one book at least
+        hidden = self._body.layer_norm(self._run(embedded, at))
+        return torch.stack([head(hidden) for head in self._model.lm_heads], 2)
+
+    def _run(self, embedded: Tensor, at: Tensor) -> Tensor:
+        """The layers over entries `[R, n, D]` at positions `[R, n]`."""
+        mask = self._caches.prepare(at)
+        positions = self._positions[at.clamp(max=len(self._positions) - 1)]
+        hidden = embedded + positions.to(embedded.device)
+        for layer in self._body.layers:
+            hidden = self._run_layer(layer, hidden, mask)
+        return hidden
+
+    def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
+        made: Tensor = layer(
+            hidden,
+            attention_mask=mask,
+            encoder_hidden_states=self._states,
+            encoder_attention_mask=self._mask,
+            **{CACHE: self._caches.both},
+        )
+        return made
+
+
+class MelodySteps(MusicgenSteps):
+    """`MusicgenMelodyForCausalLM`, whose steps follow the states of the encoders in its cache."""
+
+    def reserve(self, rows: int, n_steps: int) -> None:
+        body = self._body
+        states = self._states
+        n_before = states.shape[1]
+        length = n_before + n_steps
+        self._caches = StepCaches(len(body.layers), rows, length, states.dtype)
+        self._positions = body.embed_positions(states.new_zeros(1, length + 1, 1))
+        index = torch.arange(n_before, device=states.device)
+        with torch.no_grad():
+            self._run(states, index.expand(rows, -1))
+
+    def forward(self, codes: Tensor, first: Tensor) -> Tensor:
+        return super().forward(codes, first + self._states.shape[1])
+
+    def _run_layer(self, layer: Any, hidden: Tensor, mask: Tensor) -> Tensor:
+        made: Tensor = layer(hidden, attention_mask=mask, **{CACHE: self._caches.own})[0]
+        return made
+
+
+class Musicgen(CodeDecoder):
+    """`MusicgenForConditionalGeneration`."""
+
+    given: ClassVar[frozenset[str]] = _GIVEN | {"attention_mask", "encoder_outputs"}
+
+    def decoder(self, model: Any) -> Any:
+        return model.decoder
+
+    def n_books(self, model: Any) -> int:
+        return int(model.decoder.num_codebooks)
+
+    def vocab_size(self, model: Any) -> int:
+        return int(model.decoder.config.vocab_size)
+
+    def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
+        config = model.decoder.config
+        codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
+        width = config.cross_attention_hidden_size or config.hidden_size
+        states = draw_states(model, 3 * len(codes), width).unflatten(0, (len(codes), 3))
+        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=model.device)
+        own = self._score(model, codes, states, encoder_attention_mask=mask)
+        return MusicgenSteps(model.decoder, states, mask), codes, own
+
+    @torch.no_grad()
+    def _score(self, model: Any, codes: Tensor, states: Tensor, **options: Any) -> Tensor:
+        """Logits `[R, S, K, V]` of the decoder's own pass over codes `[R, S, K]`."""
+        rows, n_steps, n_books = codes.shape
+        logits = model.decoder(
+            input_ids=codes.mT.reshape(rows * n_books, n_steps),
+            encoder_hidden_states=states,
+            use_cache=False,
+            **options,
+        ).logits
+        by_book: Tensor = logits[:, -n_steps:].unflatten(0, (rows, n_books))
+        return by_book.transpose(1, 2)
+
+    def read(self, call: GenerateCall) -> Iterator[str]:
+        if call.stops:
+            yield "an end token, which MusicGen has none of"
+        if call.returns_cache and not call.config.return_dict_in_generate:
+            yield "a cache given by the caller"
+        kinds = call.kinds
+        if _is_guided(call):
+            kinds = kinds[1:]
+        elif call.others.get("guidance_scale") not in (None, 1):
+            yield "guidance after another processor"
+        yield from find_unflat(kinds)
+        mask = call.others.get(_PATTERN)
+        n_books = self.n_books(call.model)
+        n_prompt = call.ids.shape[1]
+        length = call.length or 0
+        if mask is None or mask.shape[0] != len(call.ids) or mask.shape[1] < n_prompt + length:
+            yield "a pattern of another length than the call"
+            return
+        free = self._by_row(mask, n_books)[:, n_prompt : n_prompt + length] == -1
+        if not torch.equal(free, free[:1].expand_as(free)):
+            yield "rows with different patterns"
+        elif not bool(free.any()):
+            yield "a pattern in which nothing is generated"
+
+    def loop(self, call: GenerateCall) -> OwnLoop:
+        model = call.model
+        n_books = self.n_books(model)
+        n_prompt = call.ids.shape[1]
+        assert call.length is not None
+        n_steps = n_prompt + call.length
+        branches = 2 if _is_guided(call) else 1
+        pattern = self._by_row(call.others[_PATTERN], n_books)[:, :n_steps]  # [B, S, K]
+        given = pattern.clone()
+        own = self._by_row(call.ids, n_books)
+        given[:, :n_prompt] = torch.where(pattern[:, :n_prompt] == -1, own, pattern[:, :n_prompt])
+        is_free = pattern[0] == -1
+        is_free[:n_prompt] = False
+        cells = list_cells(is_free)
+        chain, chosen = read_warpers(
+            call.kinds[branches - 1 :], call.config.do_sample, call.ids[:, :0]
+        )
+        scale = float(call.processors[0].guidance_scale) if branches == 2 else 1.0
+
+        def hand_over(made: Generation) -> Any:
+            return hand_rows(call, arrange(made.tokens, cells, given))
+
+        repeated = given.repeat(branches, 1, 1)
+        return OwnLoop(
+            window=DelayWindow(model, self.open_steps(call), cells, repeated),
+            prompt=open_prompt(len(given), branches, n_books, given.device),
+            length=len(cells.step),
+            params=SamplingParams(guidance_scale=scale, processor=chain, **chosen),
+            samples=call.config.do_sample,
+            hand_over=hand_over,
+        )
+
+    @staticmethod
+    def _by_row(rows: Tensor, n_books: int) -> Tensor:
+        """Rows of single books `[B * K, S]` as `[B, S, K]`."""
+        return rows.unflatten(0, (-1, n_books)).mT
+
+    def open_steps(self, call: GenerateCall) -> StepDecoder:
+        """The decoder, over what it attends to as the model's own forward makes it."""
+        model = call.model
+        states = call.others["encoder_outputs"][0]
+        mask = call.others.get("attention_mask")
+        config = model.decoder.config
+        is_other = model.text_encoder.config.hidden_size != config.hidden_size
+        if is_other and config.cross_attention_hidden_size is None:
+            with torch.no_grad():
+                states = model.enc_to_dec_proj(states)
+        if mask is not None:
+            states = states * mask[..., None]
+        return MusicgenSteps(model.decoder, states, mask)
+
+
+class Melody(Musicgen):
+    """`MusicgenMelodyForConditionalGeneration`, which has the states of its encoders in front."""
+
+    given: ClassVar[frozenset[str]] = _GIVEN | {"encoder_hidden_states", "input_features", CACHE}
+
+    def example(self, model: Any) -> tuple[StepDecoder, Tensor, Tensor]:
+        codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
+        width = model.decoder.config.hidden_size
+        states = draw_states(model, 3 * len(codes), width).unflatten(0, (len(codes), 3))
+        return MelodySteps(model.decoder, states), codes, self._score(model, codes, states)
+
+    def open_steps(self, call: GenerateCall) -> StepDecoder:
+        return MelodySteps(call.model.decoder, call.others["encoder_hidden_states"])
+
+
+def _is_guided(call: GenerateCall) -> bool:
+    """Whether guidance is the first processor of a call."""
+    return len(call.processors) > 0 and is_own(call.processors[0], _GUIDANCE)
