@@ -352,7 +352,6 @@ IMAGE_MODELS = {  # family -> "module:function" of (path, load_config) to an `Im
     "chameleon": "mmaccel.pipelines.models.chameleon:load_chameleon",
     "lumina-mgpt": "mmaccel.pipelines.models.chameleon:load_lumina",
     "glm-image": "mmaccel.pipelines.models.glm_image:load_glm_image",
-    "higgs_audio_v2": "mmaccel.pipelines.delay.higgs:Higgs",
     "imagegpt": "mmaccel.pipelines.models.imagegpt:load_imagegpt",
     "llamagen": "mmaccel.pipelines.models.llamagen.text_to_image:load_llamagen",
 }
