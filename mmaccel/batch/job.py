@@ -190,7 +190,8 @@ def find_missing(
     """Items without a complete image of the same fingerprint.
 
     Raises:
-        OptionError: the manifest has some of these items with other fingerprints.
+        OptionError: the manifest has some of these items with other fingerprints, or in files of
+            another format.
     """
     missing, changed = [], []
     for item in items:
@@ -198,6 +199,12 @@ def find_missing(
         if record is not None and record["status"] == "ok":
             if record.get("fingerprint") != fingerprints[item.key]:
                 changed.append(item)
+            elif Path(str(record.get("file"))).suffix != Path(item.file).suffix:
+                raise OptionError(
+                    f"--resume: expected the format of the manifest in {folder}, which has "
+                    f"{record.get('file')}, received {item.file}; use that --format again, or "
+                    "another folder"
+                )
             elif record.get("file") == item.file and is_complete(folder, record):
                 continue
         missing.append(item)
@@ -277,6 +284,7 @@ def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
     numbers of shards run at the same time.
     """
     own = {item.file for item in items}
+    own |= {Path(name).with_suffix(".json").name for name in own}  # next to clips
     for file in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(file.name)
         if found is not None and found["file"] in own and not file.is_dir():

@@ -49,6 +49,7 @@ _ANIMATE_FORMAT = "mp4, webp (lossless) or gif (256 colours)"
 _ANIMATE_INPUTS = "prompts; with a model that continues frames, images or videos"
 _ANIMATE_MODEL = "moving-scenes, or a folder or hub id such as nvidia/Cosmos-Predict1-4B"
 _ANIMATE_START = "image or video that clips of prompts begin with"
+_ANIMATE_END = "image or video that clips end with; no model here has learned to reach one"
 _ANIMATE_BATCH = "clips decoded at a time at most; by default 1, of a file 8"
 _ANSWER_INPUTS = "image files, then the question"
 _ANSWER_MODEL = "scenes-vqa, or a folder or hub id of a vision-language model"
@@ -193,6 +194,7 @@ class Animate(CodecFlags):
     start: Annotated[
         Path | None, typer.Option(help=_ANIMATE_START, parser=shared.parse_path, metavar="FILE")
     ] = None
+    end: Annotated[Path | None, typer.Option(help=_ANIMATE_END, metavar="FILE", hidden=True)] = None
     negative: Annotated[
         str | None, typer.Option("--negative-prompt", "--negative", help=_GENERATE_NEGATIVE)
     ] = None
@@ -216,6 +218,12 @@ class Animate(CodecFlags):
         from mmaccel.commands.jobs.codec import ClipJob
         from mmaccel.pipelines.text_to_video.registry import reads_prompts
 
+        if self.end is not None:
+            raise OptionError(
+                f"--end: expected none with {self.model}, which draws frame after frame and has "
+                f"not learned to reach a given one, received {str(self.end)!r}; give --start, or "
+                "say in the prompt how the clip ends"
+            )
         if not reads_prompts(self.model):
             ClipJob(self).run()
         elif self.file.prompt_file is None:

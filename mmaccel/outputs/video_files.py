@@ -126,13 +126,15 @@ def _write_gif(path: Path, frames: Tensor, fps: float) -> None:
 _WRITERS = {".mp4": _write_mp4, ".webp": _write_webp, ".gif": _write_gif}
 
 
-def read_frames(file: Path, most: int) -> list[Image]:
+def read_frames(file: Path, most: int, option: str = "start") -> list[Image]:
     """The last frames of an image, an animated image or a video, rotated as the file says.
 
     Args:
         file: a picture (see `open_picture`) or a video that PyAV reads. Of pages that are not
-            frames in time (the preview of a camera, layers, scans) the first is read.
+            frames in time (the preview of a camera, layers, scans) the first is read. A page that
+            stays a multiple of the shortest time is as many frames: encoders join equal ones.
         most: largest number of frames.
+        option: begins the messages.
 
     Raises:
         OptionError: no such file, one that neither reads, or too many pixels.
@@ -140,65 +142,82 @@ def read_frames(file: Path, most: int) -> list[Image]:
     from PIL import UnidentifiedImageError
 
     try:
-        with open_picture(file, "start") as opened:
-            return _picture_frames(opened, str(file), most)
+        with open_picture(file, option) as opened:
+            return _picture_frames(opened, str(file), most, option)
     except OptionError as error:
         if isinstance(error.__cause__, UnidentifiedImageError):
-            return _video_frames(file, most)
+            return _video_frames(file, most, option)
         raise
 
 
-def _picture_frames(opened: Any, name: str, most: int) -> list[Image]:
+def _picture_frames(opened: Any, name: str, most: int, option: str) -> list[Image]:
     """The last frames of an open picture; one of a format without time has one."""
     count = getattr(opened, "n_frames", 1) if opened.format in _MOVING else 1
     n_kept = min(most, count)
-    frames, n_decoded = [], 0
+    frames, times, n_decoded = [], [], 0
     for page in range(count):  # one by one: a later frame of a GIF may be larger
         opened.seek(page)
-        _check_frame(opened.size, name, n_kept)
+        _check_frame(opened.size, name, n_kept, option)
         n_decoded += opened.width * opened.height
         if n_decoded > MAX_DECODED:
             raise OptionError(
-                f"start: expected at most {MAX_DECODED} pixels in all frames together, received "
+                f"{option}: expected at most {MAX_DECODED} pixels in all frames together, received "
                 f"{name!r} with more in {count} frames; give its last frames alone"
             )
         if page >= count - n_kept:
             frames.append(upright_rgb(opened))
-    return frames
+            times.append(opened.info.get("duration"))
+    return _repeat(frames, times, most)
 
 
-def _check_frame(size: tuple[int, int], name: str, n_kept: int) -> None:
+def _repeat(frames: list[Image], times: list[Any], most: int) -> list[Image]:
+    """Each frame as often as its time is a multiple of the shortest, the last `most`; each once
+    where the times are no such multiples."""
+    if not all(isinstance(time, int | float) and time > 0 for time in times):
+        return frames
+    shortest = min(times)
+    if any(time % shortest for time in times):
+        return frames
+    found: deque[Image] = deque(maxlen=most)
+    for frame, time in zip(frames, times, strict=True):
+        found.extend([frame] * min(most, int(time // shortest)))
+    return list(found)
+
+
+def _check_frame(size: tuple[int, int], name: str, n_kept: int, option: str) -> None:
     """Refuse frames that would fill gigabytes together."""
-    check_pixels(size, name, "start")
+    check_pixels(size, name, option)
     if size[0] * size[1] * n_kept > MAX_KEPT:
         raise OptionError(
-            f"start: expected at most {MAX_KEPT} pixels in {n_kept} frames, received {name!r} with "
-            f"{size[0]}x{size[1]} in each; scale it down"
+            f"{option}: expected at most {MAX_KEPT} pixels in {n_kept} frames, received {name!r} "
+            f"with {size[0]}x{size[1]} in each; scale it down"
         )
 
 
-def _video_frames(file: Path, most: int) -> list[Image]:
+def _video_frames(file: Path, most: int, option: str) -> list[Image]:
     try:
         import av
     except ImportError as error:
         raise OptionError(
-            f"start: expected an image, received {str(file)!r}, which Pillow does not read; "
+            f"{option}: expected an image, received {str(file)!r}, which Pillow does not read; "
             "for videos pip install 'mmaccel[video]'"
         ) from error
     try:
         with av.open(_plain_file(file)) as container:
             last: deque[Any] = deque(maxlen=most)
             for frame in container.decode(video=0):
-                _check_frame((frame.width, frame.height), str(file), most)
+                _check_frame((frame.width, frame.height), str(file), most, option)
                 last.append(frame)
             frames = [_rotate(frame) for frame in last]
     except (av.FFmpegError, IndexError, ValueError) as error:
         raise OptionError(
-            f"start: expected an image or a video, received {str(file)!r}, which PyAV does not "
+            f"{option}: expected an image or a video, received {str(file)!r}, which PyAV does not "
             f"read ({' '.join(str(error).split())[:120]}); save it again"
         ) from error
     if not frames:
-        raise OptionError(f"start: expected frames in {str(file)!r}, received none; save it again")
+        raise OptionError(
+            f"{option}: expected frames in {str(file)!r}, received none; save it again"
+        )
     return frames
 
 

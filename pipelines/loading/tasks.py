@@ -7,7 +7,7 @@ from os.path import isfile  # unlike Path.is_file, false for names too long for 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mmaccel.catalog import DEMO_WEIGHTS
+from mmaccel.catalog import CLIP_MODELS, DEMO_WEIGHTS
 from mmaccel.config_files import read_json
 from mmaccel.errors import OptionError
 
@@ -36,6 +36,7 @@ TASKS = {
     _TEXTS: Task("fills in short texts", "docs/canvas.md"),
     _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
 }
+_BY_NAME = dict.fromkeys(CLIP_MODELS, PROMPTED_CLIPS)  # also where their weights are missing
 _MAKES_IMAGES = ("janus", "emu3", "chameleon", "chameleon_xllmx", "imagegpt")  # some also answer
 _PIPELINES = ("GlmImagePipeline",)
 
@@ -58,7 +59,7 @@ def check_task(name: Any, command: str, option: str = "model") -> None:
         OptionError: what the model is, the command that takes it, and what this one takes.
     """
     folder = find_demos().get(str(name), Path(str(name)))
-    own = find_command(folder)
+    own = find_command(folder) or _BY_NAME.get(str(name))
     if own is None or own == command:
         return
     wanted, found = TASKS[command], TASKS[own]

@@ -18,6 +18,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 
 FILE = "words.json"
 _N_SPECIAL = 3
+_NAMED = 5  # unknown words that a message names
 _MOST_WORDS = 2**16
 _RANGES = {
     "max_words": Range(1, 4096),
@@ -170,10 +171,12 @@ class CaptionWords:
             )
         unknown = list(dict.fromkeys(w for w in words if w not in self.words))
         if unknown:
+            named = [self._with_nearest(word) for word in unknown[:_NAMED]]
+            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
             other = f", or name another model, such as {self.other}" if self.other else ""
             raise OptionError(
                 f"prompt: expected words the model knows, "
-                f"received {', '.join(map(self._with_nearest, unknown))}; it knows: "
+                f"received {', '.join(named)}{more}; it knows: "
                 f"{' '.join(self.words)}; write with these{other}"
             )
         first = self.n_image_tokens + _N_SPECIAL
@@ -184,7 +187,7 @@ class CaptionWords:
         from difflib import get_close_matches
 
         near = get_close_matches(word[:40], self.words, n=1, cutoff=0.6)
-        return f"{word!r} (nearest: {near[0]!r})" if near else repr(word)
+        return f"{shorten(word)} (nearest: {near[0]!r})" if near else shorten(word)
 
     def unconditional(self) -> list[int]:
         """Prompt ids of the empty prompt: `[bos, boi]`."""

@@ -4,6 +4,7 @@
     python -m scripts.training coarse MODEL OUT --kind text --prompts prompts.txt
     python -m scripts.training coarse MODEL OUT --kind speech --prompts texts.txt
     python -m scripts.training coarse MODEL OUT --kind video --prompts image-files.txt
+    python -m scripts.training coarse moving-scenes OUT --kind video --prompts captions.txt
 
 OUT receives `coarse.json` and `coarse.safetensors`, for `Jacobi(drafts=mmaccel.Coarse("OUT"))`; in
 the model's own folder they are found without a word. The command goes on where it was stopped;
@@ -61,7 +62,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="of training, in all")
     parser.add_argument("--window", type=int, default=32)
     parser.add_argument("--batch", type=int, default=8, help="rows decoded together")
-    parser.add_argument("--guidance", type=float, nargs="+", help="images: one or several scales")
+    parser.add_argument("--guidance", type=float, nargs="+", help="one or several scales")
     parser.add_argument("--temperature", type=float, help="of the runs; the model's own if missing")
     parser.add_argument("--drafts", default="neighbour", help="of the runs; or a coarse folder")
     parser.add_argument("--width", type=int, help="H of the coarse model")

@@ -233,7 +233,38 @@ def _open_speech(args: argparse.Namespace) -> Target:
     return Target(args.model, pipe.model, texts, plan, tuple(neighbours), n_slots=n_slots)
 
 
+def _open_clips(args: argparse.Namespace) -> Target:
+    """A model whose clips begin with a prompt; `_open_video` continues frames."""
+    from mmaccel.loading import open_clip_pipeline
+    from mmaccel.options import LoadOptions
+    from mmaccel.pipelines.text_to_image.model import choose_params
+
+    load = LoadOptions(device=args.device, dtype=args.dtype, family=args.family, cuda_graphs=False)
+    pipe = open_clip_pipeline(args.model, load)
+    model, layout = pipe.clip_model, pipe.clip_model.layout
+
+    def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
+        params = choose_params(model.params, guidance_scale=guidance, temperature=args.temperature)
+        encoded = [model.encode(text) for text in chosen]
+        return model.prompt(encoded, params.guidance_scale != 1), pipe.length, params
+
+    texts = _read_prompts(args)
+    if not texts:
+        raise OptionError(
+            "prompts: expected a file with one caption a line for a model that makes clips from "
+            "prompts, received none; give --prompts"
+        )
+    n_slots = min(pipe.length, MOST_SLOTS)
+    grid = (layout.columns, layout.frame, n_slots)
+    return Target(args.model, pipe.model, texts, plan, VIDEO_NEIGHBOURS, *grid)
+
+
 def _open_video(args: argparse.Namespace) -> Target:
+    from mmaccel.pipelines.text_to_video.registry import reads_prompts
+
+    if reads_prompts(args.model):
+        return _open_clips(args)
+
     from mmaccel.pipelines.image_to_text.prompts import read_image
     from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
     from mmaccel.pipelines.image_to_video.preprocessing import read_start

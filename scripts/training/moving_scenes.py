@@ -40,6 +40,7 @@ TOKENIZER_CONFIG: dict[str, Any] = {
 WIDTH, DEPTH, HEADS, INNER = 192, 6, 3, 512
 _CHECKED = 160  # clips of the validation loss
 _CHECK_BATCH = 20
+_STAGE = 10**8  # clips of a collection for each frame that is cut off: stages share none
 
 
 def train_frame_tokenizer(work: str | Path, steps: int, clips: int, device: str = "cpu") -> None:
@@ -159,7 +160,8 @@ class MovingScenes:
         return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        return self._examples(TRAIN_SEED, range(step * size, (step + 1) * size), self.drop)
+        first = _STAGE * (N_FRAMES - self.n_frames) + step * size
+        return self._examples(TRAIN_SEED, range(first, first + size), self.drop)
 
     def distinct(self, steps: int, size: int) -> int:
         return steps * size

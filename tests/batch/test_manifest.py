@@ -184,12 +184,13 @@ def test_missing_items(tmp_path: Path, file: Path) -> None:
 
 def test_only_own_temporary_files_are_removed(tmp_path: Path) -> None:
     items = make_items([Row("a", "x")], 0)
-    own = tmp_path / f".{items[0].file}.123.tmp"
+    sidecar = Path(items[0].file).with_suffix(".json").name  # of a clip
+    own = [tmp_path / f".{name}.123.tmp" for name in (items[0].file, sidecar)]
     others = [tmp_path / ".b_0_1.png.123.tmp", tmp_path / ".notes.tmp", tmp_path / items[0].file]
-    for file in (own, *others):
+    for file in (*own, *others):
         file.write_bytes(b"")
     remove_temporaries(tmp_path, items)
-    assert not own.exists() and all(file.exists() for file in others)
+    assert not any(file.exists() for file in own) and all(file.exists() for file in others)
 
 
 @pytest.mark.parametrize(

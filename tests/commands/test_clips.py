@@ -69,6 +69,7 @@ def test_everything_a_clip_depends_on_is_in_its_name(model: Path, tmp_path: Path
         assert animate(model, tmp_path / "out", CAPTIONS[0], "--seed", "0", *more) == 0
     assert len(list((tmp_path / "out").glob("*.webp"))) == 5
     assert sorted(said["n_given"] for said in facts(tmp_path / "out")) == [0, 0, 0, 0, 1]
+    assert [said["start"] for said in facts(tmp_path / "out") if said["n_given"]] == ["a.png"]
 
 
 def test_a_start_is_the_pipelines(model: Path, pipe: TextToVideo, tmp_path: Path) -> None:
@@ -152,6 +153,10 @@ def test_a_prompt_file_goes_on_where_it_was_stopped(
     assert len(whole(tmp_path / "out")) == 4
     assert animate(model, tmp_path / "out", *job, "--resume") == 0
     assert "0 clips generated" in capsys.readouterr().err
+    in_gif = [*job, "--resume", "--model", str(model), "--out", str(tmp_path / "out")]
+    assert main(["animate", *in_gif, "--format", "gif"]) == 2
+    assert "--resume: expected the format of the manifest" in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*.gif"))
     with_other = [*job, "--resume", "--window", "3"]
     assert animate(model, tmp_path / "out", *with_other) == 2
     assert "received others for" in capsys.readouterr().err

@@ -180,6 +180,7 @@ _MEDIA = (
         "--start: expected none with x, which continues images and videos; leave it out",
     ),
     ("animate a.png --negative red", "--negative-prompt: expected none with x"),
+    ("animate a.png --end a.png", "--end: expected none with x, which draws frame after frame"),
     ("animate --prompts a.jsonl", "--prompts: expected none with x"),
 )
 _CLIPS = (
@@ -187,6 +188,7 @@ _CLIPS = (
     ("''", "prompt: expected at least one word"),
     ("a.png", "PROMPT: expected prompts for"),
     ("a.png", "received the file 'a.png'; give a prompt and --start a.png"),
+    ("'a circle' --end a.png", "received 'a.png'; give --start, or say in the prompt"),
     ("'a circle' --codec y", "--codec: expected none with"),
     ("'a circle' --start none.png", "start: expected a file, received 'none.png'"),
     ("'a circle' --count 0", "--count: expected at least 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -80,6 +80,8 @@ CASES = (
     *_arguments(
         ({"prompt": "a rad circle"}, "received 'rad' (nearest: 'red'); it knows: a red blue"),
         ({"prompt": "a dragon"}, "received 'dragon'; it knows … write with these"),
+        ({"prompt": "q r s t u v w"}, "'q', 'r', 's', 't', 'u' and 2 more; it knows"),
+        ({"prompt": "x" * 9000}, "x… … it knows: a red blue"),
         ({"prompt": ""}, "at least one word"),
         ({"prompt": []}, "prompt: expected a prompt or a list"),
         ({"prompt": " ".join(["a"] * 10_000)}, "at most 12 words, received 10000; shorten"),
@@ -102,6 +104,14 @@ CASES = (
         "the demo model without its weights",
         _without_weights,
         says=("moving-scenes, received none", "trains them", "moving-scenes-export` writes them"),
+    ),
+    *(
+        Refused(
+            f"the demo model of clips, for {pipeline.__name__}",
+            partial(pipeline.from_pretrained, "moving-scenes"),
+            says=("received moving-scenes, which makes clips from prompts", "mmaccel animate"),
+        )
+        for pipeline in (TextToImage, mmaccel.TextToSpeech, mmaccel.ImageToVideo)
     ),
     Refused(
         "a model of images",

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from mmaccel.errors import MissingBackendError, OptionError
-from mmaccel.outputs.sound_files import write_sound
+from mmaccel.outputs.sound_files import read_sound, write_sound
 from mmaccel.outputs.video_files import pick_format, read_frames, write_video
 
 
@@ -78,6 +78,32 @@ def test_reading_keeps_the_last_frames_and_the_side_that_is_up(tmp_path: Path) -
     exif[0x0112] = 6  # to be turned by a quarter
     pages[0].save(tmp_path / "a.jpg", exif=exif)
     assert read_frames(tmp_path / "a.jpg", 9)[0].size == (4, 6)
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.webp"])
+def test_equal_frames_that_an_encoder_joined_are_read_again(tmp_path: Path, name: str) -> None:
+    shades = [0, 0, 0, 90, 180, 180]
+    frames = torch.tensor(shades, dtype=torch.uint8)[:, None, None, None].expand(-1, 4, 6, 3)
+    write_video(tmp_path / name, frames, 5.0, {})
+    read = [frame.getpixel((0, 0))[0] for frame in read_frames(tmp_path / name, 9)]  # type: ignore[index]
+    assert read == shades
+    assert len(read_frames(tmp_path / name, 4)) == 4
+    pages = [Image.new("RGB", (6, 4), (10 * k, 0, 0)) for k in range(3)]
+    times = [70, 100, 80]  # of an animation without a common rate
+    pages[0].save(tmp_path / "b.gif", save_all=True, append_images=pages[1:], duration=times)
+    assert len(read_frames(tmp_path / "b.gif", 9)) == 3
+
+
+def test_sound_is_read_as_it_was_written(tmp_path: Path) -> None:
+    waveform = torch.linspace(-1, 1, 50)
+    write_sound(tmp_path / "a.wav", waveform, 8000, {})
+    read, rate = read_sound(tmp_path / "a.wav")
+    assert rate == 8000 and torch.allclose(read, waveform, atol=2**-14)
+    with wave.open(str(tmp_path / "b.wav"), "wb") as sound:
+        sound.setparams((2, 2, 16_000, 0, "NONE", ""))
+        sound.writeframes(np.array([[0, 16384], [-16384, 0]], "<i2").tobytes())
+    read, rate = read_sound(tmp_path / "b.wav")
+    assert (read.tolist(), rate) == ([0.25, -0.25], 16_000)
 
 
 def test_pages_that_are_no_moments_are_left_out(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from scripts.training.coarse_targets import LARGEST_FILE, Target, count_bytes, o
 from tests.fixtures.checkpoints import build_checkpoint
 from tests.fixtures.media import build_media
 from tests.fixtures.tiny_lms import build_lm
+from tests.fixtures.tiny_model import build_tiny_clips
 
 PROMPTS = [[5, 6, 7], [9, 8], [11, 12, 13, 14]]
 TEXT = ["--kind", "text", "--ids", "--length", "40"]
@@ -155,12 +156,16 @@ def test_weights_that_are_worse_on_other_rows_are_not_kept(made, tmp_path):
     assert found["seen"] + found["unseen"] == training.lowest == lowest
 
 
-@pytest.mark.parametrize("kind", ["image", "speech"])
+@pytest.mark.parametrize("kind", ["image", "speech", "video"])
 def test_pipelines_models_get_coarse_models_of_their_grid(kind, tmp_path):
     if kind == "image":
         source, options = build_checkpoint("llamagen-c2i", tmp_path), ["--size", "64"]
         (tmp_path / "labels").write_text("1\n4\n0")
         options += ["--guidance", "1", "3", "--prompts", str(tmp_path / "labels")]
+    elif kind == "video":
+        source = build_tiny_clips(tmp_path / "clips")
+        (tmp_path / "captions").write_text("a red circle\na blue square on grass")
+        options = ["--kind", "video", "--guidance", "2", "--prompts", str(tmp_path / "captions")]
     else:
         source, codec = build_media("orpheus", tmp_path)
         options = ["--kind", "speech", "--codec", str(codec), "--max-seconds", "0.008"]
@@ -171,6 +176,10 @@ def test_pipelines_models_get_coarse_models_of_their_grid(kind, tmp_path):
     if kind == "image":
         assert (config["columns"], config["frame"], config["n_slots"]) == (4, 16, 16)
         assert [row["guidance"] for row in card["tokens_per_pass"]] == [1, 3]
+    elif kind == "video":
+        assert (config["columns"], config["frame"], config["n_slots"]) == (4, 16, 48)
+        assert [1, 0, 0] in config["neighbours"] and [0, 1, 0] in config["neighbours"]
+        assert [row["guidance"] for row in card["tokens_per_pass"]] == [2]
     else:
         assert [0, 0, -7] in config["neighbours"] and [0, 0, -14] in config["neighbours"]
 

@@ -115,5 +115,7 @@ class PromptedClipJob(SidecarJob):
         start = clip.tokens[: clip.n_read].flatten().tolist()
         source = {"prompt": clip.prompt, **({"start": start} if start else {})}
         facts = {"prompt": clip.prompt, **output.shape, "n_given": clip.n_given, "fps": clip.fps}
+        if self.flags.start is not None:
+            facts["start"] = self.flags.start.name
         write = partial(write_video, frames=clip.frames, fps=clip.fps)
         self.write_payload(clip.prompt, clip, source, facts, write)

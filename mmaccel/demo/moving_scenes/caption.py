@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mmaccel.checks import show
 from mmaccel.demo.moving_scenes.layout import (
     COLOURS,
     DIRECTIONS,
@@ -154,6 +155,6 @@ def _facts(word: str) -> dict[str, str]:
 
 def _unreadable(caption: str, expected: str) -> OptionError:
     return OptionError(
-        f"caption: expected {expected}, received '{caption}'. "
+        f"caption: expected {expected}, received {show(caption)}. "
         "Write for example 'a red circle moves left over grass'."
     )
