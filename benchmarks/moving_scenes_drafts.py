@@ -13,6 +13,7 @@ quickly. Every policy is bitwise, and its clips are compared with those of the p
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
 
 WINDOWS = (16, 32, 64)
 SOURCES = ("neighbour", "previous-frame", "moved-frame", "above", "left")
-TREES = (mmaccel.Comb(6, 4), mmaccel.Comb(12, 7), mmaccel.DySpec(32), mmaccel.DySpec(64))
+TREES = (mmaccel.Comb(8, 3), mmaccel.DySpec(48))
 _SEARCHED = 2000  # captions among which those of a kind are looked for
 
 
@@ -48,19 +49,29 @@ def pick_captions(count: int) -> dict[str, list[str]]:
     return found
 
 
-def list_policies(coarse: Path | None) -> list[tuple[str, mmaccel.Jacobi]]:
-    """Names of sources, and policies: each source at each window, then trees over coarse drafts."""
-    found = [(name, mmaccel.Jacobi(w, drafts=name)) for name in SOURCES for w in WINDOWS]
+def list_policies(
+    sources: Sequence[str], windows: Sequence[int], coarse: Path | None
+) -> list[tuple[str, mmaccel.Jacobi]]:
+    """Names of sources, and policies: each source at each window, then trees over coarse drafts.
+
+    Args:
+        sources: some of `SOURCES`.
+        windows: W of each.
+        coarse: folder of a coarse model; None leaves it out.
+    """
+    found = [(name, mmaccel.Jacobi(w, drafts=name)) for name in sources for w in windows]
     if coarse is None:
         return found
     drafts = mmaccel.Coarse(str(coarse))
-    found += [("coarse", mmaccel.Jacobi(w, drafts=drafts)) for w in WINDOWS]
-    found += [("coarse", mmaccel.Jacobi(w, drafts=drafts, tree=t)) for w in WINDOWS for t in TREES]
-    return found
+    trees = [mmaccel.Jacobi(w, drafts=drafts, tree=t) for w in windows for t in (None, *TREES)]
+    return found + [("coarse", policy) for policy in trees]
 
 
 def measure(
-    pipe: mmaccel.TextToVideo, captions: dict[str, list[str]], coarse: Path | None, scale: float
+    pipe: mmaccel.TextToVideo,
+    captions: dict[str, list[str]],
+    policies: Sequence[tuple[str, mmaccel.Jacobi]],
+    scale: float,
 ) -> list[dict[str, Any]]:
     """A row for each policy: tokens a pass of the clips of each kind, and how many clips are the
     plain loop's.
@@ -68,7 +79,7 @@ def measure(
     Args:
         pipe: the model.
         captions: of `pick_captions`.
-        coarse: folder of a coarse model; None leaves it out.
+        policies: of `list_policies`.
         scale: guidance scale.
     """
     texts = [text for own in captions.values() for text in own]
@@ -79,7 +90,7 @@ def measure(
 
     plain = draw(mmaccel.Autoregressive())
     rows = []
-    for source, policy in list_policies(coarse):
+    for source, policy in policies:
         clips = draw(policy)
         row = {"guidance": scale, "source": source, "window": policy.window}
         row |= describe(policy.tree)
@@ -102,13 +113,16 @@ def main() -> None:
     )
     parser.add_argument("--model", default="moving-scenes", help="name or folder")
     parser.add_argument("--coarse", type=Path, help="folder of a coarse model")
+    parser.add_argument("--sources", nargs="*", choices=SOURCES, default=SOURCES)
+    parser.add_argument("--windows", type=int, nargs="+", default=WINDOWS)
     parser.add_argument("--count", type=int, default=8, help="fresh captions of each kind")
     parser.add_argument("--guidance", type=float, nargs="+", default=[2.0])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     captions = pick_captions(given.count)
     pipe = mmaccel.TextToVideo.from_pretrained(given.model, device="cpu", compile=False)
-    rows = [row for scale in given.guidance for row in measure(pipe, captions, given.coarse, scale)]
+    policies = list_policies(given.sources, given.windows, given.coarse)
+    rows = [row for scale in given.guidance for row in measure(pipe, captions, policies, scale)]
     write_study(given.json, 2 * given.count, "rows", rows)
 
 

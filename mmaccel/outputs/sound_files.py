@@ -1,4 +1,4 @@
-"""Sound files: WAV, and next to each a JSON file that says how it was generated; and reading WAV."""
+"""Sound files: WAV, read and written, with a JSON file next to each that says how it was made."""
 
 from __future__ import annotations
 

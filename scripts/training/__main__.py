@@ -50,6 +50,13 @@ and then by `voices-depth`, `voices-export` and `voices-card`.
     python -m scripts.training moving-scenes-export --work runs/moving-scenes
     python -m scripts.training moving-scenes-card   --work runs/moving-scenes
 
+The features of clips and of speech, for Fréchet distances, are trained and measured by
+
+    python -m scripts.training moving-scenes-features      --work runs/moving-scenes
+    python -m scripts.training moving-scenes-features-card --work runs/moving-scenes
+    python -m scripts.training voices-features             --work runs/voices
+    python -m scripts.training voices-features-card        --work runs/voices
+
 A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2

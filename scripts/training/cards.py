@@ -741,3 +741,76 @@ def write_moving_card(card: dict[str, Any]) -> str:
     text += "\n## Validation loss while training\n\n" + _by_step(cost, "nats a token")
     text += "".join(f"\n{note}\n" for note in card["notes"])
     return text + _made_by(card)
+
+
+_CLIP_FEATURES = """# moving-scenes-features
+
+Features of clips of 10 frames of 64x64 pixels of moving scenes, for a Fréchet distance without a
+download. A network of {parameters} parameters (float16 on disk) was trained by this repository, on
+clips it draws itself, to name what happens in them; what its heads read are 48 numbers a clip. It
+looks past noise; two more numbers are computed: fine detail, and change from frame to frame.
+
+**Distances over it are called FVD-own, and are never to be compared with published figures**: the
+FVD of papers has the features of another network, trained on other videos. It knows moving scenes
+and nothing else.
+"""
+_SPEECH_FEATURES = """# voices-features
+
+Features of speech at 16 kHz, for a Fréchet distance without a download. A network of {parameters}
+parameters (float16 on disk) was trained by this repository, on speech that espeak-ng made, to write
+down phonemes and to name the speaker; the mean of its columns over 0.64 s are 64 numbers, one
+window every 0.32 s.
+
+**Distances over it are called FAD-own, and are never to be compared with published figures**: the
+FAD of papers has the features of another network, trained on other sound. It knows espeak's voices
+and nothing else.
+"""
+_SMALL_FEATURES = {  # text, item, and what the network reads
+    "moving-scenes-features": (
+        _CLIP_FEATURES,
+        "clips",
+        {
+            "ground": "ground, of clips",
+            "colours": "which colours are there, all of a clip",
+            "hit": "whether one object hits another, of clips",
+            "shapes": "shape, of objects",
+            "directions": "direction or rest, of objects",
+            "speeds": "speed, of objects",
+            "events": "appears, vanishes or neither, of objects",
+        },
+    ),
+    "voices-features": (
+        _SPEECH_FEATURES,
+        "utterances",
+        {"phonemes": "phonemes (less edits over those to say)", "speakers": "speaker, of windows"},
+    ),
+}
+
+
+def write_small_features_card(card: dict[str, Any]) -> str:
+    """The card of `moving-scenes-features` or `voices-features`.
+
+    Args:
+        card: content of `card.json`.
+
+    Returns:
+        Markdown.
+    """
+    text, unit, labels = _SMALL_FEATURES[card["name"]]
+    cost = card["training"]
+    text = text.format(parameters=f"{card['parameters']:,}".replace(",", " "))
+    text += f"\n## What it reads right\n\nOf {card['count']} unseen {unit}, %.\n\n"
+    right = card["right"].items()
+    text += _table(("what", "right"), [(labels[k], f"{100 * v:.1f}") for k, v in right])
+    text += f"\n## What it sees\n\nDistances of {card['compared']} {unit}, damaged, from as many "
+    text += "others.\n\n"
+    distances = card["distances"].items()
+    text += _table(
+        ("damage", "Fréchet distance"), [(name, f"{value:.2f}") for name, value in distances]
+    )
+    text += "".join(f"\n{note}\n" for note in card["notes"])
+    text += (
+        f"\nTrained for {cost['steps']} steps of {cost['batch']} {unit}, {cost['minutes']} min of "
+        f"one core; {_device(card)}.\n"
+    )
+    return text + _made_by(card)

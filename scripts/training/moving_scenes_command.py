@@ -1,4 +1,5 @@
-"""The commands of `moving-scenes`: train (a stopped run goes on), export and measure it."""
+"""The commands of `moving-scenes`: train (a stopped run goes on), export and measure it, and the
+same of the features of its clips."""
 
 from __future__ import annotations
 
@@ -10,15 +11,22 @@ from pathlib import Path
 import torch
 
 from mmaccel.demo.moving_scenes.layout import N_FRAMES
+from scripts.training.feature_fit import FeatureFit
 from scripts.training.generator import GeneratorTraining, train_generator
 from scripts.training.moving_scenes import MovingScenes, train_frame_tokenizer
 from scripts.training.moving_scenes_export import (
     export_moving_scenes,
     export_moving_scenes_card,
 )
+from scripts.training.moving_scenes_features import (
+    export_clip_features_card,
+    train_clip_features,
+)
 
-TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "moving-scenes"
-PARTS = ("moving-scenes", "moving-scenes-export", "moving-scenes-card")
+WEIGHTS = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights"
+FEATURES = ("moving-scenes-features", "moving-scenes-features-card")
+PARTS = ("moving-scenes", "moving-scenes-export", "moving-scenes-card", *FEATURES)
+_FEATURE_BATCH = 32
 
 
 def main(part: str, arguments: Sequence[str]) -> None:
@@ -27,7 +35,10 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--work", type=Path, default=Path("runs/moving-scenes"), help="folder of the run"
     )
-    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
+    folder = FEATURES[0] if part in FEATURES else "moving-scenes"
+    parser.add_argument(
+        "--target", type=Path, default=WEIGHTS / folder, help="folder of the shipped weights"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--tokenizer-steps", type=int, default=1500)
     parser.add_argument("--tokenizer-clips", type=int, default=2400)
@@ -37,9 +48,17 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--frames", type=int, default=N_FRAMES, help="of a clip, in this stage")
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
     parser.add_argument("--float32", action="store_true", help="no bfloat16, even where it is fast")
+    parser.add_argument("--feature-steps", type=int, default=3200)
     parser.add_argument("--captions", type=int, default=100, help="fresh captions, for the card")
     parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     args = parser.parse_args(arguments)
+    fit = FeatureFit(args.feature_steps, _FEATURE_BATCH)
+    if part == "moving-scenes-features":
+        train_clip_features(args.target, args.work, fit)
+        return
+    if part == "moving-scenes-features-card":
+        print(json.dumps(export_clip_features_card(args.work, args.target, fit), indent=2))
+        return
     if part == "moving-scenes-export":
         export_moving_scenes(args.work, args.target)
         return

@@ -14,11 +14,11 @@ from itertools import combinations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy, pad
 
 from mmaccel.catalog import load
+from mmaccel.demo.features import save_features
 from mmaccel.demo.scenes.data import VALIDATION_SEED, make_scenes
 from mmaccel.demo.scenes.features import (
     SceneFeatures,
@@ -77,8 +77,7 @@ def train_features(
             log.write(json.dumps(line) + "\n")
             log.flush()
     model.eval().standardise(images[:2000])
-    small = {k: v.half() if v.is_floating_point() else v for k, v in model.state_dict().items()}
-    save_file({k: v.contiguous() for k, v in small.items()}, target / "model.safetensors")
+    save_features(model, target)
 
 
 def draw_examples(seed: int, count: int) -> tuple[Tensor, dict[str, Tensor]]:

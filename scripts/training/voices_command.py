@@ -14,15 +14,18 @@ from pathlib import Path
 import torch
 
 from mmaccel.demo.voices.words import CODEC_SEED, TRAIN_SEED, VALIDATION_SEED
+from scripts.training.feature_fit import FeatureFit
 from scripts.training.generator import GeneratorTraining, Task, train_generator
 from scripts.training.voices import Voices
 from scripts.training.voices_codec import encode_pool, train_codec
 from scripts.training.voices_data import make_pool
 from scripts.training.voices_depth import VoicesDepth
 from scripts.training.voices_export import export_voices, export_voices_card
+from scripts.training.voices_features import export_speech_features_card, train_speech_features
 from scripts.training.voices_judge import train_judge
 
-TARGET = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights" / "voices"
+WEIGHTS = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights"
+FEATURES = ("voices-features", "voices-features-card")
 PARTS = (
     "voices-codec",
     "voices-data",
@@ -31,7 +34,9 @@ PARTS = (
     "voices-depth",
     "voices-export",
     "voices-card",
+    *FEATURES,
 )
+_FEATURE_BATCH = 16
 _CODEC_UTTERANCES = 1500
 _HELD_OUT = 1000
 
@@ -40,7 +45,10 @@ def main(part: str, arguments: Sequence[str]) -> None:
     """Reads the options of one of `PARTS` and runs it."""
     parser = argparse.ArgumentParser(prog=f"python -m scripts.training {part}", description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/voices"), help="folder of the run")
-    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the shipped weights")
+    folder = FEATURES[0] if part in FEATURES else "voices"
+    parser.add_argument(
+        "--target", type=Path, default=WEIGHTS / folder, help="folder of the shipped weights"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--codec-steps", type=int, default=4000)
     parser.add_argument("--utterances", type=int, default=8000, help="of the pool to learn from")
@@ -50,12 +58,14 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--batch", type=int, default=32, help="utterances a step")
     parser.add_argument("--start", help="folder of a trained model to begin from")
     parser.add_argument("--begin", type=int, default=0, help="steps that --start was trained for")
+    parser.add_argument("--feature-steps", type=int, default=1500)
     parser.add_argument("--sentences", type=int, default=100, help="fresh ones, for the card")
     parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     args = parser.parse_args(arguments)
     cuda = torch.cuda.is_available()
     device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
     args.work.mkdir(parents=True, exist_ok=True)
+    fit = FeatureFit(args.feature_steps, _FEATURE_BATCH)
     if part == "voices-codec":
         make_pool(args.work, "validation", VALIDATION_SEED, _HELD_OUT)
         make_pool(args.work, "codec", CODEC_SEED, _CODEC_UTTERANCES)
@@ -66,6 +76,10 @@ def main(part: str, arguments: Sequence[str]) -> None:
             encode_pool(args.work, name, device)
     elif part == "voices-judge":
         train_judge(args.work, args.judge_steps, device=device)
+    elif part == "voices-features":
+        train_speech_features(args.target, args.work, fit)
+    elif part == "voices-features-card":
+        print(json.dumps(export_speech_features_card(args.work, args.target, fit), indent=2))
     elif part == "voices-export":
         export_voices(args.work, args.target)
     elif part == "voices-card":

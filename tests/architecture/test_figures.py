@@ -15,6 +15,7 @@ from scripts.training.cards import (
     write_masked_card,
     write_recall_card,
     write_scenes_card,
+    write_small_features_card,
     write_stdlib_card,
     write_vqa_card,
 )
@@ -24,6 +25,8 @@ WEIGHTS = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
 CARDS = {
     "scenes": write_scenes_card,
     "scenes-features": write_features_card,
+    "moving-scenes-features": write_small_features_card,
+    "voices-features": write_small_features_card,
     "scenes-masked": write_masked_card,
     "grammar-masked": write_grammar_card,
     "scenes-vqa": write_vqa_card,

@@ -77,6 +77,7 @@ def test_shipped_weights_are_small() -> None:
     sizes = {d.name: sum(f.stat().st_size for f in d.rglob("*") if f.is_file()) for d in folders}
     assert 0 < sizes.pop("scenes") <= 16 * 2**20
     assert 0 < sizes.pop("scenes-features") <= 0.5e6
+    assert 0 < sizes.pop("moving-scenes-features") + sizes.pop("voices-features") <= 1e6
     assert 0 < sizes.pop("scenes-vqa") <= 10e6
     assert 0 < sizes.pop("recall") <= 6e6
     assert 0 < sizes.pop("stdlib") <= 8.5e6

@@ -1,4 +1,5 @@
-"""`mmaccel evaluate`: images, exactness, speed, words and exports; wrong input is refused first."""
+"""`mmaccel evaluate`: images, clips, speech, words, exactness, speed and exports; wrong input is
+refused first."""
 
 from __future__ import annotations
 
@@ -15,13 +16,18 @@ from PIL import Image
 from mmaccel import Jacobi
 from mmaccel.catalog import POLICIES, Entry
 from mmaccel.cli import main
+from mmaccel.demo.moving_scenes.data import make_clips
+from mmaccel.demo.moving_scenes.features import extract_clip_features
 from mmaccel.demo.scenes.data import make_scenes
+from mmaccel.demo.voices.features import extract_speech_features
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.features import extract_all, open_extractor
 from mmaccel.evaluation.quality.frechet import frechet_of
 from mmaccel.evaluation.quality.image_folder import list_items, read_list, read_pixels
 from mmaccel.evaluation.quality.kid import squared_mmd
 from mmaccel.limits import read_lines
+from mmaccel.outputs.sound_files import read_sound, write_sound
+from mmaccel.outputs.video_files import write_video
 from mmaccel.results import Generation
 from tests.fixtures.tiny_model import CAPTIONS
 
@@ -102,6 +108,57 @@ def test_images_with_the_users_own_callables(
     items = [json.loads(line) for line in (tmp_path / "i.jsonl").read_text().splitlines()]
     assert [item["clip"] for item in items] == [100.0, 0.0, 100.0, 100.0]
     assert [item["verdict"] for item in items] == [None] * 4  # no captions of scenes
+
+
+def test_clips_against_a_folder_and_drawn_ones(tmp_path: Path, capsys: Any) -> None:
+    _, captions, clips = make_clips(11, range(8))
+    frames = clips.permute(0, 1, 3, 4, 2)
+    for folder in ("own", "still"):
+        (tmp_path / folder).mkdir()
+    for k, (caption, clip) in enumerate(zip(captions, frames, strict=True)):
+        write_video(tmp_path / "own" / f"{k}.webp", clip, 5.0, {"prompt": caption, "seed": k})
+        still = clip[:1].expand(10, -1, -1, -1)  # one image in the file
+        write_video(tmp_path / "still" / f"{k}.webp", still, 5.0, {"frames": 10})
+    files = ("--json", tmp_path / "r.json", "--items", tmp_path / "items.jsonl")
+    assert evaluate("clips", tmp_path / "own", "--against", tmp_path / "still", *files) == 0
+    report, said = json.loads((tmp_path / "r.json").read_text()), capsys.readouterr().out
+    features = [extract_clip_features(part) for part in (clips, clips[:, :1].expand_as(clips))]
+    wanted = frechet_of(*(part.numpy() for part in features)).distance
+    assert report["frechet"]["distance"] == pytest.approx(wanted)
+    assert "FVD-own" in said and (report["n"], report["n_against"]) == (8, 8)
+    assert report["captions"]["n"] == 8 and report["captions"]["shares"]["whole"] > 0.7
+    lines = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert [line["seed"] for line in lines] == list(range(8))
+    drawn = ("--against", "moving-scenes", "--count", 4, "--json", tmp_path / "r.json")
+    assert evaluate("clips", tmp_path / "own", *drawn) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["n_against"] == 4
+
+
+def test_speech_against_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sounds = 0.1 * torch.randn(6, 17_000, generator=torch.Generator().manual_seed(0))
+    for folder in ("own", "others"):
+        (tmp_path / folder).mkdir()
+    for k, sound in enumerate(sounds):
+        write_sound(tmp_path / ("own", "others")[k % 2] / f"{k}.wav", sound, 16_000, {})
+    file = tmp_path / "r.json"
+    both = (tmp_path / "own", "--against", tmp_path / "others", "--json", file)
+    assert evaluate("speech", *both) == 0
+    report = json.loads(file.read_text())
+    assert (report["n"], report["frechet"]["n_first"]) == (3, 6)  # two windows of each
+    features = [
+        torch.cat([extract_speech_features(read_sound(f)[0]) for f in sorted(part.iterdir())
+                   if f.suffix == ".wav"])
+        for part in (tmp_path / "own", tmp_path / "others")
+    ]  # fmt: skip
+    wanted = frechet_of(*(part.numpy() for part in features)).distance
+    assert report["frechet"]["distance"] == pytest.approx(wanted)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_ears.py").write_text(
+        "def loudness(sound, rate):\n    return sound.abs().reshape(-1, 1)[: rate // 8000]\n"
+    )
+    assert evaluate("speech", *both, "--features", "my_ears:loudness") == 0
+    report = json.loads(file.read_text())
+    assert (report["frechet"]["n_first"], report["frechet"]["width"]) == (6, 1)
 
 
 class Wrong(Jacobi):

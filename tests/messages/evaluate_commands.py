@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from mmaccel.outputs.sound_files import to_wav
 from tests.fixtures.commands import Said, say
 from tests.messages.case import Refused
 
@@ -46,6 +48,18 @@ def _make_folder(folder: Path) -> None:
         for k in range(count):
             Image.new("RGB", (6, 6), (9 * k, 0, 0)).save(folder / name / f"{k}.png")
     Image.new("RGB", (8, 8)).save(folder / "mixed" / "z.png")
+    for name, sizes in (("moving", (6, 6)), ("unlike", (6, 8))):
+        (folder / name).mkdir()
+        for side in sizes:
+            number = len(list((folder / name).iterdir()))
+            pages = [Image.new("RGB", (side, side), (40 * k, 0, 0)) for k in range(3)]
+            pages[0].save(folder / name / f"{number}.gif", save_all=True, append_images=pages[1:])
+    (folder / "sounds").mkdir()
+    for name in ("a", "b"):
+        (folder / "sounds" / f"{name}.wav").write_bytes(to_wav(torch.zeros(9000), 8000))
+    (folder / "torn").mkdir()
+    for name in ("a", "b"):
+        (folder / "torn" / f"{name}.wav").write_bytes(b"RIFF")
     lines = [json.dumps({"file": f"{k}.png", "prompt": f"image {k}"}) for k in range(5)]
     (folder / "listed" / "prompts.jsonl").write_text("\n".join(lines))
     for name in ("broken", "deep"):
@@ -131,6 +145,23 @@ PICTURES = (
     _case("one embedding", ("pictures", "listed", "--clip", "mine:one"), "received 1 (Tensor)"),
     _case("texts", ("pictures", "listed", "--clip", "mine:names"), "received 2 (list, list)"),
 )
+CLIPS = (
+    _case("no clips", ("clips", "five"), "ending in .mp4", "make some with mmaccel animate"),
+    _case("one clip", ("clips", "moving", "--against", "moving-scenes", "--count", 1), "2 and 1"),
+    _case("a count of clips", ("clips", "moving", "--count", 9), "--against moving-scenes with it"),
+    _case("features of no clips", ("clips", "moving", *MEANS), "--against with it"),
+    _case("clips of others", ("clips", "moving", "--against", "moving"), "[B, 10, 3, 64, 64]"),
+    _case("unlike clips", ("clips", "unlike", "--against", "moving"), "3 frames of 6x6 (0.gif)"),
+    _case(
+        "no features of clips",
+        ("clips", "moving", "--against", "moving", "--features", "a"),
+        "moving-scenes or module:function",
+    ),
+    _case("no sounds", ("speech", "five", "--against", "sounds"), "make some with mmaccel speak"),
+    _case("8 kHz", ("speech", "sounds", "--against", "sounds"), "16000 Hz", "received 8000 Hz"),
+    _case("no WAV", ("speech", "torn", "--against", "sounds"), "a WAV file", "a.wav"),
+    _case("speech of nothing", ("speech", "sounds"), "--against: expected a folder of WAV files"),
+)
 LISTS = (
     _listed("[1]", "on line 1"),
     _listed('"text"', "on line 1"),
@@ -214,4 +245,4 @@ CACHE = (
         "give recall, or run mmaccel generate --model scenes",
     ),
 )
-CASES = (*PICTURES, *LISTS, *SUITES, *SPEED, *VISUAL, *CACHE, *OTHERS)
+CASES = (*PICTURES, *CLIPS, *LISTS, *SUITES, *SPEED, *VISUAL, *CACHE, *OTHERS)

@@ -127,37 +127,17 @@ def images(
 
 
 def _print(report: dict[str, Any]) -> None:
+    from mmaccel.commands.evaluate.distances import add_distances, add_verdicts, summarise
     from mmaccel.commands.terminal import make_table, wide_console
 
     console = wide_console()
     table = make_table("figure", "value", "n", "method", title=report["folder"])
-    if "frechet" in report:
-        frechet, kid = report["frechet"], report["kid"]
-        sizes = f"{frechet['n_first']} and {frechet['n_second']}"
-        table.add_row("Fréchet distance", f"{frechet['distance']:.4f}", sizes, frechet["bias"])
-        table.add_row("its floor", f"{frechet['floor']:.4f}", sizes, "random splits of both")
-        table.add_row("KID", f"{kid['value']:.6f}", sizes, kid["bias"])
-        spread = "" if kid["std"] is None else f" ± {kid['std']:.6f}"
-        of = f"{kid['subsets']} subsets of {kid['subset_size']}"
-        if kid["subset_size"] < max(kid["n_first"], kid["n_second"]):  # else all subsets are equal
-            table.add_row("KID of subsets", f"{kid['mean']:.6f}{spread}", sizes, of)
-    if report["captions"]:
-        own = report["captions"]
-        for name, share in own["shares"].items():
-            low, high = (100 * x for x in own["intervals"][name])
-            table.add_row(
-                f"prompt: {name}", f"{100 * share:.1f} %", str(own["n"]), f"{low:.1f}…{high:.1f} %"
-            )
+    add_distances(table, report)
+    add_verdicts(table, report["captions"])
     if "clip" in report:
         clip = report["clip"]
         half = "" if clip["half_width"] is None else f" ± {clip['half_width']:.2f}"
         table.add_row("CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"])
     if table.rows:
         console.print(table)
-    parts = [f"{report['n']} images"]
-    if "frechet" in report:
-        parts += [f"features {report['features']} of width {report['frechet']['width']}"]
-        parts += [f"against {report['against']}"]
-    else:
-        parts += ["no distances: give --against a folder, or scenes"]
-    console.print(f"{', '.join(parts)}.")
+    console.print(summarise(report, "images", "a folder, or scenes"))

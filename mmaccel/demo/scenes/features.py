@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from mmaccel.demo.features import Features, read_features
 from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.demo.scenes.layout import BACKGROUNDS, CANVAS, COLOURS, SHAPES, SIZES
 from mmaccel.errors import ShapeError
@@ -26,23 +26,19 @@ _MIXED = 128
 _BATCH = 100
 
 
-class SceneFeatures(nn.Module):
-    """Four convolutions, the last three strided, 64 features of mean 0 and deviation 1 over the
-    training images (once `standardise` was called), and heads that name what is in an image.
+class SceneFeatures(Features):
+    """Four convolutions, the last three strided, 64 features, and heads that name what is in an
+    image.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(WIDTH)
         layers: list[nn.Module] = [nn.PixelUnshuffle(2)]
         for k, (before, after) in enumerate(zip(_CHANNELS, _CHANNELS[1:])):
             stride = 2 if k else 1
             layers += [nn.Conv2d(before, after, 3, stride, 1), nn.BatchNorm2d(after), nn.SiLU()]
         side = CANVAS // 2 ** (len(_CHANNELS) - 1)
         self.trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * side * side, WIDTH))
-        self.mean: Tensor
-        self.scale: Tensor
-        self.register_buffer("mean", torch.zeros(WIDTH))
-        self.register_buffer("scale", torch.ones(WIDTH))
         self.mix = nn.Linear(WIDTH, _MIXED)
         n = len(COLOURS)
         self.ground = nn.Linear(_MIXED, len(BACKGROUNDS))
@@ -50,36 +46,27 @@ class SceneFeatures(nn.Module):
         self.sizes = nn.Linear(_MIXED, n * len(SIZES))
         self.places = nn.Linear(_MIXED, n * 2)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Images `[B, 3, 64, 64]` uint8, or float in 0..1, to features `[B, 64]` float32.
+    def raw(self, items: Tensor) -> Tensor:
+        """Images `[B, 3, 64, 64]` uint8, or float in 0..1, to `[B, 64]` float32.
 
         Raises:
             ShapeError: images of another size.
         """
-        if images.shape[1:] != (3, CANVAS, CANVAS):
+        if items.shape[1:] != (3, CANVAS, CANVAS):
             raise ShapeError(
-                f"images: expected [B, 3, {CANVAS}, {CANVAS}], received {list(images.shape)}; "
+                f"images: expected [B, 3, {CANVAS}, {CANVAS}], received {list(items.shape)}; "
                 "these features are of scenes; give an extractor that knows your images"
             )
-        whole = images if images.is_floating_point() else images.float() / 255
-        features: Tensor = (self.trunk(2 * whole - 1) - self.mean) / self.scale
-        return features
-
-    @torch.no_grad()
-    def standardise(self, images: Tensor) -> None:
-        """Set mean and deviation of the features by images `[N, 3, 64, 64]`; for good, as what
-        the heads read stays the same.
-        """
-        found = torch.cat([self(part) for part in images.split(_BATCH)])
-        self.mean.add_(found.mean(0) * self.scale)
-        self.scale.mul_(found.std(0))
+        whole = items if items.is_floating_point() else items.float() / 255
+        found: Tensor = self.trunk(2 * whole - 1)
+        return found
 
     def read(self, features: Tensor) -> dict[str, Tensor]:
         """What the heads say of features `[B, 64]`: `ground` `[B, 5]`, `shapes` `[B, 7, 6]` (the
         last: no object of this colour) and `sizes` `[B, 7, 2]`, all scores; `places` `[B, 7, 2]`,
         x and y in canvases from the middle.
         """
-        raw = features * self.scale + self.mean
+        raw = self.restore(features)
         seen = nn.functional.silu(self.mix(nn.functional.silu(raw)))
         n = len(COLOURS)
         return {
@@ -94,10 +81,8 @@ class SceneFeatures(nn.Module):
 def load_features(folder: Path = FOLDER) -> SceneFeatures:
     """The trained network, float32, in evaluation mode."""
     model = SceneFeatures()
-    state = load_file(folder / "model.safetensors")
-    whole = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
-    model.load_state_dict(whole)
-    return model.eval()
+    read_features(model, folder)
+    return model
 
 
 @torch.no_grad()

@@ -1,9 +1,10 @@
-"""Folders of images: which files count, what they were made from, and their pixels.
+"""Folders of images, clips or sound: which files count, what they were made from, and pixels.
 
-An image of `mmaccel generate` carries its prompt and seed (text chunk `mmaccel`, JSON). Where any
-file of a folder does, only those count: the others are sheets. A file without one may be named in
-`prompts.jsonl` next to it, a line each: `{"file": "a.png", "prompt": "…", "seed": 0}`. The seed may
-be left out, and more may be added.
+An image of `mmaccel generate` carries its prompt and seed (text chunk `mmaccel`, JSON), a clip of
+`mmaccel animate` has them in a JSON file of the same name next to it. Where any file of a folder
+does, only those count: the others are sheets. A file without one may be named in `prompts.jsonl`
+next to it, a line each: `{"file": "a.png", "prompt": "…", "seed": 0}`. The seed may be left out,
+and more may be added.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.limits import parse_json, read_lines
+from mmaccel.limits import parse_json, read_lines, read_whole
+from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.pictures import open_picture
 
 LIST = "prompts.jsonl"
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CLIPS = (".mp4", ".gif", ".webm", ".mov")
+MOVING = (*CLIPS, ".webp")
+SOUNDS = (".wav",)
+_MADE_BY = {IMAGES: "mmaccel generate", SOUNDS: "mmaccel speak"}  # others: mmaccel animate
+_MOST_FRAMES = 256  # of a clip
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,12 @@ def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
     if not files:
         raise OptionError(
             f"folder: expected files ending in {', '.join(kinds)}, received none in "
-            f"{str(folder)!r}; make some with mmaccel generate --out"
+            f"{str(folder)!r}; make some with {_MADE_BY.get(tuple(kinds), 'mmaccel animate')} --out"
         )
     listed = read_list(folder / LIST)
     items = []
     for file in files:
-        facts = listed.get(file.name) or (read_facts(file) if file.suffix.lower() == ".png" else {})
+        facts = listed.get(file.name) or read_facts(file)
         prompt, seed = facts.get("prompt"), facts.get("seed")
         is_number = isinstance(seed, int) and not isinstance(seed, bool)
         known = (prompt if isinstance(prompt, str) else None, seed if is_number else None)
@@ -75,15 +81,20 @@ def list_items(folder: Path, kinds: Sequence[str] = IMAGES) -> list[Item]:
 
 
 def read_facts(file: Path) -> dict[str, Any]:
-    """What a PNG carries of `mmaccel generate`; empty where it carries nothing.
+    """What a PNG carries of `mmaccel generate`, and what stands next to any other file in a JSON
+    file of the same name; empty where there is nothing.
 
     Raises:
-        OptionError: no image.
+        OptionError: no image, or a JSON file that cannot be read.
     """
-    with open_image(file) as image:
-        text = getattr(image, "text", {}).get("mmaccel")
+    text: str | bytes | None = None
+    if file.suffix.lower() == ".png":
+        with open_image(file) as image:
+            text = getattr(image, "text", {}).get("mmaccel")
+    elif file.with_suffix(".json").is_file():
+        text = read_whole(file.with_suffix(".json"), "facts")
     try:
-        facts = parse_json(text) if isinstance(text, str) and text else {}
+        facts = parse_json(text) if isinstance(text, str | bytes) and text else {}
     except ValueError:
         facts = {}
     return facts if isinstance(facts, dict) else {}
@@ -123,6 +134,46 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
                 )
             rows.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
         yield torch.stack(rows)
+
+
+def read_clips(items: Sequence[Item], batch_size: int = 16) -> Iterator[Tensor]:
+    """Frames of clips in order, `[B, F, 3, H, W]` uint8, B at most `batch_size`.
+
+    A clip whose frames are all equal is one image in some formats; where its facts say how many
+    `frames` it has, it has them.
+
+    Raises:
+        OptionError: a file that is no clip, or one of more than 256 frames.
+        ShapeError: clips of unlike sizes or lengths; with two of them.
+    """
+    first: tuple[Path, tuple[int, ...]] | None = None
+    for k in range(0, len(items), batch_size):
+        rows = []
+        for item in items[k : k + batch_size]:
+            frames = read_frames(item.file, _MOST_FRAMES + 1, "clip")
+            wanted = item.facts.get("frames")
+            if len(frames) == 1 and isinstance(wanted, int) and 1 < wanted <= _MOST_FRAMES:
+                frames = frames * wanted
+            clip = np.stack([np.asarray(frame.convert("RGB")) for frame in frames])
+            if len(clip) > _MOST_FRAMES:
+                raise OptionError(
+                    f"clip: expected at most {_MOST_FRAMES} frames, received more in "
+                    f"{str(item.file)!r}; cut it"
+                )
+            first = first or (item.file, clip.shape)
+            if clip.shape != first[1]:
+                raise ShapeError(
+                    f"clips: expected one size and length, received {_describe(first[1])} "
+                    f"({first[0].name}) and {_describe(clip.shape)} ({item.file.name}); put each "
+                    "kind into a folder of its own"
+                )
+            rows.append(torch.from_numpy(clip).permute(0, 3, 1, 2))
+        yield torch.stack(rows)
+
+
+def _describe(shape: tuple[int, ...]) -> str:
+    frames, height, width, _ = shape
+    return f"{frames} frames of {width}x{height}"
 
 
 def _check_depth(image: Any, file: Path) -> None:

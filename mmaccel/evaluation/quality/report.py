@@ -1,4 +1,5 @@
-"""What a folder of images is worth: distances from others, prompts read back, CLIP score."""
+"""What a folder of images, clips or sound is worth: distances from others, prompts read back, CLIP
+score."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import torch
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.clip_score import Embed, score_batches
 from mmaccel.evaluation.quality.frechet import Array, frechet_floor, frechet_of
-from mmaccel.evaluation.quality.image_folder import Item, read_pixels
+from mmaccel.evaluation.quality.image_folder import Item, read_clips, read_pixels
 from mmaccel.evaluation.quality.kid import measure_kid
 
 _NO_NUMBER = {float("inf"), float("-inf")}
@@ -33,13 +34,16 @@ def measure_distances(first: Array, second: Array, seed: int = 0) -> dict[str, A
     return {"frechet": frechet, "kid": {k: plain_number(v) for k, v in kid.items()}}
 
 
-def check_sizes(items: Sequence[Item], others: Sequence[Item] | None, count: int | None) -> None:
-    """Refuse too few images for a distance, before anything is extracted.
+def check_sizes(
+    items: Sequence[Item], others: Sequence[Item] | None, count: int | None, noun: str = "images"
+) -> None:
+    """Refuse too few items for a distance, before anything is extracted.
 
     Args:
-        items: the images.
+        items: the images, clips or sounds.
         others: those they are compared with; None where they will be drawn.
         count: how many will be.
+        noun: what they are, in the message.
 
     Raises:
         OptionError: fewer than two on a side.
@@ -47,7 +51,7 @@ def check_sizes(items: Sequence[Item], others: Sequence[Item] | None, count: int
     n_others = count or len(items) if others is None else len(others)
     if min(len(items), n_others) < 2:
         raise OptionError(
-            f"images: expected at least 2 on both sides, received {len(items)} and {n_others}; "
+            f"{noun}: expected at least 2 on both sides, received {len(items)} and {n_others}; "
             "a covariance needs two"
         )
 
@@ -67,6 +71,40 @@ def reference_pixels(
     if others is not None:
         return read_pixels(others, batch_size)
     return draw_reference(count).split(batch_size)
+
+
+def reference_clips(
+    others: Sequence[Item] | None, count: int, batch_size: int
+) -> Iterable[torch.Tensor]:
+    """The clips to compare with, batch by batch (arguments as `reference_pixels`)."""
+    from mmaccel.demo.moving_scenes.features import draw_reference_clips
+
+    if others is not None:
+        return read_clips(others, batch_size)
+    firsts = range(0, count, batch_size)
+    return (draw_reference_clips(k, min(batch_size, count - k)) for k in firsts)
+
+
+def check_clip_captions(
+    items: Sequence[Item], batch_size: int = 16
+) -> list[dict[str, bool] | None]:
+    """The verdicts of the tracker on each clip; None where its prompt is no sentence of moving
+    scenes, or it has none, or its frames are not of 64x64 pixels.
+    """
+    from mmaccel.demo.moving_scenes.caption import read_caption
+    from mmaccel.demo.moving_scenes.tracker import check_clips
+
+    verdicts: list[dict[str, bool] | None] = [None] * len(items)
+    readable = [k for k, item in enumerate(items) if _reads(read_caption, item.prompt)]
+    for k in range(0, len(readable), batch_size):
+        part = readable[k : k + batch_size]
+        (clips,) = read_clips([items[i] for i in part], len(part))
+        if clips.shape[-2:] != (64, 64):
+            return verdicts
+        found = check_clips(clips.float() / 255, [str(items[i].prompt) for i in part])
+        for i, verdict in zip(part, found, strict=True):
+            verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
+    return verdicts
 
 
 def check_captions(items: Sequence[Item], batch_size: int = 64) -> list[dict[str, bool] | None]:
