@@ -21,7 +21,7 @@ from mmaccel.contracts import FinishedRow
 from mmaccel.errors import NumericsError
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, take_codes
 from mmaccel.pipelines.text_to_speech.types import SpeechChunk, SpeechModel, Utterance
-from mmaccel.results import OnStep, Progress, Stats
+from mmaccel.results import Progress, Stats
 
 
 class ChunkSender:
@@ -138,7 +138,7 @@ class RunningSound:
         seconds: spent in decoding and sending chunks between passes.
     """
 
-    def __init__(self, on_step: OnStep | None) -> None:
+    def __init__(self, on_step: Callable[[Any], Tensor | None] | None) -> None:
         self._on_step = on_step
         self._rows: dict[int, RowSound] = {}
         self._passes = 0

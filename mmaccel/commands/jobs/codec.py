@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +16,7 @@ from mmaccel.loading import load_keywords
 from mmaccel.options import SAMPLING_FIELDS, LoadOptions, given
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.outputs.sound_streams import (
+    SoundSink,
     check_pipe,
     find_loudspeaker,
     open_loudspeaker,
@@ -191,7 +194,10 @@ class ListenJob(SpeechJob):
 
     Attributes:
         spoken: texts that were heard to their end.
+        open_sink: opens what takes the sound, of a sample rate.
     """
+
+    open_sink: Callable[[int], AbstractContextManager[SoundSink]]
 
     def read(self) -> None:
         super().read()
