@@ -162,7 +162,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
     "drafts": _slot(
         "drafts",
         {
-            "auto": ("coarse:Auto", "the model's coarse model, or neighbour without one"),
+            "auto": (
+                "coarse:Auto",
+                "the model's coarse model; else previous-frame or neighbour",
+            ),
             "coarse": ("coarse:ShippedCoarse", "corrections by the model's coarse model"),
             "online": ("online:Online", "corrections learned while it runs"),
             "token-recycling": ("token_recycling:TokenRecycling", "what followed a token before"),

@@ -24,6 +24,7 @@ from mmaccel.samplers.drafting.coarse_model import (
 from mmaccel.samplers.drafting.coarse_rows import RowByRow
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
 from mmaccel.samplers.drafting.neighbour import Neighbour
+from mmaccel.samplers.drafting.previous_frame import PreviousFrame
 from mmaccel.samplers.drafting.states import StateModel
 
 Opened = dict[tuple[Any, ...], Any]  # by what it was opened for, its source first
@@ -124,7 +125,9 @@ class ShippedCoarse(DraftSource):
 
 @dataclass(frozen=True)
 class Auto(DraftSource):
-    """The coarse model in the model's own folder where it has one that fits; else `Neighbour`."""
+    """The coarse model in the model's own folder where it has one that fits; else `PreviousFrame`
+    in a clip, and `Neighbour` everywhere else.
+    """
 
     is_capturable = True
     has_branches = True
@@ -142,13 +145,22 @@ class Auto(DraftSource):
         Raises:
             UnsupportedModelError: see `load_coarse`.
         """
+        other = PreviousFrame() if is_clip(run) else Neighbour()
         source = shipped_source(run.model)
         if source is None:
-            return Drafter(Neighbour())
+            return Drafter(other)
         try:
             return source.open(run)
         except OptionError as error:
-            return Drafter(Neighbour(), note=f"drafts='auto': no coarse drafts, as {error}")
+            return Drafter(other, note=f"drafts='auto': no coarse drafts, as {error}")
+
+
+def is_clip(run: OpenRun) -> bool:
+    """Whether a run draws more than one frame of rows."""
+    layout = run.prompt.layout
+    if layout is None or not 0 < layout.columns < layout.frame:
+        return False
+    return run.length + run.prompt.n_shown > layout.frame
 
 
 def shipped_source(model: object) -> Coarse | None:

@@ -41,7 +41,7 @@ from scripts.training.scenes_tokenizer import psnr
 FPS = 5
 POLICIES: tuple[Policy, ...] = (
     Autoregressive(),
-    *(Jacobi(window=window) for window in (16, 32, 64)),
+    *(Jacobi(window=window, drafts="neighbour") for window in (16, 32, 64)),
     *(Jacobi(window=window, drafts="previous-frame") for window in (16, 32, 64)),
 )
 _BATCH = 20

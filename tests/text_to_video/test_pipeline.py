@@ -52,6 +52,15 @@ def test_greedy_tokens_are_a_plain_loops(pipe: TextToVideo) -> None:
     assert clip.passes < len(wanted)
 
 
+def test_a_clip_is_drafted_from_its_previous_frames(pipe: TextToVideo) -> None:
+    made = {
+        drafts: pipe("a red circle", seed=4, policy=Jacobi(window=16, drafts=drafts)).stats
+        for drafts in ("auto", "previous-frame", "neighbour")
+    }
+    assert made["auto"].drafts == "previous-frame"
+    assert made["auto"].passes == made["previous-frame"].passes != made["neighbour"].passes
+
+
 @pytest.mark.parametrize("drafts", ["left", "above", "previous-frame", "moved-frame"])
 def test_windows_are_the_plain_loop_bit_for_bit(pipe: TextToVideo, drafts: str) -> None:
     texts = [PROMPT, "blue square"]
