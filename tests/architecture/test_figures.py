@@ -13,10 +13,12 @@ from scripts.training.cards import (
     write_features_card,
     write_grammar_card,
     write_masked_card,
+    write_moving_card,
     write_recall_card,
     write_scenes_card,
     write_small_features_card,
     write_stdlib_card,
+    write_voices_card,
     write_vqa_card,
 )
 from tests.architecture.source import ROOT
@@ -25,6 +27,8 @@ WEIGHTS = sorted((ROOT / "mmaccel" / "demo" / "weights").iterdir())
 CARDS = {
     "scenes": write_scenes_card,
     "scenes-features": write_features_card,
+    "moving-scenes": write_moving_card,
+    "voices": write_voices_card,
     "moving-scenes-features": write_small_features_card,
     "voices-features": write_small_features_card,
     "scenes-masked": write_masked_card,

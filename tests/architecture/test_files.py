@@ -78,6 +78,8 @@ def test_shipped_weights_are_small() -> None:
     assert 0 < sizes.pop("scenes") <= 16 * 2**20
     assert 0 < sizes.pop("scenes-features") <= 0.5e6
     assert 0 < sizes.pop("moving-scenes-features") + sizes.pop("voices-features") <= 1e6
+    assert 0 < sizes.pop("moving-scenes") <= 8e6
+    assert 0 < sizes.pop("voices") <= 12e6
     assert 0 < sizes.pop("scenes-vqa") <= 10e6
     assert 0 < sizes.pop("recall") <= 6e6
     assert 0 < sizes.pop("stdlib") <= 8.5e6

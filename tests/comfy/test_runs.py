@@ -242,6 +242,7 @@ def test_widgets_are_passed_to_the_loader(kind: Kind, asked: list[Any]) -> None:
     wanted = {"device": "cpu", "dtype": torch.bfloat16, "cuda_graphs": False, "fused": True}
     wanted |= {"compile": False, "prefill_chunk_size": None, "share_prefix": False, **own}
     wanted |= {"size": (32, 16), "decoder": None} if sized else {}
+    wanted |= {"text_encoder": None} if kind.word == "Video" else {}
     wanted |= {name: str(path) for name, path in kind.parts.items() if name != "model"}
     assert asked == [(str(kind.parts["model"]), wanted)]
 
