@@ -32,7 +32,7 @@ from mmaccel.demo.voices.words import EVALUATION_SEED as SPOKEN_SEED
 from mmaccel.demo.voices.words import make_sentence
 from mmaccel.samplers.drafting.sources import parse_source
 
-Item = dict[str, Any]  # what a policy makes of a text: tokens, passes, seconds
+Item = dict[str, Any]  # what a policy makes of a text: tokens, with the end, passes, seconds
 Make = Callable[[str, Any, int], Item]  # text, policy, seed
 
 
@@ -50,6 +50,7 @@ def open_voices() -> Make:
             first = time.perf_counter() - began
         return {
             "tokens": spoken.tokens,
+            "count": len(spoken.tokens) + spoken.is_finished,
             "passes": spoken.passes,
             "seconds": seconds,
             "first_sound": first,
@@ -67,7 +68,8 @@ def open_moving_scenes() -> Make:
         began = time.perf_counter()
         (clip,) = pipe(text, policy=policy, seed=seed).clips
         seconds = time.perf_counter() - began
-        return {"tokens": clip.tokens, "passes": clip.passes, "seconds": seconds}
+        count = clip.tokens.numel()
+        return {"tokens": clip.tokens, "count": count, "passes": clip.passes, "seconds": seconds}
 
     return make
 
@@ -109,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         row = {
             "policy": repr(policy),
             "exactness": policy.exactness,
-            "tokens_a_pass": sum(len(x["tokens"]) for x in own) / sum(x["passes"] for x in own),
+            "tokens_a_pass": sum(x["count"] for x in own) / sum(x["passes"] for x in own),
             "seconds": median(x["seconds"] for x in own),
             "times": median(a["seconds"] / b["seconds"] for a, b in zip(plain, own, strict=True)),
             "same": all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(plain, own)),

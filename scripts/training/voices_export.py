@@ -17,6 +17,7 @@ from mmaccel.demo.voices.files import save_text_side
 from mmaccel.demo.voices.words import EVALUATION_SEED, LONGEST, SPEAKERS, WORDS, make_sentence
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.samplers.drafting.coarse import Coarse
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.jacobi import Jacobi
 from mmaccel.samplers.window.speculative_jacobi import SpeculativeJacobi
@@ -44,12 +45,12 @@ DEPTH_FOLDER = "depth"
 CODEC_FILES = ("codec.json", "codec.safetensors")
 POLICIES: tuple[Policy, ...] = (
     Autoregressive(),
-    Jacobi(window=16, drafts="neighbour"),
     Jacobi(window=8),
     Jacobi(window=16),
     Jacobi(window=32),
     SpeculativeJacobi(window=16),
 )
+COARSE_FOLDER = "coarse"
 _ROWS = 20
 _SEARCHED = 25  # frames that alignment may be off by
 _RUNS = {"flat": ("voices", ""), "stacked": ("voices-depth", DEPTH_FOLDER)}
@@ -100,6 +101,9 @@ def export_voices_card(
     judge, phones = load_judge(work)
     held_out = open_pool(work, "validation")
     codec = load_codec(target)
+    policies = POLICIES
+    if (target / COARSE_FOLDER).is_dir():
+        policies += (Jacobi(window=16, drafts=Coarse(str(target / COARSE_FOLDER))),)
     sentences = choose_sentences(open_pool(work, "train"), count)
     card: dict[str, Any] = {
         "name": "voices",
@@ -121,7 +125,7 @@ def export_voices_card(
         "codec": measure_codec(codec, held_out, count)
         | {"parameters": sum(p.numel() for p in codec.parameters())},
         "judge": measure_judge(judge, codec, held_out, phones, count) | {"utterances": count},
-        "samples": [measure_samples(pipe, judge, phones, policy, sentences) for policy in POLICIES],
+        "samples": [measure_samples(pipe, judge, phones, policy, sentences) for policy in policies],
         "distance": measure_distance(pipe, held_out, count),
         "training": {
             layout: _cost(work / name)
@@ -219,7 +223,7 @@ def measure_samples(
             cut += not made.is_finished
     spoken = sum(len(sound) for sound in sounds) / pipe.speech.sample_rate
     return {
-        "policy": repr(policy),
+        "policy": repr(policy).replace(str(pipe.source.parent), "…"),
         "exactness": policy.exactness,
         "sentences": count,
         "tokens": tokens,
