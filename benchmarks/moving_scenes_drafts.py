@@ -123,7 +123,7 @@ def main() -> None:
     pipe = mmaccel.TextToVideo.from_pretrained(given.model, device="cpu", compile=False)
     policies = list_policies(given.sources, given.windows, given.coarse)
     rows = [row for scale in given.guidance for row in measure(pipe, captions, policies, scale)]
-    write_study(given.json, 2 * given.count, "rows", rows)
+    write_study(given.json, 2 * given.count, "clip_drafts", rows)
 
 
 if __name__ == "__main__":
