@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from mmaccel import TextToSpeech
+from mmaccel.batch.prompts import Item, check_row
+from mmaccel.batch.speech import SpeechSetup
 from mmaccel.cli import main
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.models.voices import VoicesSpeech
@@ -223,3 +225,17 @@ def test_a_reader_that_goes_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Gone())))
     assert speak(model, LONG_TEXT, "--stdout", "--seed", 4) == 0
+
+
+def test_texts_of_several_lengths_are_decoded_together(pipe: TextToSpeech) -> None:
+    """The model has positions for 3.2 s, prompts included; each text's maximum fits its own."""
+    setup = SpeechSetup("voices", Path("out"))
+    texts = ["fox", "a red fox", "red fox", "blue cat", "a fox"]
+    items = [Item(check_row({"prompt": text}), k, 0) for k, text in enumerate(texts)]
+    widths = {len(pipe.speech.encode(text, None)) for text in texts}
+    settings = {setup.plan(item, pipe) for item in items}
+    longest = setup.plan(Item(check_row({"prompt": "seven " * 5}), 0, 0), pipe)
+    assert len(widths) > 3 and len(settings) == 1
+    seconds = dict(settings.pop().options)["max_seconds"]
+    assert 0 < dict(longest.options)["max_seconds"] < seconds <= (160 - max(widths)) / 50
+    assert len(pipe(texts[:2], seed=0, max_seconds=seconds)) == 2
