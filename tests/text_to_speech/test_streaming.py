@@ -157,7 +157,7 @@ class Snac:
 
 def test_snac_reads_no_more_than_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     snac = Snac()
-    monkeypatch.setattr(torch, "randn", lambda *size, **given: torch.zeros(size[0], **given))
+    monkeypatch.setattr(torch, "randn", lambda size, generator, **given: torch.zeros(size, **given))
     reach = snac.context.reach
     assert reach == 5 and snac.context.step == 1
     frames = torch.randint(4, (24, 7), generator=torch.Generator().manual_seed(0))
@@ -182,6 +182,24 @@ def test_families_of_the_hub() -> None:
     assert_follow(chunks, whole, frames=None)
     again, _ = stream(orpheus, "the grass", **options, max_seconds=0.02, policy=Autoregressive())
     assert torch.equal(made.utterance.waveform, again.utterance.waveform)
+
+
+def test_a_codecs_noise_and_the_listeners_draws_do_not_meet() -> None:
+    """The one who listens draws in a thread of its own while the codec decodes, here within it."""
+    orpheus = media_pipe("orpheus")
+    tokens = orpheus("the grass", seed=5, temperature=0.9, max_seconds=0.02)[0].tokens
+    alone = orpheus.speech.render(tokens, 3)
+    torch.manual_seed(1)
+    wanted = torch.rand(2)
+    drawn: list[Tensor] = []
+    hook = orpheus.speech.codec.decoder.register_forward_pre_hook(
+        lambda *_: drawn.append(torch.rand(1))
+    )
+    torch.manual_seed(1)
+    sounds = [orpheus.speech.render(tokens, 3) for _ in "ab"]
+    hook.remove()
+    assert all(torch.equal(sound, alone) for sound in sounds)
+    assert torch.equal(torch.cat(drawn), wanted)
 
 
 def test_parts_of_a_long_text_follow_each_other(pipe: TextToSpeech) -> None:
