@@ -15,7 +15,7 @@ from mmaccel.options import SAMPLING_FIELDS, given
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.outputs import Request
-from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params
+from mmaccel.pipelines.text_to_speech.plan import make_plan, pick_params, share_seconds
 from mmaccel.pipelines.text_to_speech.types import Utterance
 from mmaccel.results import Exactness, Stats
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -150,7 +150,8 @@ class SpeechSetup(Setup):
 
     def plan(self, item: Item, pipe: Any) -> SpeechSettings:
         """Settings of an item. How long it may last depends on its own text, so that it is the
-        same whatever is spoken beside it.
+        same whatever is spoken beside it. Texts of similar lengths have equal settings, so that
+        they are decoded together.
         """
         row = item.row
         own = {k: row.params[k] for k in (*SAMPLING_FIELDS, _PENALTY) if k in row.params}
@@ -178,9 +179,8 @@ class SpeechSetup(Setup):
             in_parts=True,
             **options,
         )
-        speech = pipe.speech
-        frames = (planned.length - 1) // speech.layout.columns
-        options["max_seconds"] = frames * speech.frame_samples / speech.sample_rate
+        asked = self.max_seconds
+        options["max_seconds"] = share_seconds(pipe.speech, planned) if asked is None else asked
         return SpeechSettings(name, policy, params, tuple(sorted(options.items())))
 
     def describe(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from mmaccel.checks import importing
-from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.errors import MissingBackendError, MMAccelError, OptionError
 from mmaccel.outputs.sound_files import to_pcm, wav_head
 
 _BLOCK = 0.1  # seconds that are handed to the loudspeaker at a time, between which Ctrl-C acts
+
+
+class SoundLost(MMAccelError):
+    """Standard output did not take sound."""
 
 
 class SoundSink(Protocol):
@@ -56,12 +60,29 @@ class StandardOutput:
         self._head = wav_head(sample_rate)
 
     def write(self, waveform: Tensor) -> bool:
-        """Write what is there; a reader that has gone had what it wanted."""
+        """Write what is there; a reader that has gone had what it wanted.
+
+        Raises:
+            SoundLost: it cannot be written.
+        """
+        return self._send(to_pcm(waveform))
+
+    def finish(self) -> None:
+        """Write the head, if no sound came."""
+        if self._head:
+            self._send(b"")
+
+    def _send(self, data: bytes) -> bool:
         try:
-            self._stream.write(self._head + to_pcm(waveform))
+            self._stream.write(self._head + data)
             self._stream.flush()
         except BrokenPipeError:
             return False
+        except OSError as error:
+            raise SoundLost(
+                f"--stdout: expected space for the sound, received: {error.strerror}; free some "
+                "space and run it again"
+            ) from error
         self._head = b""
         return True
 
@@ -92,25 +113,27 @@ def open_loudspeaker(sounddevice: Any, sample_rate: int) -> Iterator[SoundSink]:
     """Play until all was heard; an exception ends the sound at once.
 
     Raises:
-        MissingBackendError: there is no loudspeaker, or it does not play this rate.
+        MissingBackendError: there is no loudspeaker, it does not play this rate, or it fails.
     """
+    failure = sounddevice.PortAudioError
     try:
         stream = sounddevice.RawOutputStream(samplerate=sample_rate, channels=1, dtype="int16")
-        stream.start()
-    except sounddevice.PortAudioError as error:
+        try:
+            stream.start()
+            yield Loudspeaker(stream, sample_rate)
+            stream.stop()
+        except BaseException:
+            with suppress(failure):  # of a loudspeaker that has failed
+                stream.abort()
+            raise
+        finally:
+            with suppress(failure):
+                stream.close()
+    except failure as error:
         raise MissingBackendError(
             f"--play: expected a loudspeaker that plays {sample_rate} Hz, received: {error}; "
             "leave it out, or take --stdout"
         ) from error
-    try:
-        yield Loudspeaker(stream, sample_rate)
-    except BaseException:
-        stream.abort()
-        raise
-    else:
-        stream.stop()
-    finally:
-        stream.close()
 
 
 def check_pipe() -> None:
@@ -130,4 +153,6 @@ def open_standard_output(sample_rate: int) -> Iterator[SoundSink]:
     """Write sound to standard output, and meanwhile all messages to standard error."""
     stream = sys.stdout.buffer
     with redirect_stdout(sys.stderr):
-        yield StandardOutput(stream, sample_rate)
+        output = StandardOutput(stream, sample_rate)
+        yield output
+        output.finish()

@@ -94,6 +94,18 @@ def create_app(service: Service) -> Any:
     return Recorded(app, service)
 
 
+class AnswerCut(Exception):
+    """Ends an answer that has begun, before its end.
+
+    Args:
+        status: what the answer would have been.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
 class Recorded:
     """Counts and logs every answer and every fault; answers what a server that ends leaves.
 
@@ -130,6 +142,8 @@ class Recorded:
                 error = shutting_down(_ENDS)
                 answer = JSONResponse(error.body(), error.status, error.headers)
                 await answer(scope, receive, send_recorded)
+        except AnswerCut as error:
+            status = error.status
         except Exception as error:
             _report(error, request_id, self._service.settings.log_prompts)
         finally:
@@ -183,7 +197,7 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
 
         if body.stream:
             events = _stream(service, jobs, deadline, to_base64, kind)
-            return StreamingResponse(events, media_type="text/event-stream")
+            return JobsResponse(jobs, events, media_type="text/event-stream")
         made = await _gather(service, request, jobs, deadline)
         data = [
             {"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made
@@ -316,6 +330,27 @@ def _cancel(jobs: list[Job], made: dict[Job, Any]) -> None:
             job.is_cancelled = True
 
 
+class JobsResponse(StreamingResponse):
+    """An answer in pieces, at whose end its jobs are cancelled, even if no piece was asked for.
+
+    Args:
+        jobs: whose payload is sent.
+        content: the pieces.
+        options: of `StreamingResponse`.
+    """
+
+    def __init__(self, jobs: list[Job], content: AsyncIterator[Any], **options: Any) -> None:
+        super().__init__(content, **options)
+        self._jobs = jobs
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """See ASGI."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _cancel(self._jobs, {})
+
+
 async def _stream(
     service: Service,
     jobs: list[Job],
@@ -324,10 +359,10 @@ async def _stream(
     kind: str,
 ) -> AsyncIterator[str]:
     """Events of one image: unfinished ones, then the finished one."""
-    made: dict[Job, Any] = {}
+    is_made = False
     index = 0
     try:
-        while not made:
+        while not is_made:
             event = await _next(service, jobs[0].ticket, deadline)
             value = _value(event)
             data: dict[str, Any] = {
@@ -343,13 +378,11 @@ async def _stream(
                 data["partial_image_index"] = index
                 index += 1
             else:
-                made[event.job] = value
+                is_made = True
                 data |= {"seed": value.request.seed % SEEDS, "usage": _usage(jobs, [value])}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())
-    finally:
-        _cancel(jobs, made)
 
 
 def _event(name: str, data: dict[str, Any]) -> str:
@@ -392,11 +425,11 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
         events = _chunks(service, job, first, deadline)
         head = wav_head(backend.sample_rate) if kind == "wav" else b""
         if body.stream_format == "audio":
-            return StreamingResponse(
-                _to_sound(events, head), media_type=f"audio/{kind}", headers=headers
+            return JobsResponse(
+                [job], _to_sound(events, head), media_type=f"audio/{kind}", headers=headers
             )
-        return StreamingResponse(
-            _to_sound_events(events, head), media_type="text/event-stream", headers=headers
+        return JobsResponse(
+            [job], _to_sound_events(events, head), media_type="text/event-stream", headers=headers
         )
 
     return speech
@@ -428,39 +461,48 @@ async def _chunks(
     Raises:
         ApiError: time is over, the job failed, or the server ends.
     """
-    try:
+    yield event
+    while event.kind == "partial":
+        event = await _next(service, job.ticket, deadline)
+        _value(event)
         yield event
-        while event.kind == "partial":
-            event = await _next(service, job.ticket, deadline)
-            _value(event)
-            yield event
-    finally:
-        job.is_cancelled = True
 
 
 async def _to_sound(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[bytes]:
-    """`head` and the samples of chunks. What fails ends the answer before its end, which clients
-    see."""
+    """`head` and the samples of chunks.
+
+    Raises:
+        AnswerCut: a later chunk failed; clients see that the answer has no end.
+    """
     yield head
-    async for event in events:
-        if event.kind == "partial":
-            yield await run_in_threadpool(to_pcm, event.value.waveform)
+    try:
+        async for event in events:
+            if event.kind == "partial":
+                yield await run_in_threadpool(to_pcm, event.value.waveform)
+    except ApiError as error:
+        raise AnswerCut(error.status) from error
 
 
 async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[str]:
     """The same in OpenAI's events."""
-    fields: dict[str, Any]
     try:
         async for event in events:
             if event.kind == "partial":
                 data = head + await run_in_threadpool(to_pcm, event.value.waveform)
                 head = b""
-                name, fields = "speech.audio.delta", {"audio": base64.b64encode(data).decode()}
+                yield _sound_event(data)
             else:
-                name, fields = "speech.audio.done", {"usage": _sound_usage(event)}
-            yield _event(name, {"type": name, **fields})
+                if head:  # no sound came
+                    yield _sound_event(head)
+                name = "speech.audio.done"
+                yield _event(name, {"type": name, "usage": _sound_usage(event)})
     except ApiError as error:
         yield _event("error", error.body())
+
+
+def _sound_event(data: bytes) -> str:
+    name = "speech.audio.delta"
+    return _event(name, {"type": name, "audio": base64.b64encode(data).decode()})
 
 
 def _sound_usage(event: Event) -> dict[str, int]:

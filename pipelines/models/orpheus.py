@@ -21,7 +21,7 @@ from threading import Lock
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmaccel.checks import importing, show
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
@@ -37,7 +37,6 @@ from mmaccel.tokenizers_vq.frames import Frames
 
 _LEVELS = ((0,), (1, 4), (2, 3, 5, 6))  # slots of a frame, by level of the codec
 _SLOTS = sum(map(len, _LEVELS))
-_GENERATOR_LOCK = Lock()  # torch's generators belong to the process, not to a thread
 _SNAC_RANGES = {  # of config.json
     "sampling_rate": Range(1000, 384000),
     "(encoder|decoder|latent)_dim": Range(1, 2**14),
@@ -84,6 +83,7 @@ class OrpheusSpeech:
         self.sample_rate: int = codec.sampling_rate
         self.frame_samples = int(codec.hop_length) * codec.vq_strides[0]
         self.sound_context = SoundContext(_find_reach(codec, self.frame_samples))
+        self._noise = _find_noise(codec.decoder)
 
     def split(self, text: str) -> list[str]:
         return [text]
@@ -110,7 +110,7 @@ class OrpheusSpeech:
         frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
         device = ready(self.codec)
         codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
-        with _seeded(device, seed):
+        with self._noise.seeded(device, seed):
             sound = self.codec.decode(codes).flatten()
         return sound.float().clamp(-1, 1).cpu()
 
@@ -128,17 +128,61 @@ def _find_reach(codec: Any, frame_samples: int) -> int | None:
     return -(-(samples + 3) // frame_samples)
 
 
-@contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch's generator of one device, and restore its state afterwards."""
-    is_cuda = device.type == "cuda"
-    with _GENERATOR_LOCK, torch.random.fork_rng([device] if is_cuda else []):
-        if is_cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
-        yield
+class _CodecNoise:
+    """The random numbers that a decoder adds, of a generator that nothing else draws from."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # one utterance at a time
+        self._generator: torch.Generator | None = None  # outside `seeded`: torch's
+
+    @contextmanager
+    def seeded(self, device: torch.device, seed: int) -> Iterator[None]:
+        """Draw by a seed meanwhile; torch's generators are left alone."""
+        with self._lock:
+            self._generator = torch.Generator(device).manual_seed(seed)
+            try:
+                yield
+            finally:
+                self._generator = None
+
+    def draw_like(self, x: Tensor) -> Tensor:
+        """Noise `[B, 1, T]` for activations `[B, C, T]`."""
+        return torch.randn(
+            (len(x), 1, x.shape[-1]), generator=self._generator, device=x.device, dtype=x.dtype
+        )
+
+
+class _NoiseBlock(nn.Module):
+    """SNAC's `NoiseBlock` with another source of noise.
+
+    Args:
+        linear: of SNAC's block.
+        noise: the source.
+    """
+
+    def __init__(self, linear: nn.Module, noise: _CodecNoise) -> None:
+        super().__init__()
+        self.linear = linear
+        self.noise = noise
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.noise.draw_like(x) * self.linear(x)
+        return x + scaled
+
+
+def _find_noise(decoder: nn.Module) -> _CodecNoise:
+    """The source of noise of SNAC's decoder, whose noise blocks are replaced once."""
+    from snac.layers import NoiseBlock
+
+    for block in decoder.modules():
+        if isinstance(block, _NoiseBlock):
+            return block.noise
+    noise = _CodecNoise()
+    for parent in list(decoder.modules()):
+        for name, block in list(parent.named_children()):
+            if isinstance(block, NoiseBlock):
+                parent.register_module(name, _NoiseBlock(block.linear, noise))
+    return noise
 
 
 def load_orpheus(

@@ -7,7 +7,8 @@ decoded with continuous batching: the next text starts when one has finished.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -17,9 +18,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable
+from mmaccel.checks import check_callable, show
 from mmaccel.contracts import Arrivals, FinishedRow
-from mmaccel.errors import NumericsError
+from mmaccel.errors import NumericsError, OptionError
 from mmaccel.options import LoadKeywords, sampling_of, takes
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions, TokenOptions
 from mmaccel.pipelines.media import RowPlan, collect_payloads
@@ -203,14 +204,10 @@ class TextToSpeech(Pipeline):
                 return None
             return join_parts([own[k] for k in sorted(own)])
 
-        with alone(self.model), self._at_work():
-            try:
-                stats = self.decode_rows(
-                    decoding, plan, finish=finish, deliver=collect, on_step=call.on_step
-                )
-            except NumericsError as error:
-                texts = dict.fromkeys(plan.owners[row] for row in error.rows)
-                raise NumericsError(str(error), tuple(texts)) from error
+        with alone(self.model), self._at_work(), naming_texts(plan):
+            stats = self.decode_rows(
+                decoding, plan, finish=finish, deliver=collect, on_step=call.on_step
+            )
         stats.seed = seed
         speech = Speech([made[k] for k in range(len(plan.texts))], stats)
         if not call.return_dict:
@@ -231,7 +228,8 @@ class TextToSpeech(Pipeline):
             chunk_seconds: of each chunk but the last one, at least. A chunk is decoded to sound
                 when the frames behind it that the codec reads are there too; shorter ones come
                 earlier and cost more, because their surroundings are decoded with each.
-            on_step: called after every pass, in the thread that decodes.
+            on_step: called after every pass, in the thread that decodes. Of a row that it ends,
+                chunks that were sent before stay in the waveform.
 
         Returns:
             An iterator of `SpeechChunk`, which decodes in a thread of its own. Its `utterance` and
@@ -244,6 +242,11 @@ class TextToSpeech(Pipeline):
             NumericsError, BusyError: as in `__call__`, from the iterator.
         """
         seed = choose_seed(call.seed)
+        if not isinstance(seed, int):
+            raise OptionError(
+                f"seed: expected one integer, as a stream has one text, received {show(call.seed)};"
+                " write 0"
+            )
         plan = make_plan(
             self.speech,
             [call.text],
@@ -258,6 +261,13 @@ class TextToSpeech(Pipeline):
         frames = count_chunk_frames(self.speech, call.chunk_seconds)
         decoding = self.choose(call)
         check_callable("on_step", call.on_step)
+        methods = decoding.methods
+        n_parts = plan.prompt.batch
+        if methods and n_parts > 1:  # their caches would be of other lengths
+            raise OptionError(
+                f"{methods.slots}: expected a text that the model says at once, received one of "
+                f"{n_parts} parts; stream each part, or leave {methods.slots} out"
+            )
 
         def decode(
             put: Callable[[SpeechChunk], None], check: Callable[[], None]
@@ -276,7 +286,7 @@ class TextToSpeech(Pipeline):
                 own = sound.end(row)
                 return finish_utterance(self.speech, plan, row, index=row.row, sound=own)
 
-            with alone(self.model), self._at_work():
+            with alone(self.model), self._at_work(), naming_texts(plan):
                 stats = self.decode_rows(
                     decoding,
                     plan,
@@ -284,8 +294,7 @@ class TextToSpeech(Pipeline):
                     deliver=parts.append,
                     on_step=sound,
                 )
-            stats.seconds -= sound.seconds
-            stats.pixel_seconds += sound.seconds
+            sound.move_seconds(stats)
             stats.seed = seed
             return join_parts(parts), stats
 
@@ -376,13 +385,25 @@ class TextToSpeech(Pipeline):
                 arrivals=None if arrivals is None else receive,
                 prefix_tree=call.prefix_tree,
             )
-            return self.decode_rows(
+            stats = self.decode_rows(
                 decoding,
                 whole,
                 finish=finish,
                 deliver=lambda made: call.deliver(*made),
                 on_step=call.on_step if call.deliver_chunk is None else sound,
             )
+        sound.move_seconds(stats)
+        return stats
+
+
+@contextmanager
+def naming_texts(plan: SpeechPlan) -> Iterator[None]:
+    """The rows of a `NumericsError` within are indices of texts, not of their parts."""
+    try:
+        yield
+    except NumericsError as error:
+        texts = dict.fromkeys(plan.owners[row] for row in error.rows)
+        raise NumericsError(str(error), tuple(texts)) from error
 
 
 def finish_utterance(

@@ -25,6 +25,7 @@ from mmaccel.tokenizers_vq.frames import Frames
 
 _WHOLE_PREFIX = 2**31 - 1  # tokens in the window of the repetition penalty
 CHUNK_SECONDS = 0.5
+_PROMPT_STEPS = 8  # lengths that a prompt may count as, see `share_seconds`
 _DEFAULT_SECONDS = 30.0
 _MAX_SECONDS = 3600.0
 _ROUNDING = 1e-6  # frames: 0.28 s at 50 frames a second is a little above 14 in floats
@@ -182,6 +183,27 @@ def count_slots(speech: SpeechModel, prompt: int, max_seconds: float | None) -> 
             f"and {frames * columns} of {asked:g} s; shorten the text{remedy}"
         )
     return frames * columns + 1
+
+
+def share_seconds(speech: SpeechModel, plan: SpeechPlan) -> float:
+    """`max_seconds` of a text that is decoded beside others without depending on them.
+
+    Its prompt counts as long as the next eighth of the model's positions, so that texts of similar
+    lengths have the same maximum and may be decoded together. It depends on its own text alone.
+
+    Args:
+        speech: the model.
+        plan: of the text, without `max_seconds`.
+    """
+    frames = (plan.length - 1) // speech.layout.columns
+    limit = speech.window.max_positions
+    if limit is not None:
+        eighth = max(1, limit // _PROMPT_STEPS)
+        prompt = -(-plan.prompt.tokens.shape[1] // eighth) * eighth
+        shared = (limit - prompt) // speech.layout.columns
+        if shared > 0:
+            frames = min(frames, shared)
+    return frames * speech.frame_samples / speech.sample_rate
 
 
 def count_chunk_frames(speech: SpeechModel, chunk_seconds: float) -> int:

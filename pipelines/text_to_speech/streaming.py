@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any, Self
 
 import torch
@@ -22,6 +22,7 @@ from mmaccel.errors import NumericsError
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, take_codes
 from mmaccel.pipelines.text_to_speech.types import SpeechChunk, SpeechModel, Utterance
 from mmaccel.results import Progress, Stats
+from mmaccel.samplers.checks import check_limit
 
 
 class ChunkSender:
@@ -131,6 +132,8 @@ class RowSound:
 class RunningSound:
     """The `on_step` of a run some of whose rows are sent in chunks.
 
+    A row that `on_step` ends sends no frames behind its end, except those that were sent before.
+
     Args:
         on_step: the caller's.
 
@@ -151,14 +154,23 @@ class RunningSound:
     def __call__(self, progress: Progress) -> Tensor | None:
         limits = None if self._on_step is None else self._on_step(progress)
         self._passes = progress.passes
+        lengths = progress.lengths
+        if limits is not None:
+            limits = check_limit(limits, lengths)
+            lengths = torch.minimum(lengths, limits)
         began = time.perf_counter()
         for batch_slot, number in enumerate(progress.rows):
             sound = self._rows.get(number)
             if sound is not None:
-                n = int(progress.lengths[batch_slot])
+                n = int(lengths[batch_slot])
                 sound.take(progress.tokens[batch_slot, :n], progress.passes)
         self.seconds += time.perf_counter() - began
         return limits
+
+    def move_seconds(self, stats: Stats) -> None:
+        """Count the time of sound as such, and not as decoding."""
+        stats.seconds -= self.seconds
+        stats.pixel_seconds += self.seconds
 
     def end(self, row: FinishedRow) -> Tensor | None:
         """Send what is left of a row; returns all of its sound, or None where it is not sent in
@@ -285,7 +297,12 @@ class SpeechStream:
         self.stats: StreamStats | None = None
 
     def __iter__(self) -> Iterator[SpeechChunk]:
-        return self
+        """The chunks that are left; leaving the loop over them closes the stream."""
+        try:
+            while (chunk := next(self, None)) is not None:
+                yield chunk
+        finally:
+            self.close()
 
     def __next__(self) -> SpeechChunk:
         if self._has_ended:
@@ -293,7 +310,7 @@ class SpeechStream:
         try:
             if self._thread is None:
                 self._began = time.perf_counter()
-                # the thread holds no reference to the stream, so that leaving a loop closes it
+                # the thread holds no reference to the stream, so that it ends with the last one
                 self._thread = Thread(
                     target=self._channel.run,
                     args=(self._decode,),
@@ -324,11 +341,12 @@ class SpeechStream:
         )
 
     def close(self) -> None:
-        """End decoding after the pass that runs, and wait for it."""
+        """End decoding after the pass that runs, and wait for it, except in `on_step`."""
         self._has_ended = True
         self._channel.is_closed.set()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not current_thread():
+            thread.join()
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 
 from mmaccel import TextToSpeech
+from mmaccel.batch.prompts import Item, check_row
+from mmaccel.batch.speech import SpeechSetup
 from mmaccel.cli import main
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.models.voices import VoicesSpeech
-from tests.fixtures.voices import build_voices
+from tests.fixtures.voices import build_voices, silent
 
 LONG_TEXT = "A red fox. Blue cat, a red fox a blue cat; seven"
 ROWS = [
@@ -147,13 +150,33 @@ def test_stdout_has_a_wav_and_nothing_else(
     assert b"2 utterances" in captured.err and b"real-time factor" in captured.err
 
 
+def test_stdout_has_a_wav_also_without_sound(
+    model: Path, pipe: TextToSpeech, capfdbinary: Any
+) -> None:
+    capfdbinary.readouterr()
+    with silent(pipe):
+        assert speak(model, "a red fox", "--stdout", "--seed", 4) == 0
+    captured = capfdbinary.readouterr()
+    with wave.open(io.BytesIO(captured.out)) as sound:
+        assert sound.getframerate() == 16_000 and sound.readframes(10**9) == b""
+    assert b"real-time factor 0.00" in captured.err
+
+
+def report_of(capsys: Any) -> str:
+    """The one line that is no progress."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if "%" not in line]
+    (line,) = filter(str.strip, lines)
+    return str(line)
+
+
 class Device:
     """The part of `sounddevice` that is used, whose stream keeps what it plays.
 
     Attributes:
         played: samples so far.
         state: what happened to the stream.
-        most: raises KeyboardInterrupt when so many bytes were played.
+        most: raises `failure` when so many bytes were played.
+        broken: calls of the stream that raise `PortAudioError`.
     """
 
     class PortAudioError(Exception):
@@ -163,17 +186,24 @@ class Device:
         self.played = b""
         self.state: list[str] = []
         self.most = most
+        self.failure: type[BaseException] = KeyboardInterrupt
+        self.broken: tuple[str, ...] = ()
 
     def RawOutputStream(self, **options: Any) -> Any:  # noqa: N802
         assert options == {"samplerate": 16_000, "channels": 1, "dtype": "int16"}
         names = ("start", "stop", "abort", "close")
-        ends = {name: lambda name=name: self.state.append(name) for name in names}
+        ends = {name: lambda name=name: self.change(name) for name in names}
         return SimpleNamespace(write=self.write, **ends)
+
+    def change(self, name: str) -> None:
+        self.state.append(name)
+        if name in self.broken:
+            raise self.PortAudioError("unplugged")
 
     def write(self, data: bytes) -> None:
         self.played += data
         if len(self.played) > self.most:
-            raise KeyboardInterrupt
+            raise self.failure("unplugged")
 
 
 @pytest.fixture
@@ -202,6 +232,27 @@ def test_ctrl_c_ends_the_sound_at_once(
     assert len(pipe("red", max_seconds=0.1)) == 1  # the model is free
 
 
+@pytest.mark.parametrize(
+    ("most", "broken", "state"),
+    [
+        (4000, ("abort", "close"), ["start", "abort", "close"]),
+        (10**9, ("stop",), ["start", "stop", "abort", "close"]),
+        (10**9, ("start",), ["start", "abort", "close"]),
+    ],
+    ids=["write", "stop", "start"],
+)
+def test_a_loudspeaker_that_fails_is_closed_in_one_line(
+    model: Path, device: Device, capsys: Any, most: int, broken: tuple[str, ...], state: list[str]
+) -> None:
+    device.most = most
+    device.broken = broken
+    device.failure = device.PortAudioError
+    assert speak(model, "red", "--play", "--seed", 4) == 1
+    line = report_of(capsys)
+    assert "a loudspeaker that plays 16000 Hz, received: unplugged" in line
+    assert device.state == state
+
+
 def test_a_machine_that_cannot_play_says_so_before_work(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -211,15 +262,46 @@ def test_a_machine_that_cannot_play_says_so_before_work(
     assert "pip install mmaccel[play]" in line
 
 
+class Broken(io.RawIOBase):
+    """A file that takes nothing.
+
+    Args:
+        error: which it raises.
+    """
+
+    def __init__(self, error: OSError) -> None:
+        self._error = error
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        raise self._error
+
+
 def test_a_reader_that_goes_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gone(io.RawIOBase):
-        """A pipe whose reader has gone."""
-
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: Any) -> int:
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Gone())))
+    gone = Broken(BrokenPipeError())
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(gone)))
     assert speak(model, LONG_TEXT, "--stdout", "--seed", 4) == 0
+
+
+def test_a_full_disk_is_one_line(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    full = Broken(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(full)))
+    assert speak(model, "red", "--stdout", "--seed", 4) == 1
+    line = report_of(capsys)
+    assert "expected space for the sound, received: No space left on device; free" in line
+
+
+def test_texts_of_several_lengths_are_decoded_together(pipe: TextToSpeech) -> None:
+    """The model has positions for 3.2 s, prompts included; each text's maximum fits its own."""
+    setup = SpeechSetup("voices", Path("out"))
+    texts = ["fox", "a red fox", "red fox", "blue cat", "a fox"]
+    items = [Item(check_row({"prompt": text}), k, 0) for k, text in enumerate(texts)]
+    widths = {len(pipe.speech.encode(text, None)) for text in texts}
+    settings = {setup.plan(item, pipe) for item in items}
+    longest = setup.plan(Item(check_row({"prompt": "seven " * 5}), 0, 0), pipe)
+    assert len(widths) > 3 and len(settings) == 1
+    seconds = dict(settings.pop().options)["max_seconds"]
+    assert 0 < dict(longest.options)["max_seconds"] < seconds <= (160 - max(widths)) / 50
+    assert len(pipe(texts[:2], seed=0, max_seconds=seconds)) == 2

@@ -141,6 +141,16 @@ CASES = (
         lambda: _pipe().stream("red", chunk_seconds=0),
         ("chunk_seconds: expected a number in 0..3600", "received 0", "0.5 suits"),
     ),
+    Refused(
+        "a stream of several seeds",
+        lambda: _pipe().stream("red", seed=[1]),
+        ("seed: expected one integer", "received [1]", "write 0"),
+    ),
+    Refused(
+        "a method of caches over several parts",
+        lambda: _pipe().stream("red. " * 6, kv_cache="snapkv"),
+        ("kv_cache: expected a text that the model says at once", "one of 6 parts", "stream each"),
+    ),
     Refused("a stream of no text", lambda: _pipe().stream(" "), ("expected text to say",)),
     Refused("a row of ten thousand words", _row(prompt="red " * 10_000), ("20000 characters",)),
     Refused(

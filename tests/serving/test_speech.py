@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import ClientDisconnect
 
 from mmaccel import Autoregressive, TextToSpeech
 from mmaccel.outputs.sound_files import to_pcm, to_wav
-from mmaccel.serving.jobs import Ticket
+from mmaccel.serving.app import JobsResponse
+from mmaccel.serving.jobs import Job, Ticket
 from mmaccel.serving.speech import SpeechBackend
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
-from tests.fixtures.voices import build_voices, endless
+from tests.fixtures.voices import build_voices, endless, silent
 from tests.serving.conftest import run_server
 from tests.serving.running import Running, assert_error, later, wait_until
 
@@ -141,6 +144,40 @@ def test_chunks_of_sound(voices: tuple[Running, TextToSpeech]) -> None:
     assert running.metric("mmaccel_first_audio_seconds_count") == 4
 
 
+def test_an_utterance_without_sound_is_a_wav_too(voices: tuple[Running, TextToSpeech]) -> None:
+    running, _ = voices
+    backend = running.service.speech
+    assert isinstance(backend, SpeechBackend)
+    with silent(backend.pipe):
+        heard = running.http.post(SPEECH, json=STREAM).content
+        text = running.http.post(SPEECH, json=STREAM | {"stream_format": "sse"}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line[:6] == "data: "]
+    assert [event["type"] for event in events] == ["speech.audio.delta", "speech.audio.done"]
+    assert base64.b64decode(events[0]["audio"]) == heard
+    with wave.open(io.BytesIO(heard)) as sound:
+        assert sound.readframes(10**9) == b""
+
+
+def test_a_client_that_goes_before_the_first_piece_frees_its_row() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"sound"
+
+    async def gone(message: Any) -> None:
+        raise OSError
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def answer() -> Job:
+        job = Job(None, "speech", 1, Ticket("client"))
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        with pytest.raises(ClientDisconnect):
+            await JobsResponse([job], pieces())(scope, receive, gone)
+        return job
+
+    assert asyncio.run(answer()).is_cancelled
+
+
 def test_sound_comes_before_the_end_and_a_client_may_go(
     voices: tuple[Running, TextToSpeech],
 ) -> None:
@@ -185,13 +222,16 @@ def test_what_fails_later_ends_the_answer(voices: tuple[Running, TextToSpeech]) 
     parts = list(pipe.stream("a red fox", seed=4, policy=plain, max_seconds=1.2, chunk_seconds=0.2))
     n = parts[1].passes
     assert n < parts[-1].passes - 4
+    name = f'mmaccel_requests_total{{route="{SPEECH}",status="500"}}'
     for form in ("sse", "audio"):
+        wanted = running.metric(name) + 1
         with running.gate() as gate:
             gate.check = _fail_after(n + 2)
             fields = STREAM | {"stream_format": form}
             if form == "audio":
                 with pytest.raises(httpx.RemoteProtocolError):
                     running.http.post(SPEECH, json=fields)
+                wait_until(lambda wanted=wanted: running.metric(name) == wanted)
             else:
                 text = running.http.post(SPEECH, json=fields).text
                 assert "event: speech.audio.delta" in text and "event: error" in text

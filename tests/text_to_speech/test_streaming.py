@@ -7,6 +7,7 @@ than those of speech, for which the codec declares -50 dB.
 from __future__ import annotations
 
 import _thread
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,10 +32,7 @@ REACH = 18  # frames that the tiny codec reads to each side
 HOP = 320  # samples of a frame
 LONG: dict[str, Any] = dict(max_seconds=1.2)  # 60 frames, where the model does not end before
 POLICIES = (Autoregressive(), Jacobi(window=6))
-PERIOD = (
-    "A red fox. Blue cat, a red fox a blue cat; seven",
-    4,
-)  # a text, and how many parts it has
+PARTS = "A red fox. Blue cat, a red fox a blue cat; seven"  # four
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +155,7 @@ class Snac:
 
 def test_snac_reads_no_more_than_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     snac = Snac()
-    monkeypatch.setattr(torch, "randn", lambda *size, **given: torch.zeros(size[0], **given))
+    monkeypatch.setattr(torch, "randn", lambda size, generator, **given: torch.zeros(size, **given))
     reach = snac.context.reach
     assert reach == 5 and snac.context.step == 1
     frames = torch.randint(4, (24, 7), generator=torch.Generator().manual_seed(0))
@@ -184,8 +182,26 @@ def test_families_of_the_hub() -> None:
     assert torch.equal(made.utterance.waveform, again.utterance.waveform)
 
 
+def test_a_codecs_noise_and_the_listeners_draws_do_not_meet() -> None:
+    """The one who listens draws in a thread of its own while the codec decodes, here within it."""
+    orpheus = media_pipe("orpheus")
+    tokens = orpheus("the grass", seed=5, temperature=0.9, max_seconds=0.02)[0].tokens
+    alone = orpheus.speech.render(tokens, 3)
+    torch.manual_seed(1)
+    wanted = torch.rand(2)
+    drawn: list[Tensor] = []
+    hook = orpheus.speech.codec.decoder.register_forward_pre_hook(
+        lambda *_: drawn.append(torch.rand(1))
+    )
+    torch.manual_seed(1)
+    sounds = [orpheus.speech.render(tokens, 3) for _ in "ab"]
+    hook.remove()
+    assert all(torch.equal(sound, alone) for sound in sounds)
+    assert torch.equal(torch.cat(drawn), wanted)
+
+
 def test_parts_of_a_long_text_follow_each_other(pipe: TextToSpeech) -> None:
-    text = "A red fox. Blue cat, a red fox a blue cat; seven"
+    text = PARTS
     whole = pipe(text, seed=[3], max_seconds=0.3)[0]
     made, chunks = stream(pipe, text, seed=3, max_seconds=0.3)
     assert len(pipe.speech.split(text)) == 4 <= len(chunks)
@@ -277,8 +293,10 @@ def test_leaving_the_loop_ends_decoding(endless: TextToSpeech) -> None:
     assert n < 60 and list(made) == [] and made.stats is None and made.utterance is None
     assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1  # the model is free
     assert passes[-1] == n
-    for _ in endless.stream("a red fox", **options):
+    held = endless.stream("a red fox", **options)
+    for _ in held:
         break
+    assert held.stats is None
     assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1
     with endless.stream("a red fox", **options) as made:
         next(made)
@@ -288,6 +306,31 @@ def test_leaving_the_loop_ends_decoding(endless: TextToSpeech) -> None:
     n = len(passes)
     unread.close()
     assert list(unread) == [] and len(passes) == n
+
+
+def test_on_step_may_close_its_stream(endless: TextToSpeech) -> None:
+    passes: list[int] = []
+
+    def leave(progress: Any) -> None:
+        passes.append(progress.passes)
+        if progress.passes == 5:
+            made.close()
+
+    made = endless.stream("a red fox", seed=5, policy=Autoregressive(), **LONG, on_step=leave)
+    assert list(made) == [] and passes == [1, 2, 3, 4, 5] and made.stats is None
+    assert len(endless("a red fox", seed=5, max_seconds=0.1)) == 1
+
+
+@pytest.mark.parametrize(("last", "n_frames"), [(33, 33), (12, 12), (4, 10)])
+def test_on_step_ends_the_sound_too(endless: TextToSpeech, last: int, n_frames: int) -> None:
+    """At 38 tokens the second chunk was due. The first one, of 10 frames, was sent before."""
+
+    def cut(progress: Any) -> Tensor | None:
+        return torch.full_like(progress.lengths, last) if progress.lengths[0] == 38 else None
+
+    made, chunks = stream(endless, seed=5, policy=Autoregressive(), **LONG, on_step=cut)
+    assert len(made.utterance.tokens) == last
+    assert len(join(chunks)) == len(made.utterance.waveform) == n_frames * HOP
 
 
 def test_ctrl_c_ends_decoding(endless: TextToSpeech) -> None:
@@ -322,6 +365,49 @@ def test_errors_of_the_run_reach_the_loop(
     with pytest.raises(NumericsError, match="waveform"):
         next(made)
     assert list(made) == [] and made.stats is None
+
+
+def test_the_text_of_bad_sound_is_named_not_its_part(
+    pipe: TextToSpeech, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = pipe.speech.render
+    n_calls = 0
+
+    def spoil(tokens: Tensor, seed: int) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        return render(tokens, seed) * (float("nan") if n_calls == 3 else 1)
+
+    with endless(pipe):
+        monkeypatch.setattr(pipe.speech, "render", spoil)
+        made = pipe.stream(PARTS, seed=5, max_seconds=0.1)
+        with pytest.raises(NumericsError) as caught:
+            list(made)
+    assert caught.value.rows == (0,)
+
+
+def test_serving_counts_the_time_of_chunks_as_sound(
+    endless: TextToSpeech, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that the codec alone advances."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    render = endless.speech.render
+
+    def wait(tokens: Tensor, seed: int) -> Tensor:
+        now[0] += 1.0
+        return render(tokens, seed)
+
+    monkeypatch.setattr(endless.speech, "render", wait)
+    stats = endless.serve(
+        [SpeechRequest("a red fox", 5, in_chunks=True)],
+        max_seconds=1.2,
+        rows=1,
+        chunk_seconds=0.2,
+        deliver=lambda *_: None,
+        deliver_chunk=lambda *_: None,
+    )
+    assert (stats.seconds, stats.pixel_seconds) == (0.0, 6.0)
 
 
 def test_requests_in_chunks_among_others(endless: TextToSpeech) -> None:

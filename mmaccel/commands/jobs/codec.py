@@ -233,10 +233,11 @@ class ListenJob(SpeechJob):
     def report(self, stats: Stats) -> None:
         if self.streams:
             seconds = stats.seconds + stats.pixel_seconds
+            factor = seconds / self.seconds if self.seconds else 0.0
             first = self.streams[0].first_audio_seconds
             say(
                 f"{self.summary} the first after {first:.2f} s, real-time factor "
-                f"{seconds / max(self.seconds, 1e-9):.2f}: {stats.summary}"
+                f"{factor:.2f}: {stats.summary}"
             )
 
     @property
