@@ -212,7 +212,16 @@ class Dia(CodeDecoder):
         names = [type(processor).__name__ for processor in call.processors]
         if not names or names[-1] != _END or names.count(_FILTER) != 1:
             yield "logits processors in another order than Dia's"
+        elif read_warpers(_find_behind(call), True, call.ids[:, :0])[0] is not None:
+            yield "processors behind Dia's filter other than top-k, top-p and min-p"
         yield from find_unflat(_drop_own(call))
+        guidance = call.processors[0] if names else None
+        n_never = self.vocab_size(call.model) - config.eos_token_id
+        if names[:1] == [_GUIDANCE] and 0 < (guidance.guidance_top_k or 0) <= n_never:
+            yield f"guidance of {n_never} codes or fewer, which may all be ids that are never drawn"
+        text = call.others.get("attention_mask")
+        if text is not None and not bool(text.bool().any(1).all()):
+            yield "a row without text"
         ends = [end for stop in call.stops for end in stop.flatten().tolist()]
         if ends != [config.eos_token_id]:
             yield f"end tokens other than {config.eos_token_id}, Dia's own"
@@ -294,6 +303,12 @@ class Dia(CodeDecoder):
             samples=samples,
             hand_over=hand_over,
         )
+
+
+def _find_behind(call: GenerateCall) -> list[tuple[Any, str]]:
+    """The processors behind Dia's filter, each with its kind, without the one of its ends."""
+    names = [type(processor).__name__ for processor in call.processors]
+    return call.kinds[names.index(_FILTER) + 1 : -1]
 
 
 def _drop_own(call: GenerateCall) -> list[tuple[Any, str]]:

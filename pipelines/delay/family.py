@@ -80,7 +80,10 @@ class CodeDecoder(CausalLM):
             {},
         )
         received = ""
-        if model.device.type == "meta":
+        rope = vars(config).get("rope_parameters") or {}
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            received = f"one whose rotations change with the length ({rope['rope_type']})"
+        elif model.device.type == "meta":
             received = "one on the meta device; load it"
         elif config._attn_implementation not in _ATTENTIONS:
             received = (
@@ -88,7 +91,7 @@ class CodeDecoder(CausalLM):
             )
         if received:
             raise UnsupportedModelError(
-                f"model: expected a {type(model).__name__} whose attention takes masks, received "
+                f"model: expected a {type(model).__name__} that windows can serve, received "
                 f"{received}"
             )
         if find_training_effect(model) is None:

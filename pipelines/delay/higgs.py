@@ -183,11 +183,20 @@ class Higgs(CodeDecoder):
             yield "a cache given by the caller"
         if call.n_cached:
             yield "a cache that holds entries"
+        if call.is_uncached:
+            yield "use_cache=False, under which the model has no sound to go on from"
         if not is_left_padded(call.mask) or call.mask.shape != call.ids.shape:
             yield "an attention mask that does more than hide padding on the left"
         if vars(call.config).get("ras_win_len") is not None:
             yield "repetition-aware sampling"
+        yield from self._read_prompt(call)
+
+    def _read_prompt(self, call: GenerateCall) -> Iterator[str]:
+        """Why a call's prompt cannot be served."""
+        config = call.model.config
         sound = call.others.get("audio_input_ids_mask")
+        if sound is None and "audio_input_ids" in call.given:
+            yield "sound without its mask"
         if sound is not None and not bool(sound[:, :-1].any()):
             yield "a prompt with less than two frames of sound"
         last = call.ids[:, -self.n_books(call.model) :]
@@ -196,6 +205,8 @@ class Higgs(CodeDecoder):
         if call.length is not None and call.length < 2:
             yield "a length in which nothing is generated"
         begun = self._find_begin(call)
+        if call.ids.shape[1] < self.n_books(call.model) and bool(begun.any()):
+            yield "a prompt with fewer ids than codebooks, from which the model counts a delay"
         if not torch.equal(begun, begun[:1].expand_as(begun)):
             yield "rows whose sounds have begun at different steps"
 

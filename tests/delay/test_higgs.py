@@ -124,6 +124,11 @@ def test_a_returned_object_has_ids_and_codes(single: Any) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no cache": ({"use_cache": False}, "use_cache=False"),
+    "a short prompt": (
+        {"input_ids": torch.tensor([[3, AUDIO_BEGIN]]), "attention_mask": None},
+        "fewer ids than codebooks",
+    ),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
     "repaired scores": ({"remove_invalid_values": True}, "other than temperature"),
     "another end": ({"eos_token_id": 2}, f"end tokens without {TEXT_END}"),
@@ -146,6 +151,12 @@ def test_what_is_refused(single: Any, options: Any, says: str) -> None:
     with mmaccel.attach(single, "jacobi", strict=True):
         with pytest.raises(AttachError, match=says):
             speak(single, **options)
+
+
+def test_rotations_that_change_with_the_length_are_refused() -> None:
+    model = make_higgs()
+    model.config.rope_parameters["rope_type"] = "dynamic"
+    assert "change with the length" in mmaccel.supports(model).reason
 
 
 def test_sounds_have_the_models_distribution() -> None:
