@@ -72,7 +72,7 @@ class StepCaches:
 def mask_encoder(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """The mask of attention to an encoder, `[R, 1, 1, T]`, of `[R, T]`; None hides nothing.
 
-    A row that hides everything, as the unconditional one does, sees everything alike: no NaN.
+    A row that hides everything, as MusicGen's unconditional one does, has no NaN.
     """
     if mask is None:
         return None

@@ -215,9 +215,9 @@ class Dia(CodeDecoder):
         elif read_warpers(_find_behind(call), True, call.ids[:, :0])[0] is not None:
             yield "processors behind Dia's filter other than top-k, top-p and min-p"
         yield from find_unflat(_drop_own(call))
-        guidance = call.processors[0] if names else None
+        n_guided = call.processors[0].guidance_top_k if names[:1] == [_GUIDANCE] else None
         n_never = self.vocab_size(call.model) - config.eos_token_id
-        if names[:1] == [_GUIDANCE] and 0 < (guidance.guidance_top_k or 0) <= n_never:
+        if n_guided is not None and n_guided <= n_never:
             yield f"guidance of {n_never} codes or fewer, which may all be ids that are never drawn"
         text = call.others.get("attention_mask")
         if text is not None and not bool(text.bool().any(1).all()):

@@ -125,7 +125,11 @@ def export_voices_card(
         "codec": measure_codec(codec, held_out, count)
         | {"parameters": sum(p.numel() for p in codec.parameters())},
         "judge": measure_judge(judge, codec, held_out, phones, count) | {"utterances": count},
-        "samples": [measure_samples(pipe, judge, phones, policy, sentences) for policy in policies],
+        "samples": [
+            measure_samples(pipe, judge, phones, policy, sentences)
+            | {"policy": repr(policy).replace(str(target.parent), "…")}
+            for policy in policies
+        ],
         "distance": measure_distance(pipe, held_out, count),
         "training": {
             layout: _cost(work / name)
@@ -223,7 +227,7 @@ def measure_samples(
             cut += not made.is_finished
     spoken = sum(len(sound) for sound in sounds) / pipe.speech.sample_rate
     return {
-        "policy": repr(policy).replace(str(pipe.source.parent), "…"),
+        "policy": repr(policy),
         "exactness": policy.exactness,
         "sentences": count,
         "tokens": tokens,
