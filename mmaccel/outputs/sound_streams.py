@@ -150,8 +150,18 @@ def check_pipe() -> None:
 
 @contextmanager
 def open_standard_output(sample_rate: int) -> Iterator[SoundSink]:
-    """Write sound to standard output, and meanwhile all messages to standard error."""
-    stream = sys.stdout.buffer
+    """Write sound to standard output, and meanwhile all messages to standard error.
+
+    Raises:
+        OptionError: standard output takes text alone.
+    """
+    try:
+        stream = sys.stdout.buffer
+    except AttributeError as error:
+        raise OptionError(
+            "--stdout: expected a standard output that takes bytes, received one of text alone; "
+            "write a file with --out"
+        ) from error
     with redirect_stdout(sys.stderr):
         output = StandardOutput(stream, sample_rate)
         yield output

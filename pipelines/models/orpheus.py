@@ -110,7 +110,7 @@ class OrpheusSpeech:
         frames = (tokens - self._first - slots * self._codes).view(-1, _SLOTS)  # [F, 7]
         device = ready(self.codec)
         codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
-        with self._noise.seeded(device, seed):
+        with self._noise.seeded(seed):
             sound = self.codec.decode(codes).flatten()
         return sound.float().clamp(-1, 1).cpu()
 
@@ -136,10 +136,12 @@ class _CodecNoise:
         self._generator: torch.Generator | None = None  # outside `seeded`: torch's
 
     @contextmanager
-    def seeded(self, device: torch.device, seed: int) -> Iterator[None]:
-        """Draw by a seed meanwhile; torch's generators are left alone."""
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Draw by a seed meanwhile, on the CPU, so that a seed is the same noise on every device;
+        torch's own generators are left alone.
+        """
         with self._lock:
-            self._generator = torch.Generator(device).manual_seed(seed)
+            self._generator = torch.Generator().manual_seed(seed)
             try:
                 yield
             finally:
@@ -147,9 +149,10 @@ class _CodecNoise:
 
     def draw_like(self, x: Tensor) -> Tensor:
         """Noise `[B, 1, T]` for activations `[B, C, T]`."""
-        return torch.randn(
-            (len(x), 1, x.shape[-1]), generator=self._generator, device=x.device, dtype=x.dtype
-        )
+        shape = (len(x), 1, x.shape[-1])
+        if self._generator is None:
+            return torch.randn(shape, device=x.device, dtype=x.dtype)
+        return torch.randn(shape, generator=self._generator, dtype=x.dtype).to(x.device)
 
 
 class _NoiseBlock(nn.Module):

@@ -15,9 +15,10 @@ from tests.fixtures.tiny_lms import build_lm
 
 
 def test_a_model_without_a_coarse_model_says_so_once() -> None:
-    for drafts, n_notes in (("coarse", 1), ("auto", 0)):
+    cases = (("coarse", "neighbour", 1), ("auto", "previous-frame", 0))  # a clip
+    for drafts, other, n_notes in cases:
         made = run(Jacobi(6, drafts), {}, model=StateLanguage(5, depth=6))
-        plain = run(Jacobi(6, "neighbour"), {}, model=StateLanguage(5, depth=6))
+        plain = run(Jacobi(6, other), {}, model=StateLanguage(5, depth=6))
         assert made.passes.equal(plain.passes)
         notes = [note for note in made.stats.notes if "drafts='neighbour' instead" in note]
         assert len(notes) == n_notes
