@@ -141,7 +141,7 @@ class _CodecNoise:
         torch's own generators are left alone.
         """
         with self._lock:
-            self._generator = torch.Generator().manual_seed(seed)
+            self._generator = torch.Generator("cpu").manual_seed(seed)
             try:
                 yield
             finally:
@@ -152,7 +152,8 @@ class _CodecNoise:
         shape = (len(x), 1, x.shape[-1])
         if self._generator is None:
             return torch.randn(shape, device=x.device, dtype=x.dtype)
-        return torch.randn(shape, generator=self._generator, dtype=x.dtype).to(x.device)
+        drawn = torch.randn(shape, generator=self._generator, device="cpu", dtype=x.dtype)
+        return drawn.to(x.device)
 
 
 class _NoiseBlock(nn.Module):
