@@ -24,7 +24,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels.device_errors import is_device_error
 
 LEAST = 0.8  # share of equal tokens
-KINDS = ("layers", "policies", "drafts", "trees", "canvas", "visual-tokens")
+KINDS = ("layers", "policies", "drafts", "trees", "books", "canvas", "visual-tokens")
 _CPU = torch.device("cpu")
 _LENGTHS = (40, 26, 33, 40)
 _N_NEW = 32
@@ -170,6 +170,49 @@ def _tree_calls() -> Iterator[Call]:
         yield Call(name, partial(_paint, "scenes", policy))
 
 
+def _book_calls() -> Iterator[Call]:
+    """Frames of depth decoders, and codes of models with a delay pattern, sampled."""
+    from tests.delay.models import MASK, TEXT, delay_prompt, make_dia, make_higgs
+    from tests.depth.models import MODELS
+
+    policies = (mmaccel.Jacobi(window=8), mmaccel.Jacobi(window=8, drafts="previous-frame"))
+    for name, build in MODELS.items():
+        if name != "qwen3-tts talker":  # a copy of the class above
+            speech = build()
+            for policy in policies:
+                run = partial(_speak, speech.decoder, policy, **speech.frame(3))
+                yield Call(f"{policy!r} on a frame of {name}", run)
+    ids = TEXT.flip(1)
+    prompts = {"input_ids": ids, "attention_mask": MASK.flip(1), "max_length": 12}
+    dia = prompts | delay_prompt(torch.zeros(3, 0, 3, dtype=torch.int64))
+    spoken = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 12}
+    for policy in policies:
+        yield Call(f"{policy!r} on dia", partial(_speak, make_dia(), policy, **dia))
+        yield Call(f"{policy!r} on higgs", partial(_speak, make_higgs(), policy, **spoken))
+        yield Call(f"{policy!r} on musicgen", partial(_play, policy))
+
+
+def _speak(model: Any, policy: Any, device: torch.device, **given: Any) -> tuple[Tensor, Any]:
+    """What a model's own `generate` makes of the arguments."""
+    own = deepcopy(model).to(device)
+    given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+    with mmaccel.attach(own, policy, seed=7, strict=True) as run:
+        made = own.generate(**given, do_sample=True)
+    return made, run.stats
+
+
+def _play(policy: Any, device: torch.device) -> tuple[Tensor, Any]:
+    """The codes that MusicGen's own `generate` hands to its codec."""
+    from tests.delay.models import MASK, TEXT, keep_codes, make_musicgen
+
+    model = make_musicgen().to(device)
+    found = keep_codes(model)
+    with mmaccel.attach(model, policy, seed=7, strict=True) as run:
+        ids = TEXT.to(device)
+        model.generate(input_ids=ids, attention_mask=MASK.to(device), max_length=12)
+    return found[0][0], run.stats
+
+
 def _canvas_calls() -> Iterator[Call]:
     """Canvas policies on `scenes-masked`."""
     from tests.matrix.examples import Target, make, names
@@ -219,6 +262,7 @@ _CALLS: dict[str, Callable[[], Iterator[Call]]] = {
     "policies": _policy_calls,
     "drafts": _draft_calls,
     "trees": _tree_calls,
+    "books": _book_calls,
     "canvas": _canvas_calls,
     "visual-tokens": _visual_calls,
 }

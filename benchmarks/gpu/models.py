@@ -5,7 +5,8 @@ deepseek-ai/Janus-Pro-1B and -7B, with the head of 16384 image codes of `gen_hea
 place of the text head, which makes no image (the inner layer of that head is left out).
 Chameleon-7B and Emu3: the defaults of transformers' `ChameleonConfig` and `Emu3TextConfig`, which
 are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf, with more positions, which no weight
-belongs to. Image tokens of Chameleon have the ids
+belongs to. GLM-Image: the defaults of `GlmImageTextConfig`, with the rotary
+sections of zai-org/GLM-Image, at the positions of text. Image tokens of Chameleon have the ids
 4..8195, those of Emu3 the last 32768.
 """
 
@@ -18,6 +19,7 @@ import torch
 
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.models.glm_image import GlmImageWindow
 
 _SPREAD = 0.02
 
@@ -51,18 +53,29 @@ def _janus(width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
     )
 
 
+def _glm_image(sections: list[int]) -> dict[str, Any]:
+    rope = dict(
+        rope_type="default",
+        rope_theta=10_000.0,
+        partial_rotary_factor=0.5,
+        mrope_section=sections,
+    )
+    return {"rope_parameters": rope}
+
+
 _LONG = {"max_position_embeddings": 16_384}
 SIZES = (
     Size("Janus-Pro-1B", "LlamaForCausalLM", _janus(2048, 5632, 24, 16)),
     Size("Janus-Pro-7B", "LlamaForCausalLM", _janus(4096, 11_008, 30, 32)),
     Size("Chameleon-7B", "ChameleonForConditionalGeneration", _LONG, range(4, 8196)),
     Size("Emu3-8B", "Emu3ForCausalLM", _LONG, range(151_854, 184_622)),
+    Size("GLM-Image-9B", "GlmImageForConditionalGeneration", _glm_image([8, 12, 12])),
 )
 
 
 def shrink(size: Size) -> Size:
     """The same classes with next to nothing in them, for machines without a GPU."""
-    small = dict(
+    small: dict[str, Any] = dict(
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -70,9 +83,12 @@ def shrink(size: Size) -> Size:
         num_key_value_heads=2,
         max_position_embeddings=1024,
         vocab_size=128,
+        vision_vocab_size=128,
         bos_token_id=1,
         pad_token_id=0,
     )
+    if size.kind.startswith("GlmImage"):
+        small |= _glm_image([1, 1, 0])
     codes = None if size.codes is None else range(4, 100)
     return replace(size, config=size.config | small, codes=codes)
 
@@ -82,13 +98,18 @@ def sketch(size: Size, dtype: torch.dtype = torch.bfloat16) -> Any:
     import transformers
 
     kind = getattr(transformers, size.kind)
-    config = kind.config_class(**(_extras(size) | size.config), dtype=dtype)
+    options = _extras(size) | size.config
+    if size.kind.startswith("GlmImage"):  # of the part that writes
+        options = {"text_config": options}
+    config = kind.config_class(**options, dtype=dtype)
     config.eos_token_id = None  # a step is measured, not an end
+    config.get_text_config().eos_token_id = None
     with torch.device("meta"):
         model = kind(config).to(dtype)
     body: Any = model.model
-    if hasattr(body, "vqmodel"):
-        del body.vqmodel
+    for name in ("vqmodel", "visual"):
+        if hasattr(body, name):
+            delattr(body, name)
     return model
 
 
@@ -133,6 +154,8 @@ def _restore_buffers(model: Any, device: torch.device) -> None:
 
 def open_window(model: Any, size: Size) -> CausalLMWindow:
     """The model as samplers see it: its image tokens alone."""
+    if size.kind.startswith("GlmImage"):
+        return GlmImageWindow(model)
     if size.codes is None:
         return CausalLMWindow(model)
     return ImageTokenWindow(model, size.codes)

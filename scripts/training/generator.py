@@ -231,7 +231,8 @@ def _optimisers(model: Any, plan: GeneratorTraining, device: str) -> list[torch.
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and ".layers." in n]
     inside = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in inside]
-    muon = torch.optim.Muon if plan.mixed and is_bfloat16_fast(device) else MuonFloat32
+    is_fast = torch.device(device).type == "cpu" and plan.mixed and is_bfloat16_fast(device)
+    muon = torch.optim.Muon if is_fast else MuonFloat32  # a GPU takes matrices of a shape at once
     return [
         muon(matrices, lr=plan.rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=plan.rate_rest, betas=(0.9, 0.98), weight_decay=0.01),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mmaccel.demo.moving_scenes.data import (
@@ -90,7 +91,7 @@ def encode_clips(tokenizer: ImageTokenizer, clips: Tensor) -> np.ndarray:
         [B, F·h·w] int64.
     """
     frames = clips.flatten(0, 1).float() / 255
-    return tokenizer.encode(frames).view(len(clips), -1).numpy()
+    return tokenizer.encode(frames).view(len(clips), -1).cpu().numpy()
 
 
 def build_generator(words: CaptionWords, clip_tokens: int) -> Any:
@@ -129,6 +130,7 @@ class MovingScenes:
         n_frames: clips are cut after so many frames (a first stage costs less on short clips).
         one_shape: every batch as wide as the widest (a compiled model is compiled once).
         drop: share of captions replaced by the empty caption, for guidance.
+        device: where clips are drawn and encoded.
     """
 
     def __init__(
@@ -137,8 +139,10 @@ class MovingScenes:
         n_frames: int = N_FRAMES,
         one_shape: bool = False,
         drop: float = 0.1,
+        device: str = "cpu",
     ) -> None:
-        self.tokenizer = load_tokenizer(Path(work) / "tokenizer")
+        self.device = device
+        self.tokenizer = load_tokenizer(Path(work) / "tokenizer").to(device)
         self.words = CaptionWords(self.tokenizer.vocab_size)
         self.n_frames, self.drop = n_frames, drop
         rows, columns = self.tokenizer.grid
@@ -178,7 +182,8 @@ class MovingScenes:
         return {"validation": nats, "first_frame": first, "later_frames": later}
 
     def _examples(self, seed: int, indices: range, drop: float = 0.0) -> tuple[Tensor, Tensor]:
-        _, captions, clips = make_clips(seed, indices)
+        with torch.device(self.device):
+            _, captions, clips = make_clips(seed, indices)
         dropped = np.random.default_rng((seed, 1, indices.start)).random(len(captions)) < drop
         prompts = [
             self.words.unconditional() if gone else self.words.encode(caption)

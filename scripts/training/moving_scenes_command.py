@@ -47,6 +47,9 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--batch", type=int, default=12, help="clips a step")
     parser.add_argument("--frames", type=int, default=N_FRAMES, help="of a clip, in this stage")
     parser.add_argument("--compile", action="store_true", help="compile (needs a C compiler)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that make batches")
+    parser.add_argument("--start", help="folder of a trained model to begin from")
+    parser.add_argument("--begin", type=int, default=0, help="steps that --start was trained for")
     parser.add_argument("--float32", action="store_true", help="no bfloat16, even where it is fast")
     parser.add_argument("--feature-steps", type=int, default=3200)
     parser.add_argument("--captions", type=int, default=100, help="fresh captions, for the card")
@@ -76,6 +79,9 @@ def main(part: str, arguments: Sequence[str]) -> None:
         snapshots=(250, 1000, 2500, 5000),
         compiled=args.compile,
         mixed=not args.float32,
+        workers=args.workers,
+        start=args.start,
+        begin=args.begin,
     )
-    task = MovingScenes(args.work, args.frames, one_shape=args.compile)
+    task = MovingScenes(args.work, args.frames, one_shape=args.compile, device=device)
     train_generator(args.work, task, plan, device)

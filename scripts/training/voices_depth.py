@@ -2,8 +2,10 @@
 
 transformers' `CsmForConditionalGeneration` (Sesame, "Crossing the uncanny valley of conversational
 voice", 2025; the split is that of A. Défossez et al., "Moshi", 2024, arXiv 2410.00037, section
-3.4.2): the temporal decoder reads a frame of 40 ms as one position and writes the first book, the
-depth decoder writes the other books. Text and frames follow each other in one sequence.
+3.4.2): the temporal decoder reads a frame as one position and writes the first book, the depth
+decoder writes the other books. Text and frames follow each other in one sequence. A frame holds
+`STACK` of the codec's one after the other, 160 ms in 16 books (patches of frames that one local
+decoder writes: Xiaomi, "MiMo-Audio: Audio Language Models are Few-Shot Learners", 2025, section 2).
 
 Departures: the sound of the codes is `mmaccel.tokenizers_vq.speech_codec`'s, and the codec that the
 class holds is a stub; a frame of end codes (`codebook_eos_token_id`, behind the codec's) ends the
@@ -20,14 +22,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mmaccel.tokenizers_vq.speech_codec import load_codec
+from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
 from scripts.training.data import IGNORE
 from scripts.training.voices import SpokenText
 
-WIDTH, DEPTH, HEADS, INNER = 160, 4, 5, 400
-DEPTH_WIDTH, DEPTH_DEPTH, DEPTH_HEADS, DEPTH_INNER = 96, 2, 3, 256
-LONGEST = 320
-"""Positions: a prompt and about eight seconds of 25 frames."""
+STACK = 4
+"""The codec's frames in one of the model's."""
+WIDTH, DEPTH, HEADS, INNER = 96, 5, 3, 192
+DEPTH_WIDTH, DEPTH_DEPTH, DEPTH_HEADS, DEPTH_INNER = 64, 3, 2, 128
+LONGEST = 160
+"""Positions: a prompt and about eight seconds of frames."""
 _NO_TEXT = -1
 
 
@@ -93,35 +97,57 @@ def build_model(books: int, book_size: int, text: int, pad: int) -> Any:
     )
 
 
+def stack_frames(codes: np.ndarray, silence: np.ndarray, before: int = 0) -> np.ndarray:
+    """`STACK` frames of the codec to one of the model, filled with silence.
+
+    Args:
+        codes: [F, Q] of the codec.
+        silence: [Q], a frame of it.
+        before: frames of silence at the beginning.
+
+    Returns:
+        [ceil((before + F) / STACK), STACK * Q], the first frame's books first.
+    """
+    after = -(before + len(codes)) % STACK
+    filled = np.concatenate(
+        [silence[None].repeat(before, 0), codes, silence[None].repeat(after, 0)]
+    )
+    return filled.reshape(-1, STACK * codes.shape[1])
+
+
 class Frames:
     """Prompts and stacked codes of a pool.
 
     Args:
         text: the pool.
-        flat_size: codes of the flat layout, which the prompts' ids stand behind.
-        book_size: codes of a book.
+        codec: its flat codes are the ids before those of the prompts.
     """
 
-    def __init__(self, text: SpokenText, flat_size: int, book_size: int) -> None:
+    def __init__(self, text: SpokenText, codec: SpeechCodec) -> None:
         self.text = text
-        self.prompts = [np.array(prompt) - flat_size for prompt in text.prompts]
-        self.vocab_size = text.vocab_size - flat_size
-        self.pad = text.pad - flat_size
-        self.end = book_size
+        self.prompts = [np.array(prompt) - codec.flat_size for prompt in text.prompts]
+        self.vocab_size = text.vocab_size - codec.flat_size
+        self.pad = text.pad - codec.flat_size
+        self.end = codec.book_size
+        quiet = torch.zeros(1, 8 * codec.hop)
+        self.silence: np.ndarray = codec.encode_stacked(quiet)[0, 1].numpy()
 
-    def pack(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def pack(self, rows: np.ndarray, before: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Prompts, frames and a frame of ends.
 
         Args:
             rows: [B] utterances.
+            before: [B] frames of silence at their beginnings; None: none.
 
         Returns:
             ids [B, T, 1 + Q]: text or `_NO_TEXT`, then the codes of a frame; and labels [B, T, Q],
             `IGNORE` but on frames.
         """
         parts = []
-        for row in rows.tolist():
-            frames = self.text.frames(row)[:, 2:].astype(np.int64)
+        begins = np.zeros_like(rows) if before is None else before
+        for row, begin in zip(rows.tolist(), begins.tolist(), strict=True):
+            codes = self.text.frames(row)[:, 2:].astype(np.int64)
+            frames = stack_frames(codes, self.silence, begin)
             parts.append((self.prompts[row], np.pad(frames, ((0, 1), (0, 0)), constant_values=-1)))
         width = max(len(prompt) + len(frames) for prompt, frames in parts)
         books = parts[0][1].shape[1]
@@ -173,11 +199,10 @@ class VoicesDepth:
     def __init__(self, work: str | Path, checks: int = 400) -> None:
         self.options: dict[str, Any] = {}
         codec = load_codec(Path(work) / "codec")
-        self.books = codec.books
+        self.books = STACK * codec.books
         self.book_size = codec.book_size
-        sizes = (codec.flat_size, codec.book_size)
-        self.data = Frames(SpokenText(work, "train", codec.flat_size), *sizes)
-        held_out = Frames(SpokenText(work, "validation", codec.flat_size), *sizes)
+        self.data = Frames(SpokenText(work, "train", codec.flat_size), codec)
+        held_out = Frames(SpokenText(work, "validation", codec.flat_size), codec)
         self.checks = [held_out.pack(np.arange(k, k + 20)) for k in range(0, checks, 20)]
 
     def build(self, start: str | None) -> Any:
@@ -191,8 +216,9 @@ class VoicesDepth:
         return model
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """See `Task`."""
-        return self.data.pack(self.data.text.rows(step, size))
+        """See `Task`: up to `STACK` - 1 frames of silence make more out of an utterance."""
+        before = np.random.default_rng((1, step)).integers(STACK, size=size)
+        return self.data.pack(self.data.text.rows(step, size), before)
 
     def distinct(self, steps: int, size: int) -> int:
         """See `Task`."""

@@ -27,7 +27,7 @@ def draw_noise(rng: np.random.Generator) -> Noise:
 
 
 def render(scenes: list[MovingScene], noises: list[Noise]) -> Tensor:
-    """Draws a batch of clips.
+    """Draws a batch of clips, on torch's default device.
 
     Args:
         scenes: B descriptions.
@@ -36,7 +36,7 @@ def render(scenes: list[MovingScene], noises: list[Noise]) -> Tensor:
     Returns:
         Frames [B, F, 3, 64, 64], uint8. A clip does not depend on its batch.
     """
-    grain, middle, low = (torch.from_numpy(np.stack(part)) for part in zip(*noises, strict=True))
+    grain, middle, low = (torch.as_tensor(np.stack(part)) for part in zip(*noises, strict=True))
     axis = torch.arange(CANVAS, dtype=torch.float32) + 0.5
     xs, ys = axis[None, :], axis[:, None]
     light = column([scene.light for scene in scenes])
