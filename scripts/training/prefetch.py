@@ -5,6 +5,7 @@ Where the model is on a GPU, drawing images on one core would take longer than l
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -26,7 +27,9 @@ class Prefetcher:
 
     def __init__(self, task: Any, workers: int) -> None:
         self._ahead = 3 * workers
-        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (task,))
+        # as bytes: multiprocessing itself would share tensors by open files, one for each
+        begin = (pickle.dumps(task),)
+        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, begin)
         self._waiting: dict[tuple[int, int], Future[tuple[np.ndarray, np.ndarray]]] = {}
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
@@ -42,10 +45,10 @@ class Prefetcher:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(task: Any) -> None:
+def _begin(task: bytes) -> None:
     global _task
     torch.set_num_threads(1)
-    _task = task
+    _task = pickle.loads(task)  # of the process that began this one
 
 
 def _make(step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
