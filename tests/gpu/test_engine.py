@@ -69,7 +69,7 @@ def test_a_model_built_on_the_device_is_like_any_other(size: Size) -> None:
     usual = type(model)(model.config)
     fresh = dict(usual.named_buffers())
     assert all(fresh[name].equal(buffer) for name, buffer in model.named_buffers())
-    assert {"model.rotary_emb.inv_freq"} <= set(dict(model.named_buffers()))
+    assert any(name.endswith("rotary_emb.inv_freq") for name, _ in model.named_buffers())
     head = model.get_output_embeddings().weight
     assert 0.018 < float(head.detach().std()) < 0.022
     window = open_window(model, small)
