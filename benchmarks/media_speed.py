@@ -1,6 +1,7 @@
 """What windows save on speech and clips: tokens a pass, seconds, and the time to the first sound.
 
     python -m benchmarks.media_speed voices --windows 4 8 16 --json FILE
+    python -m benchmarks.media_speed voices-depth --sources auto left --windows 4 16 --json FILE
     python -m benchmarks.media_speed moving-scenes --sources auto previous-frame --trees dyspec \\
         --json FILE
 
@@ -8,6 +9,10 @@ Every policy makes each item in turn, one at a time, so that all of them meet th
 first item of each is left out. Seconds are those of whole calls, codec included. Tokens are
 compared with those of the plain loop. The time to the first sound is that of the first chunk of
 `TextToSpeech.stream`.
+
+Of `voices-depth` passes are those of the depth decoder, and seconds those of a frame, both decoders
+and no codec. The plain loop is a chain of passes over the codes with a cache and without the
+machinery of `generate`, which stands in a row of its own.
 """
 
 from __future__ import annotations
@@ -15,21 +20,26 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import mmaccel
 from benchmarks.long_context import write_report
 from mmaccel.catalog import read_method
 from mmaccel.commands.options import parse_method
 from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
+from mmaccel.demo.voices.stacked import open_stacked
 from mmaccel.demo.voices.words import EVALUATION_SEED as SPOKEN_SEED
 from mmaccel.demo.voices.words import make_sentence
+from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.drafting.sources import parse_source
 
 Item = dict[str, Any]  # what a policy makes of a text: tokens, with the end, passes, seconds
@@ -60,6 +70,55 @@ def open_voices() -> Make:
     return make
 
 
+@contextmanager
+def attached(model: Any, policy: Any, seed: int) -> Iterator[Any]:
+    """A policy, the model's own loop ("generate"), or the chain ("chain"); gives the handle."""
+    if isinstance(policy, str):
+        decoder = model.depth_decoder
+        if policy == "chain":
+            decoder.generate = partial(run_chain, decoder)
+        yield None
+        decoder.__dict__.pop("generate", None)
+        return
+    with mmaccel.attach(model, policy, seed=seed, strict=True) as handle:
+        yield handle
+
+
+def run_chain(
+    decoder: Any, input_ids: Tensor, backbone_last_hidden_state: Tensor, **_: Any
+) -> Tensor:
+    """The codes of a frame, one pass each with a cache, sampled; the first is in `input_ids`."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache(config=decoder.config)
+    given = {"backbone_last_hidden_state": backbone_last_hidden_state}
+    codes = entries = input_ids
+    while codes.shape[1] <= decoder.config.num_codebooks:
+        made = decoder(entries, use_cache=True, logits_to_keep=1, **{CACHE: cache}, **given)
+        entries = torch.multinomial(made.logits[:, -1].softmax(-1), 1)
+        codes = torch.cat([codes, entries], 1)
+        given = {}
+    return codes
+
+
+def open_voices_depth() -> Make:
+    """The codes of a sentence, 16 a frame."""
+    voices = open_stacked()
+    n_drafted = voices.model.config.num_codebooks - 1
+
+    def make(text: str, policy: Any, seed: int) -> Item:
+        with attached(voices.model, policy, seed) as handle:
+            began = time.perf_counter()
+            frames = voices.generate(text, seed=seed)
+            seconds = time.perf_counter() - began
+        count = len(frames) * n_drafted
+        passes = count if handle is None else handle.stats.passes
+        made = {"tokens": frames, "count": count, "passes": passes}
+        return made | {"seconds": seconds / len(frames), "of_frame": passes / len(frames)}
+
+    return make
+
+
 def open_moving_scenes() -> Make:
     """Makes a clip."""
     pipe = mmaccel.TextToVideo.from_pretrained("moving-scenes", device="cpu")
@@ -74,9 +133,16 @@ def open_moving_scenes() -> Make:
     return make
 
 
+MODELS: dict[str, Callable[[], Make]] = {
+    "voices": open_voices,
+    "voices-depth": open_voices_depth,
+    "moving-scenes": open_moving_scenes,
+}
+
+
 def make_texts(model: str, count: int) -> list[str]:
     """Fresh texts of a model."""
-    if model == "voices":
+    if model != "moving-scenes":
         return [" ".join(make_sentence(SPOKEN_SEED, k)) for k in range(count)]
     return list(make_captions(EVALUATION_SEED, range(count)))
 
@@ -84,6 +150,8 @@ def make_texts(model: str, count: int) -> list[str]:
 def list_policies(arguments: argparse.Namespace) -> list[Any]:
     """The plain loop, each source at each window, and trees over the first source."""
     found: list[Any] = [mmaccel.Autoregressive()]
+    if arguments.model == "voices-depth":
+        found = ["chain", "generate", *found]
     for name, window in product(arguments.sources, arguments.windows):
         found.append(mmaccel.Jacobi(window=window, drafts=parse_source(name)))
     trees = [read_method("tree", parse_method("tree", text)) for text in arguments.trees]
@@ -95,7 +163,7 @@ def list_policies(arguments: argparse.Namespace) -> list[Any]:
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each policy."""
-    make = open_voices() if arguments.model == "voices" else open_moving_scenes()
+    make = MODELS[arguments.model]()
     texts = make_texts(arguments.model, arguments.count)
     policies = list_policies(arguments)
     made: dict[int, list[Item]] = defaultdict(list)
@@ -105,18 +173,19 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             if seed:  # the first one warms up
                 made[number].append(item)
     plain = made[0]
+    exact = made[[isinstance(policy, str) for policy in policies].index(False)]
     rows = []
     for number, policy in enumerate(policies):
         own = made[number]
         row = {
-            "policy": repr(policy),
-            "exactness": policy.exactness,
+            "policy": policy if isinstance(policy, str) else repr(policy),
+            "exactness": "" if isinstance(policy, str) else policy.exactness,
             "tokens_a_pass": sum(x["count"] for x in own) / sum(x["passes"] for x in own),
             "seconds": median(x["seconds"] for x in own),
             "times": median(a["seconds"] / b["seconds"] for a, b in zip(plain, own, strict=True)),
-            "same": all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(plain, own)),
+            "same": all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(exact, own)),
         }
-        for name in ("first_sound", "of_sound"):
+        for name in ("first_sound", "of_sound", "of_frame"):
             if name in own[0]:
                 row[name] = median(x[name] for x in own)
         rows.append(row)
@@ -129,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", choices=("voices", "moving-scenes"))
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("--sources", nargs="+", default=["auto"], help="names or folders")
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--trees", nargs="+", default=[], help="shapes, as `--tree` has them")

@@ -9,27 +9,33 @@ from benchmarks.context_tables import name_source, section
 from mmaccel.evaluation.tables import grid
 
 Report = dict[str, Any]
+_COLUMNS = {
+    "of_sound": "s a second of sound",
+    "first_sound": "s to the first sound",
+    "of_frame": "passes a frame",
+}
+_NAMES = {"chain": "a chain of passes with a cache", "generate": "transformers' own `generate`"}
 
 
 def media_tables(reports: dict[str, Report], model: str) -> str:
     """What windows save on one model, by policy."""
     parts = []
     for report in reports.values():
-        if "media_speed" not in report or model not in report["command"]:
+        if f"benchmarks.media_speed {model} " not in report.get("command", ""):
             continue
+        columns = [name for name in _COLUMNS if name in report["media_speed"][0]]
         rows = [
             (
-                f"`{row['policy']}`",
+                _NAMES.get(row["policy"], f"`{row['policy']}`"),
                 f"{row['tokens_a_pass']:.2f}",
-                f"{row['seconds']:.2f}",
+                f"{row['seconds']:.3g}",
                 f"{row['times']:.2f}×",
-                *(f"{row[name]:.2f}" for name in ("of_sound", "first_sound") if name in row),
+                *(f"{row[name]:.2f}" for name in columns),
             )
             for row in report["media_speed"]
         ]
-        heads = ["policy", "tokens a pass", "s", "times as fast"]
-        if "of_sound" in report["media_speed"][0]:
-            heads += ["s a second of sound", "s to the first sound"]
+        titles = [_COLUMNS[name] for name in columns]
+        heads = ["policy", "tokens a pass", "s", "times as fast", *titles]
         parts += [
             f"`{model}`, float32, one at a time, medians; {name_source(report)}",
             grid(tuple(heads), rows),
@@ -62,5 +68,6 @@ def clip_draft_tables(reports: dict[str, Report]) -> str:
 MEDIA_TABLES = {
     "moving-scenes-drafts": clip_draft_tables,
     "voices-speed": partial(media_tables, model="voices"),
+    "voices-depth-speed": partial(media_tables, model="voices-depth"),
     "moving-scenes-speed": partial(media_tables, model="moving-scenes"),
 }

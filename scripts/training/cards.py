@@ -552,7 +552,8 @@ phone error rate counts its edits. Its own error is that on espeak's sound of he
 
 _VOICES_DEPTH = """\
 * **Generator with a depth decoder**, in `depth/`: `CsmForConditionalGeneration` over the stacked
-  codes. No pipeline opens it yet.
+  codes, 16 a frame of 160 ms. `mmaccel.demo.voices.stacked.open_stacked()` opens it, for windows
+  along depth.
 """
 
 
@@ -604,6 +605,21 @@ def write_voices_card(card: dict[str, Any]) -> str:
             for sample in card["samples"]
         ],
     )
+    if card["stacked_samples"]:
+        text += "\nThe model with a depth decoder, passes of that decoder:\n\n"
+        text += _table(
+            ("policy", "exactness", "passes a frame", "phone error rate, %", "cut"),
+            [
+                (
+                    f"`{sample['policy']}`",
+                    sample["exactness"],
+                    f"{sample['passes_per_frame']:.2f}",
+                    f"{100 * sample['errors']:.1f}",
+                    f"{sample['cut']}",
+                )
+                for sample in card["stacked_samples"]
+            ],
+        )
     distance = card["distance"]
     text += (
         f"\n{card['samples'][0]['sentences']} sentences that training did not draw, temperature 1. "

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmaccel import attach
 from mmaccel.contracts import Policy
 from mmaccel.demo.voices.files import save_text_side
+from mmaccel.demo.voices.stacked import FOLDER as DEPTH_FOLDER
+from mmaccel.demo.voices.stacked import open_stacked
 from mmaccel.demo.voices.words import EVALUATION_SEED, LONGEST, SPEAKERS, WORDS, make_sentence
 from mmaccel.outputs.sound_files import write_sound
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
@@ -41,13 +44,18 @@ from scripts.training.voices_judge import (
     read_lexicon,
 )
 
-DEPTH_FOLDER = "depth"
 CODEC_FILES = ("codec.json", "codec.safetensors")
 POLICIES: tuple[Policy, ...] = (
     Autoregressive(),
     Jacobi(window=8),
     Jacobi(window=16),
     Jacobi(window=32),
+    SpeculativeJacobi(window=16),
+)
+DEPTH_POLICIES: tuple[Policy, ...] = (
+    Autoregressive(),
+    Jacobi(window=4),
+    Jacobi(window=16),
     SpeculativeJacobi(window=16),
 )
 COARSE_FOLDER = "coarse"
@@ -130,6 +138,11 @@ def export_voices_card(
             | {"policy": repr(policy).replace(str(target.parent), "…")}
             for policy in policies
         ],
+        "stacked_samples": [
+            measure_stacked(target, judge, phones, policy, sentences) for policy in DEPTH_POLICIES
+        ]
+        if (target / DEPTH_FOLDER).is_dir()
+        else [],
         "distance": measure_distance(pipe, held_out, count),
         "training": {
             layout: _cost(work / name)
@@ -236,6 +249,45 @@ def measure_samples(
         "errors": round(phone_errors(judge, phones, sounds, sentences), 4),
         "cut": cut,
         "seconds_of_sound": round(spoken, 1),
+    }
+
+
+@torch.no_grad()
+def measure_stacked(
+    folder: Path,
+    judge: Judge,
+    phones: Phones,
+    policy: Policy,
+    sentences: Sequence[tuple[str, ...]],
+) -> dict[str, Any]:
+    """The same of the model with a depth decoder, whose passes are those of that decoder.
+
+    Args:
+        folder: of `export_voices`.
+        judge, phones: of `load_judge`.
+        policy: of the depth decoder's codes.
+        sentences: words of each; sentence k has seed k, speakers take turns.
+    """
+    voices = open_stacked(folder)
+    sounds = []
+    frames = 0
+    passes = 0
+    cut = 0
+    for k, sentence in enumerate(sentences):
+        with attach(voices.model, policy, seed=k, strict=True) as handle:
+            spoken = voices.speak(" ".join(sentence), SPEAKERS[k % len(SPEAKERS)], seed=k)
+        assert handle.stats is not None
+        sounds.append(spoken.waveform)
+        frames += len(spoken.codes) + spoken.is_finished
+        passes += handle.stats.passes
+        cut += not spoken.is_finished
+    return {
+        "policy": repr(policy),
+        "exactness": policy.exactness,
+        "frames": frames,
+        "passes_per_frame": round(passes / frames, 3),
+        "errors": round(phone_errors(judge, phones, sounds, sentences), 4),
+        "cut": cut,
     }
 
 

@@ -20,7 +20,7 @@ from scripts.training.generator import GeneratorTraining, train_generator
 from scripts.training.voices import SpokenText, Voices, code_loss
 from scripts.training.voices_codec import SpectralLoss, encode_pool, train_codec
 from scripts.training.voices_data import make_pool, open_pool
-from scripts.training.voices_depth import VoicesDepth, book_losses
+from scripts.training.voices_depth import STACK, VoicesDepth, book_losses, stack_frames
 from scripts.training.voices_export import (
     aligned_distance,
     choose_sentences,
@@ -162,6 +162,38 @@ def test_losses_of_the_books_are_the_classs_own(work: Path) -> None:
     own = model(inputs_embeds=inputs, labels=labels.clone())
     assert torch.allclose(losses[0], own.backbone_loss, atol=1e-5)
     assert torch.allclose(losses[1:].mean(), own.depth_decoder_loss, atol=1e-5)
+
+
+@pytest.mark.parametrize("before", range(STACK))
+def test_frames_of_the_codec_are_stacked_between_silence(before: int) -> None:
+    codes = np.arange(10).reshape(5, 2)
+    silence = np.array([98, 99])
+    stacked = stack_frames(codes, silence, before)
+    assert stacked.shape == (2, 2 * STACK)
+    frames = stacked.reshape(-1, 2)
+    assert frames[before : before + 5].tolist() == codes.tolist()
+    rest = np.delete(frames, range(before, before + 5), 0)
+    assert len(rest) == 3 and (rest == silence).all()
+
+
+def test_utterances_begin_at_any_frame_of_a_stack(work: Path) -> None:
+    """The same utterance comes with other stacks, and validation with none of that."""
+    task = VoicesDepth(work, 20)
+    rows = np.zeros(1, dtype=np.int64)
+    ids, _ = task.data.pack(rows)
+    later, _ = task.data.pack(rows, np.array([3]))
+    first = later[0, len(task.data.prompts[0]), 1:].view(STACK, -1)
+    assert first[:3].tolist() == [task.data.silence.tolist()] * 3
+    assert torch.equal(first[3], ids[0, len(task.data.prompts[0]), 1:].view(STACK, -1)[0])
+    begins = set()
+    for step in range(4):
+        batch, _ = task.batch(step, 4)
+        for row in batch:
+            frame = row[row[:, 0] == -1][0, 1:].view(STACK, -1)
+            begins.add(
+                (frame == torch.from_numpy(task.data.silence)).all(1).int().cumprod(0).sum().item()
+            )
+    assert begins == set(range(STACK))
 
 
 def test_the_depth_variant_generates_by_its_own_loop(work: Path, tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""`voices` with 16 codes a frame: transformers' CSM class over stacked codes, to attach windows to.
+
+    voices = open_stacked()
+    with mmaccel.attach(voices.model, mmaccel.Jacobi(window=16)):
+        spoken = voices.speak("the red bird sings", seed=0)
+
+The frame of 160 ms holds four frames of the codec's stacked layout one after the other, each of
+four books; `scripts.training.voices_depth` trains the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.catalog import DEMO_WEIGHTS
+from mmaccel.errors import OptionError
+from mmaccel.pipelines.loading.moving import ready
+from mmaccel.pipelines.models.voices import VoicesSpeech
+from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+
+FOLDER = "depth"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An utterance.
+
+    Attributes:
+        codes: `[F, Q]` int64, without the frame that ends them.
+        waveform: `[samples]` float32 in -1..1.
+        sample_rate: Hz.
+        is_finished: whether the model ended it.
+    """
+
+    codes: Tensor
+    waveform: Tensor
+    sample_rate: int
+    is_finished: bool
+
+
+class StackedVoices:
+    """The temporal and the depth decoder, with the text's side and the codec of `voices`.
+
+    Args:
+        model: `CsmForConditionalGeneration`.
+        speech: the flat model of the same codec and words.
+    """
+
+    def __init__(self, model: Any, speech: VoicesSpeech) -> None:
+        self.model = model
+        self._speech = speech
+        self._codec = speech.codec
+        self.stack = model.config.num_codebooks // self._codec.books
+        self.frame_seconds = 2 * self.stack * self._codec.hop / self._codec.sample_rate
+
+    def speak(
+        self,
+        text: str,
+        voice: str | None = None,
+        seed: int = 0,
+        *,
+        max_seconds: float = 6.0,
+        temperature: float = 1.0,
+    ) -> Spoken:
+        """Speaks a text: `generate` and `render`.
+
+        Args:
+            text, voice, seed, max_seconds, temperature: as of `generate`.
+        """
+        made = self.generate(text, voice, seed, max_seconds=max_seconds, temperature=temperature)
+        ends = (made[:, 0] == self.model.config.codebook_eos_token_id).nonzero()
+        codes = made[: int(ends[0])] if len(ends) else made
+        return Spoken(codes, self.render(codes), self._codec.sample_rate, len(ends) > 0)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        text: str,
+        voice: str | None = None,
+        seed: int = 0,
+        *,
+        max_seconds: float = 6.0,
+        temperature: float = 1.0,
+    ) -> Tensor:
+        """The frames of a text by the model's own `generate`, sampled.
+
+        Args:
+            text: of at most 8 words of `voices.json`.
+            voice: a name of the speakers; None: the first one.
+            seed: of torch's generator, which draws where no policy is attached.
+            max_seconds: after which the sound is cut.
+            temperature: of all books.
+
+        Returns:
+            Codes `[F, Q]` int64, the frame that ends them included.
+
+        Raises:
+            OptionError: see `VoicesSpeech.encode`; less than a frame.
+        """
+        n_frames = int(max_seconds / self.frame_seconds)
+        if n_frames < 1:
+            raise OptionError(
+                f"max_seconds: expected at least {self.frame_seconds:g}, one frame, received "
+                f"{max_seconds:g}"
+            )
+        ids = torch.tensor([self._speech.encode(text, voice)]) - self._codec.flat_size
+        torch.manual_seed(seed)
+        made: Tensor = self.model.generate(
+            ids.to(self.model.device),
+            max_new_tokens=n_frames,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            depth_decoder_do_sample=True,
+            depth_decoder_temperature=temperature,
+            depth_decoder_top_k=0,
+        )[0]
+        return made
+
+    @torch.no_grad()
+    def render(self, codes: Tensor) -> Tensor:
+        """Frames `[F, Q]` to sound `[samples]` float32; an end within a frame is the last code."""
+        stacked = codes.clamp(max=self._codec.book_size - 1).view(1, -1, self._codec.books)
+        sound: Tensor = self._codec.decode_stacked(stacked.to(ready(self._codec)))[0]
+        return sound.float().clamp(-1, 1).cpu()
+
+
+def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedVoices:
+    """Opens the embedded model, float32.
+
+    Args:
+        folder: "voices", or a folder that `python -m scripts.training voices-export` wrote.
+        device: where both models run.
+
+    Raises:
+        OptionError: a folder without the model.
+    """
+    from transformers import CsmForConditionalGeneration
+
+    pipe = TextToSpeech.from_pretrained(folder, device=device)
+    home = DEMO_WEIGHTS / "voices" if str(folder) == "voices" else Path(folder)
+    if not (home / FOLDER / "config.json").is_file():
+        raise OptionError(
+            f"folder: expected one with {FOLDER}/config.json, received {home}; "
+            "`python -m scripts.training voices-depth` trains it"
+        )
+    model: Any = CsmForConditionalGeneration.from_pretrained(home / FOLDER, dtype=torch.float32)
+    return StackedVoices(model.to(device).eval(), pipe.speech)
