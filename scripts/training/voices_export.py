@@ -369,7 +369,7 @@ def _cost(folder: Path) -> dict[str, Any]:
     losses = [line for line in lines if "loss" in line]
     plan = [line["plan"] for line in lines if "plan" in line][-1]
     checked = [line for line in losses if "validation" in line]
-    dropped = ("share", "pictures", "distinct")
+    kept = ("step", "loss", "seconds", "validation")
     return {
         "steps": plan["steps"],
         "done": losses[-1]["step"],
@@ -377,5 +377,5 @@ def _cost(folder: Path) -> dict[str, Any]:
         "utterances": losses[-1]["distinct"],
         "minutes": round(losses[-1]["seconds"] / 60, 1),
         "validation": checked[-1]["validation"] if checked else None,
-        "curve": [{k: v for k, v in line.items() if k not in dropped} for line in checked],
+        "curve": [{k: line[k] for k in kept} for line in checked],
     }
