@@ -30,7 +30,8 @@ class CodeDecoder(CausalLM):
     """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
 
     Attributes:
-        given: arguments of its forward that calls may have, whatever `read` makes of them.
+        given: arguments of its forward that calls may have, whatever `read` makes of them; with
+            `CACHE`, its `generate` makes a cache for every call.
     """
 
     name: ClassVar[str] = "delay"
@@ -143,7 +144,10 @@ class CodeDecoder(CausalLM):
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
         if call.synced_gpus:
             yield "synced_gpus"
-        yield from sorted(call.given - self.given)
+        is_own = CACHE in self.given and not call.has_callers_cache
+        if call.cache is not None and not is_own:
+            yield "a cache given by the caller"
+        yield from sorted(call.given - self.given - {CACHE})
         yield from (f"output_{name}" for name in sorted(call.records))
         if call.needs_streamer:
             yield "a streamer or a stopping criterion that reads rows of single codebooks"
