@@ -71,15 +71,7 @@ class CodeDecoder(CausalLM):
         if known is not None:
             return known
         config = self.decoder(model).config
-        facts = ModelFacts(
-            config,
-            (None,) * config.num_hidden_layers,
-            self.vocab_size(model),
-            None,
-            frozenset(),
-            CACHE,
-            {},
-        )
+        facts = ModelFacts(config, (None,) * config.num_hidden_layers, self.vocab_size(model))
         received = ""
         rope = vars(config).get("rope_parameters") or {}
         if rope.get("rope_type") in ("dynamic", "longrope"):
