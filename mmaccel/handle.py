@@ -72,7 +72,9 @@ class Handle:
     """
 
     def __init__(self, target: Any, service: Any, injection: Injection) -> None:
-        self._target, self._service, self._injection = target, service, injection
+        self._target = target
+        self._service = service
+        self._injection = injection
         injection.owner = self  # for `detach`
 
     @property

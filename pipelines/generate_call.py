@@ -68,6 +68,7 @@ class GenerateCall:
         positions: `position_ids` `[B or 1, T]`; `[3, B or 1, T]` on a grid.
         given: names of the arguments for the model's forward that say something.
         is_uncached: whether transformers' loop processes all tokens again at every step.
+        has_callers_cache: whether the caller gave a cache, where `generate` prepares one otherwise.
         returns_cache: whether the caller sees the cache after the call.
         records: which outputs of every step the call asks for, of `PER_STEP` and `PER_LAYER`.
         length: most new tokens of a row; None without a limit.
@@ -99,6 +100,7 @@ class GenerateCall:
     positions: Tensor | None = field(init=False)
     given: frozenset[str] = field(init=False)
     is_uncached: bool = field(init=False)
+    has_callers_cache: bool = field(init=False)
     returns_cache: bool = field(init=False)
     records: frozenset[str] = field(init=False)
     length: int | None = field(init=False)
@@ -138,9 +140,9 @@ class GenerateCall:
             given.discard("mm_encoder_outputs")
         self.given = frozenset(given)
         self.is_uncached = others.get("use_cache") is False
-        is_callers = getattr(self.cache, "_is_user_defined", False)
+        self.has_callers_cache = getattr(self.cache, "_is_user_defined", False)
         returns_all = config.return_dict_in_generate
-        self.returns_cache = self.cache is not None and bool(is_callers or returns_all)
+        self.returns_cache = self.cache is not None and bool(self.has_callers_cache or returns_all)
         known = PER_STEP | PER_LAYER if returns_all else {}
         self.records = frozenset(known[name] for name in known if getattr(config, name, False))
 

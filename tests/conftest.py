@@ -44,6 +44,9 @@ _FOLDERS = [Path(mmaccel.__file__).parent]
 _FOLDERS += [Path(entry) / name for entry in mmaccel.__path__ for name in TOP_FOLDERS]
 _SOURCES = tuple(str(folder.resolve()) + os.sep for folder in _FOLDERS)
 
+with torch.device("cpu"):
+    torch.empty(0)  # torch lists the functions that follow a device once: before they are replaced
+
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

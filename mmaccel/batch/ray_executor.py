@@ -10,7 +10,7 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from queue import Queue
@@ -63,6 +63,8 @@ class RayExecutor:
         each = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": max(1, n_devices // count)}
         self._remote = ray.remote(max_restarts=0, max_task_retries=0, **each)(WorkerActor)
         self._actors = [self._start() for _ in range(count)]
+        for actor in self._actors[1:]:
+            actor.load.remote()  # while the first checks the items
         self._deaths: Counter[Key] = Counter()
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
@@ -181,6 +183,11 @@ class WorkerActor:
     def _worker(self) -> Worker:
         """Loaded in the first call, because Ray passes on the errors of calls unchanged."""
         return Worker(self._setup)
+
+    def load(self) -> None:
+        """Load the model ahead of the first call, which raises what is wrong with it."""
+        with suppress(Exception):
+            self._worker  # noqa: B018
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
         return self._worker.check(items)

@@ -172,7 +172,8 @@ def describe_cpu_threads() -> str:
 
     from mmaccel.pipelines.runner.threads import is_chosen_already
 
-    own, there = torch.get_num_threads(), os.cpu_count()
+    own = torch.get_num_threads()
+    there = os.cpu_count()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     text = f"torch takes {own} of {there} processors"
     text += "" if usable == there else f" ({usable} for this process)"

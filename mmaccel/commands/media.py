@@ -155,8 +155,56 @@ class FileFlags:
         return index, count
 
 
+class FileCommand:
+    """What commands share whose prompts are those of the command line or of a file."""
+
+    model: str
+    out: Path
+    method: PolicyFlags
+    layer: LayerFlags
+    sampling: SamplingOptions
+    batch_size: int | None
+    file: FileFlags
+
+    @property
+    def rows(self) -> int:
+        """Texts, clips or images decoded together."""
+        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
+        return usual if self.batch_size is None else self.batch_size
+
+    def check_single(self, single: dict[str, Any]) -> None:
+        """Check the flags of a file, see `FileFlags.check`.
+
+        Args:
+            single: options of the command line alone, by name, those of layers left out.
+        """
+        layers = {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
+        self.file.check(single | layers)
+
+    def check_decoding(self) -> None:
+        """Check how much is decoded together, and the policy.
+
+        Raises:
+            OptionError: with the first that is wrong.
+        """
+        shared.check_count("batch-size", self.rows, MAX_BATCH)
+        self.method.read()
+
+    def fields_of_setup(self, load: LoadOptions) -> dict[str, Any]:
+        """The fields of a `mmaccel.batch.worker.Setup` that every command gives."""
+        return {
+            "model": self.model,
+            "out": self.out,
+            "policy": self.method.policy,
+            "options": self.method.read(),
+            "sampling": self.sampling,
+            "load": load,
+            "rows": self.rows,
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
-class Speak(CodecFlags):
+class Speak(CodecFlags, FileCommand):
     """Speak texts, each into a WAV file with a JSON file next to it: text, seed, policy, stats.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), speak those of a file: see docs/batch.md.
@@ -176,12 +224,6 @@ class Speak(CodecFlags):
     batch_size: Annotated[int | None, typer.Option(help=_SPEAK_BATCH)] = None
     file: FileFlags
 
-    @property
-    def rows(self) -> int:
-        """Texts decoded together."""
-        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
-        return usual if self.batch_size is None else self.batch_size
-
     def run(self) -> None:
         """Speak."""
         from mmaccel.commands.jobs.batch import run_batch
@@ -200,9 +242,7 @@ class Speak(CodecFlags):
         Raises:
             OptionError: no text, or an option of the other way to give texts.
         """
-        single: dict[str, Any] = {"text": self.texts, "--play": self.play, "--stdout": self.stdout}
-        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
-        self.file.check(single)
+        self.check_single({"text": self.texts, "--play": self.play, "--stdout": self.stdout})
         if self.play and self.stdout:
             raise OptionError("--play: expected it or --stdout, received both; leave one out")
         if (self.play or self.stdout) and self.batch_size is not None:
@@ -226,8 +266,7 @@ class Speak(CodecFlags):
         from mmaccel.pipelines.text_to_speech.plan import check_call
 
         self.check_texts()
-        shared.check_count("batch-size", self.rows, MAX_BATCH)
-        self.method.read()
+        self.check_decoding()
         options = {"max_seconds": self.max_seconds, "repetition_penalty": self.repetition_penalty}
         check_call([], 0, **options)
 
@@ -236,13 +275,7 @@ class Speak(CodecFlags):
         from mmaccel.batch.speech import SpeechSetup
 
         return SpeechSetup(
-            self.model,
-            self.out,
-            policy=self.method.policy,
-            options=self.method.read(),
-            sampling=self.sampling,
-            load=load,
-            rows=self.rows,
+            **self.fields_of_setup(load),
             codec=self.codec,
             voice=self.voice,
             max_seconds=self.max_seconds,
@@ -254,7 +287,7 @@ speak = as_command(Speak)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Animate(CodecFlags):
+class Animate(CodecFlags, FileCommand):
     """Make clips from prompts, or continue images and videos; each has a JSON file next to it.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), make those of a file: see docs/batch.md.
@@ -281,12 +314,6 @@ class Animate(CodecFlags):
     batch_size: Annotated[int | None, typer.Option(help=_ANIMATE_BATCH)] = None
     file_format: Annotated[str | None, typer.Option("--format", help=_ANIMATE_FORMAT)] = None
     file: FileFlags
-
-    @property
-    def rows(self) -> int:
-        """Clips generated together."""
-        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
-        return usual if self.batch_size is None else self.batch_size
 
     def run(self) -> None:
         """Make the clips."""
@@ -353,10 +380,9 @@ class Animate(CodecFlags):
                 f"--text-encoder: expected none with {self.model}, which has its own words, "
                 f"received {self.text_encoder!r}; leave it out"
             )
-        single: dict[str, Any] = {"prompt": self.inputs, "--start": self.start}
-        single |= {"--count": self.count != 1}
-        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
-        self.file.check(single)
+        self.check_single(
+            {"prompt": self.inputs, "--start": self.start, "--count": self.count != 1}
+        )
         files = [each for each in self.inputs or () if isfile(each)]
         if files:
             raise OptionError(
@@ -372,8 +398,7 @@ class Animate(CodecFlags):
             OptionError: with the first that is wrong.
         """
         self.check_prompts()
-        shared.check_count("batch-size", self.rows, MAX_BATCH)
-        self.method.read()
+        self.check_decoding()
 
     def setup(self, load: LoadOptions) -> Any:
         """What the workers of a file need."""
@@ -381,13 +406,7 @@ class Animate(CodecFlags):
         from mmaccel.outputs.video_files import pick_format
 
         return ClipSetup(
-            self.model,
-            self.out,
-            policy=self.method.policy,
-            options=self.method.read(),
-            sampling=self.sampling,
-            load=load,
-            rows=self.rows,
+            **self.fields_of_setup(load),
             negative=self.negative,
             file_format=pick_format(self.file_format),
         )
@@ -428,7 +447,7 @@ answer = as_command(Answer)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generate(MediaFlags):
+class Generate(MediaFlags, FileCommand):
     """Generate images. Each carries its prompt, seed, policy, versions and stats.
 
     With --prompts FILE (.jsonl, .csv, .txt or -), generate those of a file: see docs/batch.md.
@@ -457,12 +476,6 @@ class Generate(MediaFlags):
     ] = None
     file: FileFlags
 
-    @property
-    def rows(self) -> int:
-        """Images generated together."""
-        usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
-        return usual if self.batch_size is None else self.batch_size
-
     def run(self) -> None:
         """Generate images of the command line or of a file."""
         if self.file.prompt_file is None:
@@ -480,34 +493,23 @@ class Generate(MediaFlags):
         Raises:
             OptionError: with the first that is wrong.
         """
-        single: dict[str, Any] = {
-            "prompt": self.prompts,
-            "--num-images": self.count,
-            "--compare": self.compare,
-        }
-        single |= {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
-        self.file.check(single)
+        self.check_single(
+            {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
+        )
         if self.count is not None:
             many = MAX_IMAGES // max(1, len(self.prompts or ()))
             shared.check_count("num-images", self.count, many, "a file takes more, see --prompts")
         self.sides.join()
-        shared.check_count("batch-size", self.rows, MAX_BATCH)
-        self.method.read()
+        self.check_decoding()
 
     def setup(self, load: LoadOptions) -> Any:
         """What the workers of a file need."""
         from mmaccel.batch.worker import Setup
 
         return Setup(
-            self.model,
-            self.out,
-            policy=self.method.policy,
-            options=self.method.read(),
-            sampling=self.sampling,
-            load=load,
+            **self.fields_of_setup(load),
             decoder=self.decoder,
             size=self.sides.join(),
-            rows=self.rows,
             negative=self.negative,
         )
 

@@ -34,7 +34,8 @@ def models() -> None:
     from mmaccel.own_code import installed
     from mmaccel.samplers.drafting.coarse_model import find_coarse
 
-    console, weights = wide_console(), Path(mmaccel.__file__).parent / "demo" / "weights"
+    console = wide_console()
+    weights = Path(mmaccel.__file__).parent / "demo" / "weights"
     table = make_table("model", "coarse drafts", "what", title="Demo models")
     summaries = {name: model.summary for name, model in (MODELS | CLIP_MODELS).items()}
     summaries |= SPOKEN_MODELS | TEXT_MODELS | VISION_MODELS

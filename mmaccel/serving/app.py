@@ -115,14 +115,17 @@ class Recorded:
     """
 
     def __init__(self, app: Any, service: Service) -> None:
-        self._app, self._service = app, service
+        self._app = app
+        self._service = service
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """See ASGI."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status, request_id = time.monotonic(), 0, secrets.token_hex(8)
+        began = time.monotonic()
+        status = 0
+        request_id = secrets.token_hex(8)
         scope.setdefault("state", {})["request_id"] = request_id
 
         async def send_recorded(message: Any) -> None:
@@ -230,7 +233,8 @@ def _check_images(body: ImageBody, max_prompt: int, has_partial_images: bool) ->
         raise invalid("n", message)
     if not body.partial_images:
         return
-    name, received = "partial_images", f"received {body.partial_images}"
+    name = "partial_images"
+    received = f"received {body.partial_images}"
     if not body.stream:
         raise invalid(name, f"{name}: expected stream with it, {received} without; set stream")
     if not has_partial_images:
@@ -245,7 +249,8 @@ def _size(made: Any) -> str:
 
 def _usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
     """Tokens of a request, as OpenAI counts them: the prompt once."""
-    n_in, n_out = jobs[0].width, sum(len(each.tokens) for each in made)
+    n_in = jobs[0].width
+    n_out = sum(len(each.tokens) for each in made)
     return {
         "input_tokens": n_in,
         "input_tokens_details": {"image_tokens": 0, "text_tokens": n_in},
@@ -507,5 +512,6 @@ def _sound_event(data: bytes) -> str:
 
 def _sound_usage(event: Event) -> dict[str, int]:
     """Tokens of a request, as OpenAI counts them."""
-    n_in, n_out = event.job.width, len(event.value.tokens)
+    n_in = event.job.width
+    n_out = len(event.value.tokens)
     return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}

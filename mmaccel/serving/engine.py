@@ -77,13 +77,15 @@ class Run:
     """
 
     def __init__(self, engine: Engine, jobs: list[Job]) -> None:
-        self._engine, self.jobs = engine, jobs
+        self._engine = engine
+        self.jobs = jobs
         self.group: Any = jobs[0].group
         longest = max(job.width for job in jobs)
         self.width = -(-max(longest, engine.widest) // _WIDTHS) * _WIDTHS
         engine.widest = self.width
         self.running: dict[int, Job] = {}
-        self._numbers, self._n_passes = count(), 0
+        self._numbers = count()
+        self._n_passes = 0
         self._begin(jobs)
 
     def arrivals(self, most: int) -> list[Job]:
@@ -130,7 +132,8 @@ class Run:
         return limits
 
     def _show(self, job: Job, progress: Any, batch_slot: int) -> None:
-        tokens, n = progress.tokens[batch_slot], int(progress.lengths[batch_slot])
+        tokens = progress.tokens[batch_slot]
+        n = int(progress.lengths[batch_slot])
         job.partials = [at for at in job.partials if at > n]
         if n >= len(tokens):
             return
@@ -195,7 +198,10 @@ class Engine:
         rows: int,
         log_messages: bool = False,
     ) -> None:
-        self.backend, self.queue, self.metrics, self.rows = backend, queue, metrics, rows
+        self.backend = backend
+        self.queue = queue
+        self.metrics = metrics
+        self.rows = rows
         self.widest = 0
         self.has_stopped = Flag()
         self.seconds_per_row = 1.0
@@ -235,14 +241,16 @@ class Engine:
             self.has_stopped.set()
 
     def _decode(self, jobs: list[Job]) -> None:
-        self._run = run = Run(self, jobs)
+        run = Run(self, jobs)
+        self._run = run
+        error: Exception | None = None
         try:
             self.backend.run(run, self.rows)
-            left, error = list(run.running), None  # none, unless the backend forgot some
         except Exception as caught:
-            left, error = list(run.running), caught
+            error = caught
             self._report(caught)
         self._run = None
+        left = list(run.running)  # without an error none, unless the backend forgot some
         if left:
             self._settle(run, left, error)
         self.metrics.running.set(0)

@@ -34,7 +34,10 @@ class ApiError(MMAccelError):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param, self.headers = status, code, param, dict(headers or {})
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""

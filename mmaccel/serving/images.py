@@ -63,7 +63,8 @@ class ImageBackend:
 
     def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
         self.prefix_tree = prefix_tree
-        self._setup, self.pipe = setup, setup.open()
+        self._setup = setup
+        self.pipe = setup.open()
         assert self.pipe.source is not None  # it was opened by name
         self._generator = ImageGenerator(self.pipe)
         self._weights = content_hash(self.pipe.source, setup.decoder)
@@ -154,7 +155,8 @@ class ImageBackend:
         Raises:
             OptionError, UnsupportedModelError: it cannot.
         """
-        pipe, example = self.pipe, self.pipe.prompted_model.examples[0]
+        pipe = self.pipe
+        example = pipe.prompted_model.examples[0]
         (item,) = make_items([make_row(prompt=example)], 0)
         settings = settings_of(self._setup, item, pipe)
 

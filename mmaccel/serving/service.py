@@ -43,7 +43,9 @@ class Service:
         images: ImageBackend | None = None,
         speech: SpeechBackend | None = None,
     ) -> None:
-        self.settings, self.images, self.speech = settings, images, speech
+        self.settings = settings
+        self.images = images
+        self.speech = speech
         backend: Any = speech if images is None else images
         self.queue = JobQueue(settings.queue)
         self.metrics = Metrics(lambda: len(self.queue))

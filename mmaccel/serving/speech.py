@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from mmaccel.batch.speech import SpeechSetup
 from mmaccel.catalog import make_policy
-from mmaccel.loading import load_keywords, pick_name
-from mmaccel.options import LoadOptions, SamplingOptions, given
+from mmaccel.loading import pick_name
+from mmaccel.options import given
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import CHUNK_SECONDS, check_seconds, make_plan
@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 _DEFAULT_VOICES = ("default", "auto", "")  # OpenAI's client always sends a voice
 
 
-ON_CPU = LoadOptions(device="cpu", dtype="float32")
-
-
 class SpeechBackend:
     """A speech model behind the engine.
 
     Args:
-        model: folder or hub id.
-        codec: the same of its codec; None is the one of the family's authors.
-        max_seconds: after which an utterance is cut.
+        setup: model, codec, policy and sampling parameters, as `mmaccel speak --prompts` has them;
+            without `guidance_scale`, which no speech model has. A voice is each request's own.
         chunk_seconds: of sound that is sent in chunks.
-        policy: short name; None is Jacobi.
-        options: fields of the policy.
-        sampling: how tokens are drawn; without `guidance_scale`, which no speech model has.
-        load: how the model is opened.
         prefix_tree: keeps prompts for later requests; None: nothing does.
 
     Attributes:
@@ -51,24 +43,18 @@ class SpeechBackend:
 
     def __init__(
         self,
-        model: str,
+        setup: SpeechSetup,
         *,
-        codec: str | None = None,
-        max_seconds: float = 30.0,
         chunk_seconds: float = CHUNK_SECONDS,
-        policy: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        sampling: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
-        load: LoadOptions = ON_CPU,
         prefix_tree: PrefixTree | None = None,
     ) -> None:
         self.prefix_tree = prefix_tree
-        name, fields = pick_name(policy, dict(options or {}), "window")
+        name, fields = pick_name(setup.policy, dict(setup.options), "window")
         self._policy = make_policy(name, **fields)
-        self.pipe = TextToSpeech.from_pretrained(model, codec=codec, **load_keywords(load))
+        self.pipe: TextToSpeech = setup.open()
         check_seconds(chunk_seconds, "chunk_seconds", usual=CHUNK_SECONDS)
         self._chunk_seconds = chunk_seconds
-        self._call = {"max_seconds": max_seconds, **given(sampling)}
+        self._call = {"max_seconds": setup.max_seconds, **given(setup.sampling)}
 
     @property
     def sample_rate(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from mmaccel.samplers.prefix_tree import PrefixTree
@@ -37,14 +38,16 @@ def open_speech(settings: ServerSettings, model: str, **options: Any) -> Service
     Args:
         settings: of the server.
         model: folder or hub id.
-        **options: of `mmaccel.serving.speech.SpeechBackend`.
+        **options: of a `mmaccel.batch.speech.SpeechSetup`, which writes to no folder.
 
     Raises:
         OptionError, UnsupportedModelError: it cannot.
     """
+    from mmaccel.batch.speech import SpeechSetup
     from mmaccel.serving.speech import SpeechBackend
 
-    backend = SpeechBackend(model, **options, prefix_tree=_open_tree(settings))
+    setup = SpeechSetup(model, Path(), rows=settings.rows, **options)
+    backend = SpeechBackend(setup, prefix_tree=_open_tree(settings))
     backend.warm_up()
     return Service(settings, speech=backend)
 

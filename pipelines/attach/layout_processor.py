@@ -33,7 +33,8 @@ class LayoutMask:
     """
 
     def __init__(self, layout: Layout, n_prompt: int) -> None:
-        self._layout, self._n_prompt = layout, n_prompt
+        self._layout = layout
+        self._n_prompt = n_prompt
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Ids `[B, T + slot]` and scores `[B, V]` to scores `[B, V]`."""
@@ -82,7 +83,8 @@ def with_layout(processors: Any, layout: Layout, n_prompt: int) -> Any:
     for index, processor in enumerate(processors):
         if any(is_own(processor, name) for name in _GUIDANCE):
             first = index + 1
-    mask, last = LayoutMask(layout, n_prompt), ForcedToken(layout, n_prompt)
+    mask = LayoutMask(layout, n_prompt)
+    last = ForcedToken(layout, n_prompt)
     return type(processors)([*processors[:first], mask, *processors[first:], last])
 
 

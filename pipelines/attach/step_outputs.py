@@ -70,7 +70,9 @@ class StepOutputs:
         cache: Any,
     ) -> None:
         self.is_active = bool(names)
-        self._columns, self._filler, self._cache = columns, filler, cache
+        self._columns = columns
+        self._filler = filler
+        self._cache = cache
         self._prompt_output: Any = None
         self._windows: list[int | None] | None = None
         self._is_uncached = False

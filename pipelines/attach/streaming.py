@@ -46,7 +46,10 @@ class TokenStreamer:
         scores: Callable[[int], tuple[Tensor, ...]] | None = None,
     ) -> None:
         self._scores = scores
-        self._ids, self._criteria, self._streamer, self._pad = prompt, criteria, streamer, pad
+        self._ids = prompt
+        self._criteria = criteria
+        self._streamer = streamer
+        self._pad = pad
         self._finish = [_OPEN] * prompt.shape[0]
         self.steps = 0
 

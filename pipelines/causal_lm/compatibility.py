@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -51,10 +51,10 @@ class ModelFacts:
     config: Any
     windows: Sequence[int | None]
     n_ids: int
-    max_positions: int | None
-    parameters: frozenset[str]
-    cache_argument: str
-    last_only: Mapping[str, Any]
+    max_positions: int | None = None
+    parameters: frozenset[str] = frozenset()
+    cache_argument: str = CACHE
+    last_only: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_facts(model: Any) -> ModelFacts:

@@ -225,16 +225,12 @@ class Dia(CodeDecoder):
         ends = [end for stop in call.stops for end in stop.flatten().tolist()]
         if ends != [config.eos_token_id]:
             yield f"end tokens other than {config.eos_token_id}, Dia's own"
-        if call.returns_cache and not call.config.return_dict_in_generate:
-            yield "a cache given by the caller"
         mask = call.others.get("decoder_attention_mask")
         if mask is not None and not bool(mask.all()):
             yield "prompts of sound of different lengths"
         free = self._read_pattern(call)[1]
         if not torch.equal(free, free[:1].expand_as(free)):
             yield "rows with different patterns"
-        elif not bool(free.any()):
-            yield "a pattern in which nothing is generated"
 
     def _read_pattern(self, call: GenerateCall) -> tuple[Tensor, Tensor]:
         """Codes of all cells `[B, S, K]` as far as they are given, and which are free, bool."""

@@ -30,7 +30,8 @@ class CodeDecoder(CausalLM):
     """A kind of model whose `generate` makes K codes a step, in K rows of `_sample` each.
 
     Attributes:
-        given: arguments of its forward that calls may have, whatever `read` makes of them.
+        given: arguments of its forward that calls may have, whatever `read` makes of them; with
+            `CACHE`, its `generate` makes a cache for every call.
     """
 
     name: ClassVar[str] = "delay"
@@ -70,15 +71,7 @@ class CodeDecoder(CausalLM):
         if known is not None:
             return known
         config = self.decoder(model).config
-        facts = ModelFacts(
-            config,
-            (None,) * config.num_hidden_layers,
-            self.vocab_size(model),
-            None,
-            frozenset(),
-            CACHE,
-            {},
-        )
+        facts = ModelFacts(config, (None,) * config.num_hidden_layers, self.vocab_size(model))
         received = ""
         rope = vars(config).get("rope_parameters") or {}
         if rope.get("rope_type") in ("dynamic", "longrope"):
@@ -143,7 +136,10 @@ class CodeDecoder(CausalLM):
     def _find_in_call(self, call: GenerateCall) -> Iterator[str]:
         if call.synced_gpus:
             yield "synced_gpus"
-        yield from sorted(call.given - self.given)
+        is_own = CACHE in self.given and not call.has_callers_cache
+        if call.cache is not None and not is_own:
+            yield "a cache given by the caller"
+        yield from sorted(call.given - self.given - {CACHE})
         yield from (f"output_{name}" for name in sorted(call.records))
         if call.needs_streamer:
             yield "a streamer or a stopping criterion that reads rows of single codebooks"

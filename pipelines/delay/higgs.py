@@ -179,10 +179,6 @@ class Higgs(CodeDecoder):
         flat = {config.audio_token_id, config.audio_delay_token_id}
         if config.eos_token_id not in ends or ends & flat:
             yield f"end tokens without {config.eos_token_id}, or among those of sounds"
-        if call.returns_cache and not call.config.return_dict_in_generate:
-            yield "a cache given by the caller"
-        if call.n_cached:
-            yield "a cache that holds entries"
         if call.is_uncached:
             yield "use_cache=False, under which the model has no sound to go on from"
         if not is_left_padded(call.mask) or call.mask.shape != call.ids.shape:

@@ -160,14 +160,15 @@ class Musicgen(CodeDecoder):
     def read(self, call: GenerateCall) -> Iterator[str]:
         if call.stops:
             yield "an end token, which MusicGen has none of"
-        if call.returns_cache and not call.config.return_dict_in_generate:
-            yield "a cache given by the caller"
         kinds = call.kinds
         if _is_guided(call):
             kinds = kinds[1:]
         elif call.others.get("guidance_scale") not in (None, 1):
             yield "guidance after another processor"
         yield from find_unflat(kinds)
+        if call.config.num_return_sequences > 1:
+            yield "num_return_sequences, which takes the books of a sound apart"
+            return
         mask = call.others.get(_PATTERN)
         n_books = self.n_books(call.model)
         n_prompt = call.ids.shape[1]

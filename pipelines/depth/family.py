@@ -18,7 +18,6 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.depth.window import DepthWindow
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.original_methods import original
-from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
@@ -82,10 +81,7 @@ class DepthDecoder(CausalLM):
             model.config,
             (None,) * model.config.num_hidden_layers,
             self.vocab_size(model),
-            self.n_entries(model),
-            frozenset(),
-            CACHE,
-            {},
+            max_positions=self.n_entries(model),
         )
         if model.device.type == "meta":
             raise UnsupportedModelError(

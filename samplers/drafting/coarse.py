@@ -215,7 +215,8 @@ def forget_opened(model: object) -> None:
 
 
 def _check_grid(config: CoarseConfig, layout: Layout, folder: str) -> None:
-    known, own = (config.columns, config.frame), (layout.columns, layout.frame)
+    known = (config.columns, config.frame)
+    own = (layout.columns, layout.frame)
     if config.columns and known != own:
         raise OptionError(
             f"drafts: expected a coarse model of {own[0]} columns and {own[1]} slots a frame, "

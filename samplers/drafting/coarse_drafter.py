@@ -448,13 +448,16 @@ class CoarseDrafter(Drafter):
         states = held.states.get()
         seen = held.neighbours.get()
         prompts = held.prompts.get()
-        first, last = held.first.get(), held.end.get()  # slots of the last pass
+        first = held.first.get()
+        last = held.end.get()  # slots of the last pass
         is_seen = buffer.is_predicted()
         distances = (slots - last).masked_fill(is_seen, 0).clamp(min=0)
         at = slots.clamp(first, last) - first
         rows = torch.arange(len(at), device=at.device)[:, None]
         base = model.base(slots, distances, states[rows, at], prompts[:, None])
-        seen, ids, values = seen[rows, at], ids[rows, at], values[rows, at]
+        seen = seen[rows, at]
+        ids = ids[rows, at]
+        values = values[rows, at]
         is_fixed = (buffer.n_generated == 0)[:, None] | run.rows.is_over(slots)
         if not model.drafts_new_slots:
             is_fixed = is_fixed | ~is_seen

@@ -109,7 +109,8 @@ def _sweep(
     for b, n_made in enumerate(buffer.n_generated.tolist()):
         if not n_made or ended[b]:  # before the row's first pass, or after its end
             continue
-        width, moved = filled[b] - origin - firsts[b], n_made - firsts[b]  # of the last pass
+        width = filled[b] - origin - firsts[b]
+        moved = n_made - firsts[b]  # of the last pass
         n_slots = min(slots.shape[1], run.length - n_made)
         if not opened.model.drafts_new_slots:
             n_slots = min(n_slots, width - moved)

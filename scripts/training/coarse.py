@@ -89,19 +89,22 @@ def make_coarse(args: argparse.Namespace, command: str) -> dict[str, Any]:
     Raises:
         OptionError: a model that hands out no states, or options that do not fit.
     """
-    target, work = open_target(args), args.work or args.out / "work"
+    target = open_target(args)
+    work = args.work or args.out / "work"
     if not isinstance(target.window, StateModel):
         raise OptionError(
             f"model: expected one that hands out its hidden states, received a "
             f"{type(target.window).__name__}; a StateModel has coarse drafts"
         )
-    config, guidance = target.config(args.width, args.embedding), args.guidance or [None]
+    config = target.config(args.width, args.embedding)
+    guidance = args.guidance or [None]
     drafts = args.drafts if args.drafts == "neighbour" else Coarse(args.drafts)
     policy = RecordedJacobi(args.window, drafts, config=config)
     files = collect_passes(target, policy, work, args.samples, args.batch, guidance)
     _, _, params = target.plan(target.prompts[:1], guidance[0])
     options = FitOptions(rate=args.rate, temperature=params.temperature)
-    output, data = target.window.output_matrix().detach(), PassData(files, config)
+    output = target.window.output_matrix().detach()
+    data = PassData(files, config)
     training = CoarseTraining(config, output, data, work, args.minutes, options)
     card: dict[str, Any] = {
         "made_for": args.model,
@@ -156,7 +159,8 @@ def measure(
     Returns:
         A row for each guidance scale. `is_equal` says whether both made the same tokens.
     """
-    rows, found = target.fresh_rows(args.samples, args.measured), []
+    rows = target.fresh_rows(args.samples, args.measured)
+    found = []
     for scale in guidance:
         plain = target.sample(Jacobi(args.window, "neighbour"), rows, scale)
         coarse = target.sample(Jacobi(args.window, Coarse(str(args.out))), rows, scale)

@@ -81,8 +81,11 @@ class CoarseTraining:
         minutes: float,
         options: FitOptions = FitOptions(),  # noqa: B008 (frozen)
     ) -> None:
-        self.data, self.options, self.minutes = data, options, minutes
-        self.device, self.file = output.device, work / "training.pt"
+        self.data = data
+        self.options = options
+        self.minutes = minutes
+        self.device = output.device
+        self.file = work / "training.pt"
         torch.manual_seed(0)
         self.model = CoarseModel(config, output).to(output.device)
         with torch.no_grad():
@@ -91,9 +94,11 @@ class CoarseTraining:
         self._optimiser = torch.optim.AdamW(
             weights, options.rate, betas=(0.9, 0.98), weight_decay=0.02
         )
-        self.step, self.seconds = 0, 0.0
+        self.step = 0
+        self.seconds = 0.0
         self.curve: list[dict[str, Any]] = []
-        self.best, self.lowest = self._weights(), math.inf
+        self.best = self._weights()
+        self.lowest = math.inf
         if self.file.exists():
             self._load()
 
@@ -106,8 +111,11 @@ class CoarseTraining:
             )
         self.model.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
-        self.step, self.seconds, self.curve = state["step"], state["seconds"], state["curve"]
-        self.best, self.lowest = state["best"], state["lowest"]
+        self.step = state["step"]
+        self.seconds = state["seconds"]
+        self.curve = state["curve"]
+        self.best = state["best"]
+        self.lowest = state["lowest"]
 
     def save(self) -> None:
         """Write the state, complete or not at all."""
@@ -128,7 +136,8 @@ class CoarseTraining:
     def run(self, until: float) -> None:
         """Train until `until` minutes of training have passed, counted over all runs."""
         rng = torch.Generator().manual_seed(self.step + 1)
-        began, checked = time.monotonic() - self.seconds, self.seconds
+        began = time.monotonic() - self.seconds
+        checked = self.seconds
         while (elapsed := time.monotonic() - began) < 60 * until:
             self.seconds = elapsed
             self._set_rate(elapsed / (60 * self.minutes))
@@ -152,7 +161,8 @@ class CoarseTraining:
         """Validate, keep the weights if they are the best so far, and save."""
         found = self.validate(is_whole=False)
         if found["seen"] + found["unseen"] < self.lowest:
-            self.best, self.lowest = self._weights(), found["seen"] + found["unseen"]
+            self.best = self._weights()
+            self.lowest = found["seen"] + found["unseen"]
         self.save()
 
     def _weights(self) -> dict[str, Tensor]:
@@ -173,7 +183,8 @@ class CoarseTraining:
 
     def loss(self, seen: Slots, unseen: Slots, rng: torch.Generator) -> Tensor:
         """Cross-entropy of both kinds of slots, summed, nats."""
-        now, n_ids = unseen.now, self.model.config.vocab_size
+        now = unseen.now
+        n_ids = self.model.config.vocab_size
         is_wrong = (torch.rand(now.shape, generator=rng) < self.options.wrong) & (now < n_ids)
         others = torch.randint(n_ids, now.shape, generator=rng)
         wrong = Slots(**{**vars(unseen), "now": torch.where(is_wrong, others, now)})
@@ -186,8 +197,10 @@ class CoarseTraining:
 
     def predict(self, slots: Slots) -> Tensor:
         """The states `[K, D]` that the coarse model predicts."""
-        model, device = self.model, self.device
-        states, distances = slots.states.to(device), slots.distances.to(device)
+        model = self.model
+        device = self.device
+        states = slots.states.to(device)
+        distances = slots.distances.to(device)
         prompts = slots.prompts.to(device)
         base = model.base(slots.slots.to(device), distances, states, prompts)
         if slots.seen is None:
@@ -223,7 +236,8 @@ class CoarseTraining:
             `model_seen`, `model_unseen`: the entropy of the large model on the right tokens, the
             least that is possible.
         """
-        rng, output = torch.Generator().manual_seed(1), self.model.output
+        rng = torch.Generator().manual_seed(1)
+        output = self.model.output
         count = count if len(output) <= _WHOLE_VOCABULARY else min(count, 512)
         seen = self.data.draw_seen(count, rng, is_validation=True)
         unseen = self.data.draw_unseen(count, rng, is_validation=True)

@@ -52,7 +52,8 @@ class RecordedJacobi(Jacobi):
     def decode(self, run: WindowRun) -> Generation:
         """As `Jacobi`; every pass is kept when its tokens are accepted."""
         assert self.config is not None
-        recorder, accept = _Recorder(run, self.config, self.per_pass), run.accept
+        recorder = _Recorder(run, self.config, self.per_pass)
+        accept = run.accept
 
         def record_and_accept(tokens: Tensor, kept: Tensor) -> None:
             recorder.record(1 + count_leading(kept))
@@ -69,17 +70,21 @@ class _Recorder:
     """The passes of one run."""
 
     def __init__(self, run: WindowRun, config: CoarseConfig, per_pass: int) -> None:
-        self.run, self.config, self.per_pass = run, config, per_pass
+        self.run = run
+        self.config = config
+        self.per_pass = per_pass
         shape = (run.prompt.batch, run.length, config.hidden_size)
         self.finals = torch.zeros(shape, dtype=torch.float16)
         self.kept: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def record(self, n_accepted: Tensor) -> None:
         """Keep a pass, whose drafts still stand in the token buffer."""
-        run, slots = self.run, self.run.buffer.slots
+        run = self.run
+        slots = run.buffer.slots
         model: Any = run.model
         states = guide(model.last_states.float(), run.prompt.branches, run.params.guidance_scale)
-        states, is_over = states.half().cpu(), run.rows.is_over(slots).cpu()
+        states = states.half().cpu()
+        is_over = run.rows.is_over(slots).cpu()
         seen = _neighbours(self.tokens(), slots, run.buffer.origin, self.config).cpu()
         at = slots.cpu()
         is_accepted = torch.arange(at.shape[1]) < n_accepted.cpu()[:, None]
@@ -99,7 +104,8 @@ class _Recorder:
 
     def collect(self, lengths: Tensor) -> dict[str, Tensor]:
         """The run as tensors; slots after a row's end are left out."""
-        run, lengths = self.run, lengths.cpu()
+        run = self.run
+        lengths = lengths.cpu()
         rows, slots, states, seen = (torch.cat(parts) for parts in zip(*self.kept))
         is_inside = slots < lengths[rows]
         origin = run.buffer.origin
@@ -158,7 +164,8 @@ def collect_passes(
         "batch": batch,
         "guidance": list(guidance),
     }
-    note, text = work / "passes.json", json.dumps(made_with, indent=1)
+    note = work / "passes.json"
+    text = json.dumps(made_with, indent=1)
     if note.exists() and note.read_text(encoding="utf-8") != text:
         raise OptionError(
             f"work: expected no passes, or some of this model with these options in {work}, "
@@ -222,7 +229,8 @@ class PassData:
     def __init__(self, files: Sequence[Path], config: CoarseConfig) -> None:
         parts = [load_file(file) for file in files]
         n_ids = config.vocab_size
-        self.config, self._origin = config, max(int(part["origin"]) for part in parts)
+        self.config = config
+        self._origin = max(int(part["origin"]) for part in parts)
         n_slots = max(part["finals"].shape[1] for part in parts)
         self._tokens = torch.cat(
             [
@@ -244,7 +252,8 @@ class PassData:
             torch.cat([part[name] for part in parts]) for name in ("slots", "states", "seen")
         )
         self.seconds = sum(float(part["seconds"]) for part in parts)
-        self.n_rows, self.n_pairs = len(self._tokens), len(self._rows)
+        self.n_rows = len(self._tokens)
+        self.n_pairs = len(self._rows)
         is_validation = self._rows % _VALIDATION == 0
         self._pools = {True: is_validation.nonzero()[:, 0], False: (~is_validation).nonzero()[:, 0]}
         made = self._tokens[:, self._origin :].long()
@@ -254,14 +263,16 @@ class PassData:
         """Slots that a pass has seen, and what it saw."""
         pool = self._pools[is_validation]
         chosen = pool[torch.randint(len(pool), (count,), generator=rng)]
-        rows, slots = self._rows[chosen], self._slots[chosen]
+        rows = self._rows[chosen]
+        slots = self._slots[chosen]
         return self._make(
             rows, slots, torch.zeros_like(slots), self._seen[chosen].long(), self._states[chosen]
         )
 
     def draw_unseen(self, count: int, rng: torch.Generator, is_validation: bool = False) -> Slots:
         """Slots after one that a pass has seen, at distances that are mostly small."""
-        pool, found = self._pools[is_validation], []
+        pool = self._pools[is_validation]
+        found = []
         n_found = 0
         while n_found < count:
             chosen = pool[torch.randint(len(pool), (count,), generator=rng)]
@@ -270,7 +281,8 @@ class PassData:
             slots = self._slots[chosen] + distances
             is_inside = slots < self._lengths[self._rows[chosen]]
             if not is_inside.any():  # rows of one or two slots
-                slots, is_inside = self._slots[chosen], torch.ones_like(is_inside)
+                slots = self._slots[chosen]
+                is_inside = torch.ones_like(is_inside)
             found.append(torch.stack([chosen, slots, distances])[:, is_inside])
             n_found += int(is_inside.sum())
         chosen, slots, distances = torch.cat(found, 1)[:, :count]

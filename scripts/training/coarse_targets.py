@@ -148,7 +148,8 @@ def _open_image(args: argparse.Namespace) -> Target:
         trust_remote_code=args.trust_remote_code,
     )
     pipe = open_pipeline(args.model, load, size=args.size, decoder=args.decoder)
-    model, layout = pipe.image_model, pipe.image_model.layout
+    model = pipe.image_model
+    layout = model.layout
     prompts: Sequence[str] = _read_prompts(args) or model.examples
     if args.prompts is None and isinstance(model, WordImages):
         prompts = make_captions(_CAPTIONS_SEED, range(10_000))
@@ -184,7 +185,8 @@ def _open_text(args: argparse.Namespace) -> Target:
     model = model.to(args.device).eval()
     family = family_of(model)
     family.check(model)
-    window, lines = family.wrap(model), _read_prompts(args)
+    window = family.wrap(model)
+    lines = _read_prompts(args)
     if args.ids:
         prompts = [[int(number) for number in line.split()] for line in lines]
     else:
@@ -241,7 +243,8 @@ def _open_clips(args: argparse.Namespace) -> Target:
 
     load = LoadOptions(device=args.device, dtype=args.dtype, family=args.family, cuda_graphs=False)
     pipe = open_clip_pipeline(args.model, load)
-    model, layout = pipe.clip_model, pipe.clip_model.layout
+    model = pipe.clip_model
+    layout = model.layout
 
     def plan(chosen: Sequence[str], guidance: float | None) -> Plan:
         params = choose_params(model.params, guidance_scale=guidance, temperature=args.temperature)
@@ -278,7 +281,8 @@ def _open_video(args: argparse.Namespace) -> Target:
         cuda_graphs=False,
         trust_remote_code=args.trust_remote_code,
     )
-    video, files = pipe.video, _read_prompts(args)
+    video = pipe.video
+    files = _read_prompts(args)
     if not files:
         raise OptionError(
             "prompts: expected a file with the path of an image a line for a video model, "

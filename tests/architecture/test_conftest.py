@@ -48,6 +48,11 @@ def test_memory_of_others_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert filled == []
 
 
+def test_memory_follows_a_device_context() -> None:
+    with torch.device("meta"):
+        assert run_as(Path(torch.__file__))["a"].device.type == "meta"
+
+
 def test_the_network_is_closed() -> None:
     with socket.socket() as connection, pytest.raises(RuntimeError, match="no connection"):
         connection.connect(("127.0.0.1", 9))

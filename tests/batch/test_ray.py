@@ -36,13 +36,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
     before = dict(os.environ)
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    # processes that ray starts ahead serve no `runtime_env`
+    os.environ |= {"PYTHONPATH": str(Path(mmaccel.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     sockets = tmp_path_factory.mktemp("r", numbered=False)
-    root = str(Path(mmaccel.__file__).parents[1])
     ray.init(
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}},
         _temp_dir=str(sockets) if len(str(sockets)) < 40 else None,
     )
     yield

@@ -10,8 +10,9 @@ import pytest
 
 from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.prompts import Item, Row, make_items
+from mmaccel.batch.ray_executor import WorkerActor
 from mmaccel.batch.worker import Setup, Worker
-from mmaccel.errors import NumericsError
+from mmaccel.errors import NumericsError, OptionError
 from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 from tests.batch.jobs import Jobs, content, records
 from tests.fixtures.tiny_model import CAPTIONS, N_CODES, WORDS, build_tiny
@@ -104,3 +105,10 @@ def test_a_prompt_with_nan_logits_fails_alone(without_grass: Path, tmp_path: Pat
     noted = records(jobs.out)
     assert {r["id"] for r in noted if r["status"] == "failed"} == {"r1", "r4"}
     assert len(noted) == N_ITEMS and len(content(jobs.out)) == N_ITEMS - 2
+
+
+def test_what_fails_ahead_of_the_first_call_fails_in_it(tmp_path: Path) -> None:
+    actor = WorkerActor(Setup("no such model", tmp_path))
+    actor.load()
+    with pytest.raises(OptionError, match="no such model"):
+        actor.check([])

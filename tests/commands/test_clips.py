@@ -14,6 +14,7 @@ from mmaccel import Jacobi, TextToVideo
 from mmaccel.cli import main
 from mmaccel.pipelines.text_to_video.types import ClipModel
 from tests.fixtures.media import image, read_webp
+from tests.fixtures.prompt_files import make_in_parts, read_files, stop_at, write_rows
 from tests.fixtures.tiny_model import CAPTIONS, FPS, N_FRAMES, N_TOKENS, build_tiny_clips
 
 TWO = CAPTIONS[:2]
@@ -97,60 +98,36 @@ ROWS = [
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return file
-
-
-def whole(out: Path) -> dict[str, bytes]:
-    """The clips of a folder by name."""
-    return {file.name: file.read_bytes() for file in out.glob("*.webp")}
+    return write_rows(tmp_path, ROWS)
 
 
 def test_a_prompt_file_is_made_once_whatever_its_parts(
     model: Path, pipe: TextToVideo, prompts: Path, tmp_path: Path
 ) -> None:
     job = ["--prompts", str(prompts), "--seed", "5"]
-    assert animate(model, tmp_path / "all", *job) == 0
-    made = whole(tmp_path / "all")
+    made, in_shards, alone = make_in_parts(
+        lambda out, *more: animate(model, out, *job, *more), tmp_path, ".webp"
+    )
     assert len(made) == 4 and "b_0_4.webp" in made
+    assert in_shards == made and alone == made
     clip = pipe(CAPTIONS[1], seed=4, guidance_scale=1)[0]
     assert torch.equal(read_webp(tmp_path / "all" / "b_0_4.webp"), clip.frames)
     (said,) = [each for each in facts(tmp_path / "all") if each["id"] == "b"]
     assert (said["prompt"], said["frames"], said["width"]) == (CAPTIONS[1], N_FRAMES, 16)
-    for shard in ("1/2", "2/2"):
-        assert animate(model, tmp_path / "parts", *job, "--shard", shard) == 0
-    assert whole(tmp_path / "parts") == made
-    assert animate(model, tmp_path / "one", *job, "--batch-size", "1") == 0
-    assert whole(tmp_path / "one") == made
 
 
 def test_a_prompt_file_goes_on_where_it_was_stopped(
-    model: Path,
-    prompts: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = ["--prompts", str(prompts), "--seed", "5", "--batch-size", "1"]
-    own = ClipModel.render
-    rendered: list[object] = []
-
-    def stop(self: ClipModel, *arguments: Any) -> Any:
-        rendered.append(arguments)
-        if len(rendered) == 3:
-            raise KeyboardInterrupt
-        return own(self, *arguments)
-
-    monkeypatch.setattr(ClipModel, "render", stop)
-    assert animate(model, tmp_path / "out", *job) == 130
+    with stop_at(3, ClipModel):
+        assert animate(model, tmp_path / "out", *job) == 130
     assert "2 clips generated" in capsys.readouterr().err
-    assert len(whole(tmp_path / "out")) == 2
+    assert len(read_files(tmp_path / "out", ".webp")) == 2
     assert not list((tmp_path / "out").glob(".*.tmp"))
-    monkeypatch.undo()
     assert animate(model, tmp_path / "out", *job, "--resume") == 0
     assert "2 clips generated" in capsys.readouterr().err
-    assert len(whole(tmp_path / "out")) == 4
+    assert len(read_files(tmp_path / "out", ".webp")) == 4
     assert animate(model, tmp_path / "out", *job, "--resume") == 0
     assert "0 clips generated" in capsys.readouterr().err
     in_gif = [*job, "--resume", "--model", str(model), "--out", str(tmp_path / "out")]
@@ -163,21 +140,9 @@ def test_a_prompt_file_goes_on_where_it_was_stopped(
 
 
 def test_an_interrupt_keeps_whole_clips(
-    model: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = ClipModel.render
-    rendered: list[object] = []
-
-    def stop(self: ClipModel, *arguments: Any) -> Any:
-        rendered.append(arguments)
-        if len(rendered) == 2:
-            raise KeyboardInterrupt
-        return own(self, *arguments)
-
-    monkeypatch.setattr(ClipModel, "render", stop)
-    assert animate(model, tmp_path, *TWO, "--seed", "0") == 130
+    with stop_at(2, ClipModel):
+        assert animate(model, tmp_path, *TWO, "--seed", "0") == 130
     assert "1 of 2 clips are in" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2  # one clip and its JSON

@@ -20,6 +20,7 @@ from mmaccel.batch.speech import SpeechSetup
 from mmaccel.cli import main
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.pipelines.models.voices import VoicesSpeech
+from tests.fixtures.prompt_files import make_in_parts, read_files, stop_at, write_rows
 from tests.fixtures.voices import build_voices, silent
 
 LONG_TEXT = "A red fox. Blue cat, a red fox a blue cat; seven"
@@ -54,22 +55,17 @@ def speak(model: Path, *arguments: object) -> int:
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    return file
-
-
-def whole(out: Path) -> dict[str, bytes]:
-    """The sound files of a folder by name."""
-    return {file.name: file.read_bytes() for file in out.glob("*.wav")}
+    return write_rows(tmp_path, ROWS)
 
 
 def test_a_prompt_file_is_spoken_once_whatever_its_parts(
     model: Path, pipe: TextToSpeech, prompts: Path, tmp_path: Path
 ) -> None:
     job = ["--prompts", prompts, "--seed", 5]
-    assert speak(model, *job, "--out", tmp_path / "all") == 0
-    made = whole(tmp_path / "all")
+    made, in_shards, alone = make_in_parts(
+        lambda out, *more: speak(model, *job, "--out", out, *more), tmp_path, ".wav"
+    )
+    assert in_shards == made and alone == made
     assert len(made) == 5 and {"b_0_7.wav", "c_0_4.wav", "d_0_4.wav"} < set(made)
     said = pipe(LONG_TEXT, seed=[7], voice="ben", max_seconds=SECONDS)[0]
     assert made["b_0_7.wav"] == to_wav(said.waveform, 16_000)
@@ -80,40 +76,21 @@ def test_a_prompt_file_is_spoken_once_whatever_its_parts(
     lines = (tmp_path / "all" / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
     records = {record["file"]: record for record in map(json.loads, lines)}
     assert records["b_0_7.wav"]["voice"] == "ben" and records["c_0_4.wav"]["seconds"] > 0
-    for shard in ("1/2", "2/2"):
-        assert speak(model, *job, "--shard", shard, "--out", tmp_path / "parts") == 0
-    assert whole(tmp_path / "parts") == made
-    assert speak(model, *job, "--batch-size", 1, "--out", tmp_path / "one") == 0
-    assert whole(tmp_path / "one") == made
 
 
 def test_a_prompt_file_goes_on_where_it_was_stopped(
-    model: Path,
-    prompts: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     job = ["--prompts", prompts, "--seed", 5, "--batch-size", 1, "--out", out]
-    own = VoicesSpeech.render
-    rendered: list[object] = []
-
-    def stop(self: VoicesSpeech, *arguments: Any) -> Any:
-        rendered.append(arguments)
-        if len(rendered) == 3:
-            raise KeyboardInterrupt
-        return own(self, *arguments)
-
-    monkeypatch.setattr(VoicesSpeech, "render", stop)
-    assert speak(model, *job) == 130
-    n = len(whole(out))  # one of them may be without words, which is not rendered
+    with stop_at(3, VoicesSpeech):
+        assert speak(model, *job) == 130
+    n = len(read_files(out, ".wav"))  # one of them may be without words, which is not rendered
     assert 2 <= n < 5 and f"{n} utterances generated" in capsys.readouterr().err
     assert not list(out.glob(".*.tmp"))
-    monkeypatch.setattr(VoicesSpeech, "render", own)
     assert speak(model, *job, "--resume") == 0
     assert f"{n} before" in capsys.readouterr().err
-    assert len(whole(out)) == 5
+    assert len(read_files(out, ".wav")) == 5
     assert speak(model, *job, "--resume", "--temperature", 0.5) == 2
     assert "received others for" in capsys.readouterr().err
 
@@ -121,12 +98,11 @@ def test_a_prompt_file_goes_on_where_it_was_stopped(
 def test_wrong_rows_are_named_before_any_work(model: Path, tmp_path: Path, capsys: Any) -> None:
     """What is said of each stands in `tests/messages/voices.py`."""
     rows = [{"prompt": "red"}, {"prompt": "foxx"}, {"prompt": "red", "size": 64}]
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    file = write_rows(tmp_path, rows)
     assert speak(model, "--prompts", file, "--seed", 0, "--out", tmp_path / "out") == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "line 2: " in line and "line 3: " in line and "line 1: " not in line
-    assert not whole(tmp_path / "out")
+    assert not read_files(tmp_path / "out", ".wav")
 
 
 def parts_of(pipe: TextToSpeech, text: str, seed: int) -> bytes:

@@ -49,20 +49,6 @@ def make_musicgen(
     return model
 
 
-def keep_codes(model: Any) -> list[Tensor]:
-    """What the codec is asked to decode from now on; its sound is silence."""
-    from types import SimpleNamespace
-
-    found: list[Tensor] = []
-
-    def decode(codes: Tensor, **_: Any) -> Any:
-        found.append(codes)
-        return SimpleNamespace(audio_values=codes.float().flatten(1))
-
-    model.audio_encoder.decode = decode
-    return found
-
-
 DIA_DELAYS = (0, 2, 3)
 DIA_END = 16
 
@@ -113,7 +99,7 @@ def delay_prompt(codes: Tensor, n_codes: int = 16, delays: tuple[int, ...] = DIA
 
 HIGGS_BOOKS = 3
 HIGGS_END = 13
-AUDIO, AUDIO_BEGIN, AUDIO_DELAY, TEXT_END = 20, 21, 22, 23
+HIGGS_PADDING, AUDIO, AUDIO_BEGIN, AUDIO_DELAY, TEXT_END = 19, 20, 21, 22, 23
 
 
 def make_higgs(ends: float = 1.5, codes: int = 12, books: int = HIGGS_BOOKS) -> Any:
@@ -129,7 +115,7 @@ def make_higgs(ends: float = 1.5, codes: int = 12, books: int = HIGGS_BOOKS) -> 
     config = HiggsAudioV2Config(
         vocab_size=24, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, head_dim=8, max_position_embeddings=64,
-        pad_token_id=19, bos_token_id=1, eos_token_id=TEXT_END, num_codebooks=books,
+        pad_token_id=HIGGS_PADDING, bos_token_id=1, eos_token_id=TEXT_END, num_codebooks=books,
         codebook_size=codes + 2, audio_token_id=AUDIO, audio_bos_token_id=AUDIO_BEGIN,
         audio_delay_token_id=AUDIO_DELAY, audio_stream_bos_id=codes, audio_stream_eos_id=codes + 1,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
@@ -138,6 +124,6 @@ def make_higgs(ends: float = 1.5, codes: int = 12, books: int = HIGGS_BOOKS) -> 
     fill(model, 0.4)
     model.audio_lm_head.weight.data[codes + 1] *= ends
     model.generation_config.update(
-        pad_token_id=19, eos_token_id=TEXT_END, max_new_tokens=10, do_sample=False
+        pad_token_id=HIGGS_PADDING, eos_token_id=TEXT_END, max_new_tokens=10, do_sample=False
     )
     return model

@@ -16,6 +16,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from mmaccel import Autoregressive, TextToSpeech
+from mmaccel.batch.speech import SpeechSetup
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.serving.app import JobsResponse
 from mmaccel.serving.jobs import Job, Ticket
@@ -35,7 +36,8 @@ def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, Tex
     """A server of a family's tiny model, and the model once more, which no server runs."""
     model, codec = speech_folders[request.param]
     seconds = SECONDS[request.param]
-    backend = SpeechBackend(str(model), codec=str(codec), max_seconds=seconds)
+    setup = SpeechSetup(str(model), Path(), codec=str(codec), max_seconds=seconds)
+    backend = SpeechBackend(setup)
     backend.warm_up()
     with run_server(speech=backend) as running:
         yield running, TextToSpeech.from_pretrained(str(model), codec=str(codec), device="cpu")
@@ -96,9 +98,8 @@ def test_alone_in_company_and_at_the_command_line(
 def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, TextToSpeech]]:
     """The same of a model whose codec decodes chunks, of 0.2 s, and which speaks for 1.2 s."""
     folder = build_voices(tmp_path_factory.mktemp("voices"))
-    backend = SpeechBackend(
-        str(folder), max_seconds=1.2, chunk_seconds=0.2, policy="autoregressive"
-    )
+    setup = SpeechSetup(str(folder), Path(), policy="autoregressive", max_seconds=1.2)
+    backend = SpeechBackend(setup, chunk_seconds=0.2)
     alone = TextToSpeech.from_pretrained(folder)
     with endless(backend.pipe), endless(alone), run_server(speech=backend) as running:
         yield running, alone

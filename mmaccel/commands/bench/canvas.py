@@ -101,7 +101,8 @@ def bench_canvas(images: ImageFlags, labels: str, device: str) -> None:
         by_kind[find_policy(short).slot][label] = make_policy(short, **options)
     rows: list[dict[str, Any]] = []
     report = new_report(device, count=images.count, seed=images.seed, canvas=rows)
-    console, is_whole = stderr_console(), False
+    console = stderr_console()
+    is_whole = False
     try:
         for row in _measure(sources.values(), by_kind, images, device):
             rows.append(row)

@@ -11,7 +11,8 @@ from mmaccel.commands import options as shared
 
 ALL = "all"
 """Every policy, or every setup of canvas policies."""
-WINDOWS, DTYPES = "1,16,32,64,adaptive", "float32"
+WINDOWS = "1,16,32,64,adaptive"
+DTYPES = "float32"
 _HELP_POLICIES = "short names, module:Name, or setups of canvas, with commas; or all"
 _HELP_WINDOWS = f"with commas; by default {WINDOWS}"
 _HELP_DTYPES = "with commas; the first, by default float32, is the baseline"

@@ -185,7 +185,8 @@ def _print(report: dict[str, Any]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
     from mmaccel.evaluation.tables import cache_cells, kind_cells
 
-    console, rows = wide_console(), report["cache_sides"]
+    console = wide_console()
+    rows = report["cache_sides"]
     names = report["task_names"]
     shortest, longest = report["prompt_tokens"]
     title = (

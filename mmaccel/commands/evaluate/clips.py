@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands.evaluate.distances import ReportFlags, print_report
 from mmaccel.commands.flags import with_flags
-from mmaccel.commands.options import JsonFile, check_count, parse_path
+from mmaccel.commands.options import check_count
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
 
@@ -28,23 +29,13 @@ class ClipFlags:
         int | None, typer.Option(help="clips of --against moving-scenes; by default as many")
     ] = None
     batch_size: Annotated[int, typer.Option(help="clips extracted together")] = 16
-    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0
-    json_file: JsonFile = None
-    items_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--items", help="write a line for each clip here", parser=parse_path, metavar="FILE"
-        ),
-    ] = None
 
     def check(self) -> None:
-        """Refuse options that would be ignored, and files that cannot be written.
+        """Refuse options that would be ignored.
 
         Raises:
             OptionError: with the name of the option.
         """
-        from mmaccel.commands.files import check_file
-
         check_count("batch-size", self.batch_size, MAX_BATCH)
         if self.count is not None:
             check_count("count", self.count, MAX_MEASURED)
@@ -57,8 +48,6 @@ class ClipFlags:
             raise OptionError(
                 f"--features: expected --against with it, received none; give a folder, or {DRAWN}"
             )
-        for option, file in (("--json", self.json_file), ("--items", self.items_file)):
-            check_file(option, file)
 
 
 @with_flags
@@ -66,12 +55,11 @@ def clips(
     folder: Annotated[Path, typer.Argument(help="clips, such as those of mmaccel animate")],
     *,
     flags: ClipFlags,
+    written: ReportFlags,
 ) -> None:
     """FVD-own, the Fréchet distance over features trained here, and KID; prompts of moving scenes
     are read back where clips carry them. No published FVD compares with it."""
-    from mmaccel.commands.evaluate.distances import add_distances, add_verdicts, summarise
-    from mmaccel.commands.files import new_report, write_json, write_lines
-    from mmaccel.commands.terminal import make_table, wide_console
+    from mmaccel.commands.files import new_report
     from mmaccel.evaluation.quality.features import extract_all, open_clip_extractor
     from mmaccel.evaluation.quality.image_folder import MOVING, list_items, read_clips
     from mmaccel.evaluation.quality.report import (
@@ -83,6 +71,7 @@ def clips(
     )
 
     flags.check()
+    written.check()
     items = list_items(folder, MOVING)
     report: dict[str, Any] = new_report(folder=str(folder), n=len(items))
     if flags.against is not None:
@@ -94,19 +83,8 @@ def clips(
             reference_clips(others, flags.count or len(items), flags.batch_size), extract
         )
         report |= {"against": flags.against, "n_against": len(theirs), "features": flags.features}
-        report |= measure_distances(own, theirs, flags.seed)
+        report |= measure_distances(own, theirs, written.seed)
     verdicts = check_clip_captions(items, flags.batch_size)
     report["captions"] = sum_verdicts(verdicts)
-    lines = [
-        {"file": item.file.name, "prompt": item.prompt, "seed": item.seed, "verdict": verdict}
-        for item, verdict in zip(items, verdicts, strict=True)
-    ]
-    write_json(flags.json_file, report)
-    write_lines(flags.items_file, lines)
-    console = wide_console()
-    table = make_table("figure", "value", "n", "method", title=report["folder"])
-    add_distances(table, report, "FVD-own")
-    add_verdicts(table, report["captions"])
-    if table.rows:
-        console.print(table)
-    console.print(summarise(report, "clips", f"a folder, or {DRAWN}"))
+    written.write(report, items, verdicts)
+    print_report(report, "clips", f"a folder, or {DRAWN}", "FVD-own")

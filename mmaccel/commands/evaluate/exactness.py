@@ -137,10 +137,11 @@ def _print(report: dict[str, Any], checks: list[Any]) -> None:
     console = wide_console()
     table = make_table("check", "guaranteed", "holds", "measured", title=report["policy"])
     for check in checks:
-        holds = "yes" if check.holds else ("BROKEN" if check.guaranteed else "no")
+        broken = "BROKEN" if check.guaranteed else "no"
+        holds = "yes" if check.holds else broken
         table.add_row(check.name, "yes" if check.guaranteed else "no", holds, check.said)
     console.print(table)
     exactness = exactness_in(report["exactness"], report["dtype"])
-    broken = ", ".join(report["broken"])
-    result = f"guarantees broken here: {broken}; please report this" if broken else "all hold here"
+    names = ", ".join(report["broken"])
+    result = f"guarantees broken here: {names}; please report this" if names else "all hold here"
     console.print(f"Guarantee in {report['dtype']}: {exactness}; {result}.")

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands.evaluate.distances import ReportFlags, print_report
 from mmaccel.commands.flags import with_flags
-from mmaccel.commands.options import JsonFile, check_count, parse_path
+from mmaccel.commands.options import check_count
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
 
@@ -32,23 +33,13 @@ class PictureFlags:
         int | None, typer.Option(help="images of --against scenes; by default as many")
     ] = None
     batch_size: Annotated[int, typer.Option(help="images extracted together")] = 64
-    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0
-    json_file: JsonFile = None
-    items_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--items", help="write a line for each image here", parser=parse_path, metavar="FILE"
-        ),
-    ] = None
 
     def check(self) -> None:
-        """Refuse options that would be ignored, and files that cannot be written.
+        """Refuse options that would be ignored.
 
         Raises:
             OptionError: with the name of the option.
         """
-        from mmaccel.commands.files import check_file
-
         check_count("batch-size", self.batch_size, MAX_BATCH)
         if self.count is not None:
             check_count("count", self.count, MAX_IMAGES)
@@ -62,8 +53,6 @@ class PictureFlags:
                 "--features, --weights: expected --against with them, received none; give a "
                 "folder, or scenes"
             )
-        for option, file in (("--json", self.json_file), ("--items", self.items_file)):
-            check_file(option, file)
 
 
 @with_flags
@@ -71,10 +60,11 @@ def images(
     folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")],
     *,
     flags: PictureFlags,
+    written: ReportFlags,
 ) -> None:
     """Fréchet distance and KID, with n and bias; scenes' prompts are read back where images
     carry them."""
-    from mmaccel.commands.files import new_report, write_json, write_lines
+    from mmaccel.commands.files import new_report
     from mmaccel.evaluation.quality.features import extract_all, load_callable, open_extractor
     from mmaccel.evaluation.quality.image_folder import list_items, read_pixels
     from mmaccel.evaluation.quality.report import (
@@ -88,8 +78,11 @@ def images(
     )
 
     flags.check()
+    written.check()
     items = list_items(folder)
-    embed = extract = others = None
+    embed = None
+    extract = None
+    others = None
     if flags.clip is not None:
         embed = load_callable(flags.clip, "clip")
         with_captions(items)
@@ -103,7 +96,7 @@ def images(
         drawn = reference_pixels(others, flags.count or len(items), flags.batch_size)
         theirs = extract_all(drawn, extract)
         report |= {"against": flags.against, "n_against": len(theirs), "features": flags.features}
-        report |= measure_distances(own, theirs, flags.seed)
+        report |= measure_distances(own, theirs, written.seed)
     verdicts = check_captions(items, flags.batch_size)
     report["captions"] = sum_verdicts(verdicts)
     scores: dict[str, float] = {}
@@ -111,33 +104,5 @@ def images(
         found = measure_clip(items, embed, flags.batch_size)
         scores = found.pop("scores")
         report["clip"] = {"by": flags.clip, **found}
-    lines = [
-        {
-            "file": item.file.name,
-            "prompt": item.prompt,
-            "seed": item.seed,
-            "verdict": verdict,
-            "clip": scores.get(item.file.name),
-        }
-        for item, verdict in zip(items, verdicts, strict=True)
-    ]
-    write_json(flags.json_file, report)
-    write_lines(flags.items_file, lines)
-    _print(report)
-
-
-def _print(report: dict[str, Any]) -> None:
-    from mmaccel.commands.evaluate.distances import add_distances, add_verdicts, summarise
-    from mmaccel.commands.terminal import make_table, wide_console
-
-    console = wide_console()
-    table = make_table("figure", "value", "n", "method", title=report["folder"])
-    add_distances(table, report)
-    add_verdicts(table, report["captions"])
-    if "clip" in report:
-        clip = report["clip"]
-        half = "" if clip["half_width"] is None else f" ± {clip['half_width']:.2f}"
-        table.add_row("CLIP score", f"{clip['mean']:.2f}{half}", str(clip["n"]), clip["by"])
-    if table.rows:
-        console.print(table)
-    console.print(summarise(report, "images", "a folder, or scenes"))
+    written.write(report, items, verdicts, clip=scores)
+    print_report(report, "images", "a folder, or scenes")

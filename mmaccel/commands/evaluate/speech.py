@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.commands.evaluate.distances import print_report
 from mmaccel.commands.flags import with_flags
 from mmaccel.commands.options import JsonFile, parse_path
 from mmaccel.errors import OptionError
@@ -33,9 +34,7 @@ def speech(
 ) -> None:
     """FAD-own, the Fréchet distance over features trained here, and KID. No published FAD compares
     with it."""
-    from mmaccel.commands.evaluate.distances import add_distances, summarise
     from mmaccel.commands.files import check_file, new_report, write_json
-    from mmaccel.commands.terminal import make_table, wide_console
     from mmaccel.evaluation.quality.features import extract_sounds, open_sound_extractor
     from mmaccel.evaluation.quality.image_folder import SOUNDS, list_items
     from mmaccel.evaluation.quality.report import check_sizes, measure_distances
@@ -62,8 +61,4 @@ def speech(
         **measure_distances(own, theirs, flags.seed),
     )
     write_json(flags.json_file, report)
-    console = wide_console()
-    table = make_table("figure", "value", "n (windows)", "method", title=report["folder"])
-    add_distances(table, report, "FAD-own")
-    console.print(table)
-    console.print(summarise(report, "sounds", "a folder"))
+    print_report(report, "sounds", "a folder", "FAD-own", counted="n (windows)")

@@ -171,7 +171,8 @@ def _open_baselines(
     from mmaccel.commands.terminal import stderr_console
     from mmaccel.evaluation.speed.transformers_baseline import BaselineDecoding, find_obstacle
 
-    found, left_out = {}, {}
+    found = {}
+    left_out = {}
     for name in names:
         reason = find_obstacle(pipe, name, prompts[0], params)
         if reason:

@@ -166,7 +166,8 @@ def _print(report: dict[str, Any]) -> None:
     from mmaccel.commands.terminal import make_table, wide_console
     from mmaccel.evaluation.tables import kind_cells, visual_tokens_cells
 
-    console, rows = wide_console(), report["sides"]
+    console = wide_console()
+    rows = report["sides"]
     names = report["kind_names"]
     title = f"{report['model']}: {report['questions']} questions of {len(names)} kinds"
     table = make_table("method", *_HEADS, title=title)

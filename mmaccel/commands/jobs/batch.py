@@ -92,11 +92,14 @@ def run_batch(flags: Any) -> None:
 
 def _describe_error(data: dict[str, Any], code: int, unit: str) -> dict[str, str]:
     """The error of a job that ended, for programs."""
-    failed, missing = data["failed"], data["missing"]
+    failed = data["failed"]
+    missing = data["missing"]
     parts = [f"{count_of(failed, 'item')} failed"] if failed else []
     if missing:
         parts.append(f"{count_of(missing, unit)} missing in {data['out']} or in its manifest")
-    name = "fatal" if code == FATAL else "failures" if failed else "missing"
+    name = "failures" if failed else "missing"
+    if code == FATAL:
+        name = "fatal"
     return {"code": name, "message": ", ".join(parts)}
 
 

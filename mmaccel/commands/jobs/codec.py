@@ -153,7 +153,8 @@ class SpeechJob(CodecJob):
     @cached_property
     def settings(self) -> dict[str, Any]:
         """What an utterance depends on, apart from its text and seed; ready for JSON."""
-        speech, options = self.pipe.speech, self.options
+        speech = self.pipe.speech
+        options = self.options
         params = {name: options[name] for name in SAMPLING_FIELDS if name in options}
         return {
             **self.codec_settings(pick_params(speech, **params)),

@@ -271,7 +271,8 @@ class ImageJob(MediaJob):
 
 def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:
     """All images of a run on one sheet."""
-    stats, count = images.stats, len(images.prompts)
+    stats = images.stats
+    count = len(images.prompts)
     passes = f"{stats.row_passes / count:.0f} forward passes{stats.of_canvases}"
     foot = f"{stats.tokens // count} tokens in {passes} each"
     return draw_sheet(
@@ -281,7 +282,9 @@ def _draw_contact_sheet(title: str, images: ImageOutput, dtype: str) -> Any:
 
 def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: str) -> None:
     """Print passes, tokens per pass, seconds and identical images of both sides."""
-    count, same = len(images.prompts), identical(plain, images)
+    count = len(images.prompts)
+    same = identical(plain, images)
+    said = "yes" if same == count else f"no, {same} of {count}"
     heads = ("passes", "tok/pass", "seconds", "speed-up", "identical", "exactness")
     table = make_table("", *heads)
     name += ", coarse drafts" * (images.stats.drafts == "coarse")
@@ -293,7 +296,7 @@ def print_comparison(name: str, plain: ImageOutput, images: ImageOutput, dtype: 
             f"{stats.tokens_per_pass:.2f}",
             f"{stats.seconds / count:.2f}",
             f"{plain.stats.seconds / stats.seconds:.2f}",
-            "-" if side is plain else ("yes" if same == count else f"no, {same} of {count}"),
+            "-" if side is plain else said,
             exactness_in(stats.exactness, dtype),
         )
     console = wide_console()

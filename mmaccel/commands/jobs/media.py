@@ -262,12 +262,15 @@ class JobProgress:
     """Shows the number of finished payloads of all runs of a job on a progress bar."""
 
     def __init__(self, bar: Any, task: Any) -> None:
-        self._bar, self._task = bar, task
-        self._before, self._run = 0.0, RunProgress(0)
+        self._bar = bar
+        self._task = task
+        self._before = 0.0
+        self._run = RunProgress(0)
 
     def begin(self, rows: int) -> None:
         """Begin the next run, of so many rows."""
-        self._before, self._run = self._before + self._run.payloads, RunProgress(rows)
+        self._before = self._before + self._run.payloads
+        self._run = RunProgress(rows)
 
     def update(self, progress: Any) -> None:
         self._run.update(progress)
