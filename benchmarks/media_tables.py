@@ -28,7 +28,7 @@ def media_tables(reports: dict[str, Report], model: str) -> str:
             (
                 _NAMES.get(row["policy"], f"`{row['policy']}`"),
                 f"{row['tokens_a_pass']:.2f}",
-                f"{row['seconds']:.3g}",
+                f"{row['seconds']:.3f}" if "of_frame" in columns else f"{row['seconds']:.2f}",
                 f"{row['times']:.2f}×",
                 *(f"{row[name]:.2f}" for name in columns),
             )

@@ -203,14 +203,14 @@ def _speak(model: Any, policy: Any, device: torch.device, **given: Any) -> tuple
 
 def _play(policy: Any, device: torch.device) -> tuple[Tensor, Any]:
     """The codes that MusicGen's own `generate` hands to its codec."""
-    from tests.delay.models import MASK, TEXT, keep_codes, make_musicgen
+    from tests.delay.hosts import Music
+    from tests.delay.models import MASK, TEXT, make_musicgen
 
-    model = make_musicgen().to(device)
-    found = keep_codes(model)
-    with mmaccel.attach(model, policy, seed=7, strict=True) as run:
-        ids = TEXT.to(device)
-        model.generate(input_ids=ids, attention_mask=MASK.to(device), max_length=12)
-    return found[0][0], run.stats
+    music = Music(make_musicgen().to(device))
+    given = {"input_ids": TEXT.to(device), "attention_mask": MASK.to(device), "max_length": 12}
+    with mmaccel.attach(music.model, policy, seed=7, strict=True) as run:
+        made = music.call(**given)
+    return made, run.stats
 
 
 def _canvas_calls() -> Iterator[Call]:

@@ -29,7 +29,9 @@ class Prefetcher:
         self._ahead = 3 * workers
         # as bytes: multiprocessing itself would share tensors by open files, one for each
         begin = (pickle.dumps(task),)
-        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, begin)
+        self._pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_begin, initargs=begin
+        )
         self._waiting: dict[tuple[int, int], Future[tuple[np.ndarray, np.ndarray]]] = {}
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:

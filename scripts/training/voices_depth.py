@@ -28,8 +28,14 @@ from scripts.training.voices import SpokenText
 
 STACK = 4
 """The codec's frames in one of the model's."""
-WIDTH, DEPTH, HEADS, INNER = 96, 5, 3, 192
-DEPTH_WIDTH, DEPTH_DEPTH, DEPTH_HEADS, DEPTH_INNER = 64, 3, 2, 128
+WIDTH = 96
+DEPTH = 5
+HEADS = 3
+INNER = 192
+DEPTH_WIDTH = 64
+DEPTH_DEPTH = 3
+DEPTH_HEADS = 2
+DEPTH_INNER = 128
 LONGEST = 160
 """Positions: a prompt and about eight seconds of frames."""
 _NO_TEXT = -1

@@ -84,7 +84,8 @@ def export_voices(work: str | Path, target: str | Path) -> None:
     copy_files(work / "voices" / "generator", target, GENERATOR_FILES)
     copy_files(work / "codec", target, CODEC_FILES)
     depth = work / "voices-depth" / "generator"
-    if (depth / "model.safetensors").is_file():
+    if depth.is_dir():
+        check_trained(depth)
         (target / DEPTH_FOLDER).mkdir(exist_ok=True)
         copy_files(depth, target / DEPTH_FOLDER, GENERATOR_FILES)
 
@@ -139,7 +140,8 @@ def export_voices_card(
             for policy in policies
         ],
         "stacked_samples": [
-            measure_stacked(target, judge, phones, policy, sentences) for policy in DEPTH_POLICIES
+            measure_stacked(target, judge, phones, policy=policy, sentences=sentences)
+            for policy in DEPTH_POLICIES
         ]
         if (target / DEPTH_FOLDER).is_dir()
         else [],
@@ -257,6 +259,7 @@ def measure_stacked(
     folder: Path,
     judge: Judge,
     phones: Phones,
+    *,
     policy: Policy,
     sentences: Sequence[tuple[str, ...]],
 ) -> dict[str, Any]:

@@ -60,3 +60,9 @@ def test_refusals_alone_are_a_failure() -> None:
     refused = UnsupportedModelError("images first")
     with pytest.raises(CheckError, match="all 2 methods were refused: images first"):
         check(call("a", refused), call("b", refused))()
+
+
+def test_depth_decoders_and_delay_patterns_are_called_as_their_models_take_it() -> None:
+    found = check_methods("books", CPU)
+    assert found["passed"] == len(found["methods"]) == 12 and not found["refused"]
+    assert all(row["same"] == 1 and row["passes"] > 1 for row in found["methods"])

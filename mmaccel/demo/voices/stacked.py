@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import DEMO_WEIGHTS
+from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
+from mmaccel.pipelines.text_to_speech.plan import check_call
 
 FOLDER = "depth"
 
@@ -75,7 +77,12 @@ class StackedVoices:
         made = self.generate(text, voice, seed, max_seconds=max_seconds, temperature=temperature)
         ends = (made[:, 0] == self.model.config.codebook_eos_token_id).nonzero()
         codes = made[: int(ends[0])] if len(ends) else made
-        return Spoken(codes, self.render(codes), self._codec.sample_rate, len(ends) > 0)
+        return Spoken(
+            codes=codes,
+            waveform=self.render(codes),
+            sample_rate=self._codec.sample_rate,
+            is_finished=len(ends) > 0,
+        )
 
     @torch.no_grad()
     def generate(
@@ -87,44 +94,57 @@ class StackedVoices:
         max_seconds: float = 6.0,
         temperature: float = 1.0,
     ) -> Tensor:
-        """The frames of a text by the model's own `generate`, sampled.
+        """The frames of a text by the model's own `generate`.
 
         Args:
             text: of at most 8 words of `voices.json`.
             voice: a name of the speakers; None: the first one.
-            seed: of torch's generator, which draws where no policy is attached.
+            seed: of the first book's draws, and of the other books' where no policy is attached;
+                torch's own generator is left as it was.
             max_seconds: after which the sound is cut.
-            temperature: of all books.
+            temperature: of all books; 0 takes the likeliest codes.
 
         Returns:
             Codes `[F, Q]` int64, the frame that ends them included.
 
         Raises:
-            OptionError: see `VoicesSpeech.encode`; less than a frame.
+            OptionError: see `VoicesSpeech.encode` and `TextToSpeech`; less than a frame, or more
+                frames than the model has positions.
         """
-        n_frames = int(max_seconds / self.frame_seconds)
-        if n_frames < 1:
-            raise OptionError(
-                f"max_seconds: expected at least {self.frame_seconds:g}, one frame, received "
-                f"{max_seconds:g}"
-            )
+        check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
+        if not isinstance(seed, int):
+            raise OptionError(f"seed: expected one integer for one text, received {show(seed)}")
         ids = torch.tensor([self._speech.encode(text, voice)]) - self._codec.flat_size
-        torch.manual_seed(seed)
-        made: Tensor = self.model.generate(
-            ids.to(self.model.device),
-            max_new_tokens=n_frames,
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            depth_decoder_do_sample=True,
-            depth_decoder_temperature=temperature,
-            depth_decoder_top_k=0,
-        )[0]
+        n_frames = self._count_frames(max_seconds, ids.shape[1])
+        choice: dict[str, Any] = {"do_sample": False, "depth_decoder_do_sample": False}
+        if temperature > 0:
+            for part in ("", "depth_decoder_"):
+                choice |= {f"{part}do_sample": True, f"{part}temperature": float(temperature)}
+                choice[f"{part}top_k"] = 0
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seed)
+            made: Tensor = self.model.generate(
+                ids.to(self.model.device), max_new_tokens=n_frames, **choice
+            )[0]
         return made
+
+    def _count_frames(self, seconds: float, n_prompt: int) -> int:
+        most = self.model.config.max_position_embeddings - n_prompt
+        n_frames = int(seconds / self.frame_seconds)
+        if not 1 <= n_frames <= most:
+            raise OptionError(
+                f"max_seconds: expected {self.frame_seconds:g}, one frame, to "
+                f"{most * self.frame_seconds:g}, as many as the model has positions, received "
+                f"{seconds:g}"
+            )
+        return n_frames
 
     @torch.no_grad()
     def render(self, codes: Tensor) -> Tensor:
         """Frames `[F, Q]` to sound `[samples]` float32; an end within a frame is the last code."""
+        if not len(codes):
+            return torch.zeros(0)
         stacked = codes.clamp(max=self._codec.book_size - 1).view(1, -1, self._codec.books)
         sound: Tensor = self._codec.decode_stacked(stacked.to(ready(self._codec)))[0]
         return sound.float().clamp(-1, 1).cpu()
@@ -135,7 +155,7 @@ def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedV
 
     Args:
         folder: "voices", or a folder that `python -m scripts.training voices-export` wrote.
-        device: where both models run.
+        device: where both models run; see `TextToSpeech.from_pretrained`.
 
     Raises:
         OptionError: a folder without the model.
@@ -150,4 +170,4 @@ def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedV
             "`python -m scripts.training voices-depth` trains it"
         )
     model: Any = CsmForConditionalGeneration.from_pretrained(home / FOLDER, dtype=torch.float32)
-    return StackedVoices(model.to(device).eval(), pipe.speech)
+    return StackedVoices(model.to(ready(pipe.speech.codec)).eval(), pipe.speech)
