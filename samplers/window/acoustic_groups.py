@@ -25,7 +25,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,7 +44,7 @@ from mmaccel.samplers.window.speculative_jacobi import iterate
 from mmaccel.samplers.window.token_groups import TokenGroups, find_codes, group_tokens
 
 _OTHER = {"embeddings": "codes", "codes": "embeddings"}
-_known: WeakKeyDictionary[TokenModel, tuple[Hashable, TokenGroups]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, tuple[Hashable, TokenGroups]] = WeakKeyDictionary()  # by model
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class AcousticGroups(WindowPolicy):
         return iterate(run, self.coupling, rule, rest=partial(self.rest, groups=groups))
 
     def find_groups(self, model: TokenModel, prompt: Prompt) -> TokenGroups:
-        """The groups of a model's tokens, kept until others are asked for.
+        """The groups of a model's tokens, kept until others of the model are asked for.
+
+        Cost: the distances of all pairs of codes, once.
 
         Raises:
             OptionError: a model without such vectors.
@@ -100,12 +102,13 @@ class AcousticGroups(WindowPolicy):
         is_code = find_codes(prompt, model.vocab_size)
         asked = (self.vectors, self.radius, is_code.device, is_code.cpu().numpy().tobytes())
         key = (*asked, vectors.data_ptr())
-        known = _known.get(model)
+        owner = model if model.model is None else model.model  # which outlives its windows
+        known = _known.get(owner)
         if known is None or known[0] != key:
             own = vectors.to(is_code.device)
             by_angle = self.vectors == "embeddings"
             known = (key, group_tokens(own, is_code, self.radius, by_angle=by_angle))
-            _known[model] = known
+            _known[owner] = known
         return known[1]
 
     def rule(
