@@ -1,13 +1,16 @@
 """What acoustic groups (PCG) cost in errors and gain in passes on `voices`, beside other policies.
 
-    python -m benchmarks.voices_groups --work runs/voices \\
+    python -m benchmarks.voices_groups --work runs/voices --kept runs/voices-groups.jsonl \\
         --json benchmarks/results/voices-pcg-cpu.json
 
 `--work` holds the judge (`python -m scripts.training voices-judge`) and the pool it learnt from,
 whose sentences are left out. Every policy says the same sentences, several times with other seeds
-and by all speakers in turn; errors are the judge's edits of all phonemes, with intervals from
-resampled sentences. Passes are counted in batches, where a row's are its own. Seconds are those of
-the first sentences again, one at a time, policies in turn, as medians.
+and by all speakers in turn; errors are the judge's edits of all phonemes. Differences from the
+plain loop are sentence by sentence, with intervals from resampled sentences; those of the plain
+loop with other seeds say what chance does. Passes are counted in batches, where a row's are its
+own. Seconds are those of the first sentences again, one at a time, policies in turn, as medians.
+
+Rows are kept in the file `--kept`, so that a run goes on where another was stopped.
 """
 
 from __future__ import annotations
@@ -31,25 +34,26 @@ from scripts.training.voices_export import choose_sentences
 from scripts.training.voices_judge import Judge, Phones, edit_distance, load_judge
 
 COARSE = "mmaccel/demo/weights/voices/coarse"
+OTHER_SEEDS = "plain loop, other seeds"
 _ROWS = 20  # of a batch
 _SECONDS = 6.0  # after which an utterance is cut
 _SHORT = 0.1
 _RESAMPLES = 2000
 
 
-def list_policies(windows: Sequence[int]) -> list[Policy]:
+def list_policies() -> list[Policy]:
     """The plain loop first."""
     found: list[Policy] = [mmaccel.Autoregressive()]
-    for window in windows:
+    for window in (8, 16):
         found.append(mmaccel.Jacobi(window))
-        for drafts in ("neighbour", mmaccel.Coarse(COARSE)):
-            found.append(mmaccel.SpeculativeJacobi(window, drafts=drafts))
-        for radius in (0.4, 0.5, 0.6, 0.7, 0.8):
+        found.append(mmaccel.SpeculativeJacobi(window))
+        found.append(mmaccel.SpeculativeJacobi(window, drafts=mmaccel.Coarse(COARSE)))
+        found.append(mmaccel.GroupedSpeculative(window))
+        for radius in (0.4, 0.5, 0.6, 0.7, 0.8) if window == 8 else (0.4, 0.6, 0.8):
             found.append(mmaccel.AcousticGroups(window, radius))
-        for radius in (0.6, 0.75, 0.9, 1.1):
+        for radius in (0.6, 0.75, 0.9) if window == 8 else (0.75,):
             found.append(mmaccel.AcousticGroups(window, radius, "codes"))
         found.append(mmaccel.AcousticGroups(window, 0.6, drafts=mmaccel.Coarse(COARSE)))
-        found.append(mmaccel.GroupedSpeculative(window))
     return found
 
 
@@ -92,10 +96,9 @@ class Listener:
         self._sentences = sentences
         self._repeats = repeats
         self._lengths = np.array([len(phones.ids(sentence)) for sentence in sentences])
-        self._plain: np.ndarray | None = None
 
-    def measure(self, policy: Policy) -> dict[str, Any]:
-        """Tokens a pass, what is spent, and errors of a policy; the plain loop comes first."""
+    def measure(self, policy: Policy, first_seed: int = 0) -> dict[str, Any]:
+        """Tokens a pass, what is spent, and the edits of each sentence."""
         count = len(self._sentences)
         edits = np.zeros(count)
         tokens = 0
@@ -109,7 +112,7 @@ class Listener:
                     [" ".join(self._sentences[k]) for k in rows],
                     policy=policy,
                     voice=speaker,
-                    seed=[count * repeat + k for k in rows],
+                    seed=[first_seed + count * repeat + k for k in rows],
                     batch_size=_ROWS,
                     max_seconds=_SECONDS,
                 )
@@ -120,22 +123,27 @@ class Listener:
                     tokens += len(made.tokens) + made.is_finished
                     passes += made.passes
                     cut += not made.is_finished
-        edits /= self._repeats
-        if self._plain is None:
-            self._plain = edits
-        error, width = self._resample(edits)
-        more, more_width = self._resample(edits - self._plain)
         return {
             "policy": name_policy(policy),
             "repr": repr(policy),
             "exactness": policy.exactness,
             "tokens_a_pass": tokens / passes,
             "total_variation": spent / tokens,
+            "cut": cut,
+            "edits": (edits / self._repeats).tolist(),
+        }
+
+    def compare(self, row: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+        """A row with its errors in place of its edits, and what they are more than others."""
+        edits = np.array(row["edits"])
+        error, width = self._resample(edits)
+        more, more_width = self._resample(edits - np.array(plain["edits"]))
+        named = {name: value for name, value in row.items() if name != "edits"}
+        return named | {
             "error": error,
             "half_width": width,
             "more": more,
             "more_half_width": more_width,
-            "cut": cut,
         }
 
     def _resample(self, edits: np.ndarray) -> tuple[float, float]:
@@ -166,16 +174,35 @@ class Listener:
         ]
 
 
+def measure_all(listener: Listener, policies: Sequence[Policy], kept: Path) -> list[dict[str, Any]]:
+    """A row for each policy, then one of the plain loop with other seeds; see `--kept`."""
+    known = {}
+    if kept.exists():
+        lines = kept.read_text(encoding="utf-8").splitlines()
+        known = {row["policy"]: row for row in map(json.loads, lines)}
+    null = mmaccel.Jacobi(8)  # the plain loop's tokens, in fewer passes
+    wanted = [(name_policy(policy), policy, 0) for policy in policies]
+    rows = []
+    for name, policy, seed in [*wanted, (OTHER_SEEDS, null, 10_000)]:
+        if name not in known:
+            known[name] = listener.measure(policy, seed) | {"policy": name}
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(known[name]) + "\n")
+        rows.append(listener.compare(known[name], known[wanted[0][0]]))
+        print({key: value for key, value in rows[-1].items() if key != "repr"}, flush=True)
+    return rows
+
+
 def main() -> None:
     """Measure, print a line for each policy, and write JSON where asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", type=Path, required=True, help="folder of the judge")
+    parser.add_argument("--kept", type=Path, required=True, help="file of rows that are measured")
     parser.add_argument("--count", type=int, default=60, help="sentences")
     parser.add_argument("--repeats", type=int, default=4, help="times that each is said")
     parser.add_argument("--timed", type=int, default=16, help="sentences that are timed")
-    parser.add_argument("--windows", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -187,15 +214,14 @@ def main() -> None:
     sentences = choose_sentences(open_pool(arguments.work, "train"), arguments.count)
     pipe = mmaccel.TextToSpeech.from_pretrained("voices", device="cpu")
     listener = Listener(pipe, judge, phones, sentences, arguments.repeats)
-    policies = list_policies(arguments.windows)
-    rows = []
+    policies = list_policies()
     with torch.no_grad():
-        for policy in policies:
-            rows.append(listener.measure(policy))
-            print(rows[-1], flush=True)
-        for row, timed in zip(rows, listener.time(policies, arguments.timed), strict=True):
-            row |= timed
-            print(row["policy"], timed, flush=True)
+        rows = measure_all(listener, policies, arguments.kept)
+        times = listener.time(policies, arguments.timed)
+    timed = {name_policy(policy): one for policy, one in zip(policies, times, strict=True)}
+    for row in rows:
+        row |= timed.get(row["policy"], {})
+        print(row["policy"], row.get("times"), flush=True)
     write_report(
         arguments,
         voices_groups=rows,
