@@ -8,7 +8,8 @@ whose sentences are left out. Every policy says the same sentences, several time
 and by all speakers in turn; errors are the judge's edits of all phonemes. Differences from the
 plain loop are sentence by sentence, with intervals from resampled sentences; those of the plain
 loop with other seeds say what chance does. Passes are counted in batches, where a row's are its
-own. Seconds are those of the first sentences again, one at a time, policies in turn, as medians.
+own. Seconds are those that one thread computes for the first sentences again, one at a time,
+policies in turn, as medians; what else the machine does counts little.
 
 Rows are kept in the file `--kept`, so that a run goes on where another was stopped.
 """
@@ -155,15 +156,17 @@ class Listener:
         return float(edits.sum() / self._lengths.sum()), float(high - low) / 2
 
     def time(self, policies: Sequence[Policy], count: int) -> list[dict[str, float]]:
-        """Seconds a sentence of each policy, and how many times as fast as the first one."""
+        """Seconds that a sentence takes the processor under each policy, and how many times as fast
+        that is as under the first one.
+        """
         made: list[list[float]] = [[] for _ in policies]
         for k, sentence in enumerate([self._sentences[0], *self._sentences[:count]]):
             for own, policy in zip(made, policies, strict=True):
                 text = " ".join(sentence)
                 self._pipe(text, policy=policy, seed=k, max_seconds=_SHORT)  # finds its groups
-                began = time.perf_counter()
+                began = time.process_time()
                 self._pipe(text, policy=policy, seed=k, max_seconds=_SECONDS)
-                own.append(time.perf_counter() - began)
+                own.append(time.process_time() - began)
         plain = made[0][1:]  # the first one warms up
         return [
             {
@@ -203,10 +206,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="sentences")
     parser.add_argument("--repeats", type=int, default=4, help="times that each is said")
     parser.add_argument("--timed", type=int, default=16, help="sentences that are timed")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
+    arguments.threads = 1
     arguments.positions = 0
     judge, phones = load_judge(arguments.work)
     lines = (arguments.work / "judge.jsonl").read_text(encoding="utf-8").splitlines()
