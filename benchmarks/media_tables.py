@@ -89,7 +89,7 @@ def group_tables(reports: dict[str, Report]) -> str:
             f"`voices`, temperature 1, {report['sentences']} sentences that training did not draw, "
             f"each {report['repeats']} times, with 95 % intervals over sentences. The judge errs "
             f"by {100 * judge['real']:.1f} % on espeak's sound and by {100 * judge['flat']:.1f} % "
-            f"on it through the codec. Speed: seconds of one thread of {report['machine']['name']}, "
+            f"on it through the codec. Speed: seconds of a thread of {report['machine']['name']}, "
             f"one at a time, medians. Made by `{report['command']}`.",
             grid(heads, rows),
         ]
