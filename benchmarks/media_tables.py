@@ -65,7 +65,45 @@ def clip_draft_tables(reports: dict[str, Report]) -> str:
     return section(parts)
 
 
+def group_tables(reports: dict[str, Report]) -> str:
+    """Errors and passes of acoustic groups beside other policies."""
+    parts = []
+    for report in (r for r in reports.values() if "voices_groups" in r):
+        rows = [
+            (
+                f"`{row['policy']}`" if "times" in row else row["policy"],
+                row["exactness"],
+                f"{row['tokens_a_pass']:.2f}" if "times" in row else "",
+                f"{row['total_variation']:.3f}",
+                f"{100 * row['error']:.1f} ± {100 * row['half_width']:.1f}",
+                f"{100 * row['more']:+.1f} ± {100 * row['more_half_width']:.1f}",
+                f"{row['times']:.2f}×" if "times" in row else "",
+            )
+            for row in report["voices_groups"]
+        ]
+        heads = (
+            "policy",
+            "exactness",
+            "tokens a pass",
+            "total variation a token",
+            "phone errors, %",
+            "more than the plain loop",
+            "times as fast",
+        )
+        judge = report["judge"]
+        parts += [
+            f"`voices`, temperature 1, {report['sentences']} sentences that training did not draw, "
+            f"each {report['repeats']} times, with 95 % intervals over sentences. The judge errs "
+            f"by {100 * judge['real']:.1f} % on espeak's sound and by {100 * judge['flat']:.1f} % "
+            f"on it through the codec. Speed: seconds of a thread of {report['machine']['name']}, "
+            f"one at a time, medians. Made by `{report['command']}`.",
+            grid(heads, rows),
+        ]
+    return section(parts)
+
+
 MEDIA_TABLES = {
+    "voices-groups": group_tables,
     "moving-scenes-drafts": clip_draft_tables,
     "voices-speed": partial(media_tables, model="voices"),
     "voices-depth-speed": partial(media_tables, model="voices-depth"),

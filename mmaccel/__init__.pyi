@@ -156,6 +156,7 @@ from mmaccel.samplers.trees.siblings.rsd import RSD
 from mmaccel.samplers.trees.siblings.spectr import SpecTr
 from mmaccel.samplers.trees.spec_exec import SpecExec
 from mmaccel.samplers.trees.tetris import TETRIS
+from mmaccel.samplers.window.acoustic_groups import AcousticGroups
 from mmaccel.samplers.window.autoregressive import Autoregressive
 from mmaccel.samplers.window.grouped_speculative import GroupedSpeculative
 from mmaccel.samplers.window.jacobi import Jacobi
@@ -169,6 +170,7 @@ __version__: str
 __all__ = [
     "__version__",
     "ADED",
+    "AcousticGroups",
     "ActQKV",
     "AdaptiveBlock",
     "Answer",

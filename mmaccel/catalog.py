@@ -131,6 +131,10 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
                 "grouped_speculative:GroupedSpeculative",
                 "grouped speculative decoding: other images, reports its divergence",
             ),
+            "pcg": (
+                "acoustic_groups:AcousticGroups",
+                "speech codes accepted by groups: other sound, reports its divergence",
+            ),
             "row-parallel": (
                 "row_parallel:RowParallel",
                 "rows of an image in parallel: other images, reports its divergence",

@@ -308,8 +308,8 @@ class TokenModel(Model):
         attention_reason: why the model's own attention runs; empty where our kernel does, None
             where there is nothing to choose.
         prefixes, prefix_reason: see `use_prefixes`.
-        codes: `[V, D]`, the vector of each token in the latent space of an image tokenizer; None
-            where tokens have none.
+        codes: `[V, D]`, the vector of each token in the latent space of an image tokenizer or an
+            audio codec, NaN for a token that is none of its codes; None where no token is one.
         ragged: see `use_ragged`.
     """
 
@@ -331,6 +331,10 @@ class TokenModel(Model):
     def n_inputs(self) -> int:
         """Ids that passes may hold: those of the vocabulary, and maybe others, such as masks."""
         return self.vocab_size
+
+    def embeddings(self) -> Tensor | None:
+        """`[V, D]`, the vectors by which it reads its tokens; None where tokens have none."""
+        return None
 
     @property
     def takes_trees(self) -> bool:

@@ -45,6 +45,7 @@ _NUMBERS = {  # field -> least, most, step
     "settled": (0.0, _LARGE, 0.001),
     "kl": (0.0, _LARGE, 0.001),
     "rising": (0.0, 10.0, 0.1),
+    "radius": (0.0, _LARGE, 0.05),
 }
 _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a method may refuse some
     "drafts": NAMES,
@@ -59,6 +60,7 @@ _CHOICES: dict[str, Sequence[str]] = {  # field -> choices; a method may refuse 
     "revise": ("shadow", "edit", "redo"),
     "choose": ("last", "first"),
     "groups": ("ranks", "latent"),
+    "vectors": ("embeddings", "codes"),
     "queries": ("cls", "all"),
     "features": (AUTO, "merged", "all"),
 }

@@ -83,6 +83,11 @@ class ImageTokenWindow(CausalLMWindow):
             self._matrix = F.pad(self._weight, (0, 0, 0, self._n_structural))
         return self._matrix
 
+    def embeddings(self) -> Tensor | None:
+        """As in `CausalLMWindow`, of image tokens and structural ones."""
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight.to(self.device)[self.ids]
+
     def begin(self, prompt: Prompt) -> Prompt:
         """Set the prompt of the next run, whose ids are the model's own; returns it."""
         if self._weight is None:

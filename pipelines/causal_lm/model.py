@@ -427,6 +427,10 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight.to(self.device)[: self.vocab_size]
 
+    def embeddings(self) -> Tensor | None:
+        """See `mmaccel.contracts.TokenModel.embeddings`."""
+        return None if self.own_vocabulary else self.input_matrix()
+
     @property
     def state_obstacle(self) -> str:
         """See `mmaccel.samplers.drafting.states.LayerStates.state_obstacle`."""

@@ -10,11 +10,14 @@ token can be sampled.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmaccel.checks import show, suggest
 from mmaccel.config_files import read_json
@@ -81,6 +84,9 @@ class VoicesSpeech:
         (end,) = find_ids(tokenizer, END)
         codes = (self._first, self._first + codec.flat_size)
         self.layout = Frames((codes,), window.vocab_size, (end,))
+        vectors = codec.flat.decode(torch.arange(codec.flat_size, device=codec.window.device))
+        after = window.vocab_size - codes[1]
+        window.codes = F.pad(vectors, (0, 0, self._first, after), value=math.nan)
 
     def split(self, text: str) -> list[str]:
         """See `SpeechModel.split`: sentences, and of longer ones parts of similar lengths."""

@@ -100,7 +100,7 @@ class GroupedSpeculative(WindowPolicy):
         """
         if self.groups == "latent":
             codes = run.model.codes
-            if codes is None or len(codes) != run.vocab_size:
+            if codes is None or len(codes) != run.vocab_size or codes.isnan().any():
                 raise OptionError(
                     "groups: expected a model with a code of the image tokenizer for each of its "
                     f"{run.vocab_size} tokens for 'latent', received a "

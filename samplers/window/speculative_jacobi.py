@@ -33,6 +33,7 @@ proceeds at its own pace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -67,6 +68,9 @@ from mmaccel.samplers.window.block_verification import (
 from mmaccel.samplers.window.draft_record import DraftRecord
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
+
+Rest = Callable[[Tensor, Tensor], Tensor]
+"""(p_target, p_draft `[B, 1, V]`) -> weights `[B, 1, V]` of the token that replaces a draft."""
 
 _MOST_CHANGE = 2.0  # nats; where a filter has moved, the change of log p says little
 
@@ -165,8 +169,9 @@ def iterate(
     *,
     rising: float = 0.0,
     is_joint: bool = False,
+    rest: Rest | None = None,
 ) -> Generation:
-    """The loop shared by the exact and the relaxed rule.
+    """The loop shared by the exact and the relaxed rules.
 
     Args:
         run: a fresh run.
@@ -176,6 +181,7 @@ def iterate(
         walk: of passes that cover trees, under the exact rule; None: none do.
         rising: see `SpeculativeJacobi`.
         is_joint: verify all drafts of a window together, instead of by the rule.
+        rest: what the first draft that the rule rejects is replaced from; None: (p - q)+.
 
     Returns:
         The finished generation.
@@ -222,6 +228,8 @@ def iterate(
                 is_draft = (index > last)[..., None]
                 p_target = torch.where(is_draft, scores.softmax(-1), p_target)
                 p_verified = torch.where(is_draft, p_target, p_verified)
+            if rest is not None:
+                p_verified = _place_rest(rest, p_verified, p_draft, last)
             found = Verified(scores, p_target, p_verified, accepted, last)
             is_other = is_joint or spent is not None or rising > 0
             tokens = _redraw_window(run, coupling, found, p_draft, drafts, fresh, is_other)
@@ -247,6 +255,22 @@ class Verified(NamedTuple):
     p_verified: Tensor
     accepted: Tensor
     last: Tensor
+
+
+def _place_rest(rest: Rest, p_target: Tensor, p_draft: Tensor, last: Tensor) -> Tensor:
+    """`p_target` `[B, W, V]` with a distribution at `last` whose part beyond q is `rest`.
+
+    The bonus slot stays as it is, and so does a slot of which nothing is left.
+    """
+    n_drafts = p_draft.shape[1]
+    if not n_drafts:
+        return p_target
+    at = last.clamp(max=n_drafts - 1)[..., None].expand(-1, -1, p_target.shape[-1])
+    p = p_target.gather(1, at)  # [B, 1, V]
+    q = p_draft.gather(1, at)
+    left = rest(p, q)
+    is_placed = (last < n_drafts)[..., None] & (left.sum(-1, keepdim=True) > 0)
+    return p_target.scatter(1, at, torch.where(is_placed, q + left, p))
 
 
 def _redraw_window(

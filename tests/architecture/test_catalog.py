@@ -18,6 +18,7 @@ _GUARANTEES = {  # of the names that users have written down
     "speculative": "distribution",
     "prompt-lookup": "distribution",
     "gsd": "relaxed",
+    "pcg": "relaxed",
     "stepwise": "bitwise",
     "lossless-unmask": "bitwise",
     "entropy-bounded": "relaxed",

@@ -85,10 +85,10 @@ def test_bench_measures_everything_in_one_table(tiny_folder: Path, tmp_path: Pat
     assert main(["bench", CAPTIONS[0], "--model", str(tiny_folder), *options]) == 0
     report = json.loads(file.read_text())
     rows = report["rows"]
-    names = ["jacobi", "sjd", "mc-sjd", "gumbel-sjd", "prompt-lookup", "gsd", "row-parallel"]
+    names = ["jacobi", "sjd", "mc-sjd", "gumbel-sjd", "prompt-lookup", "gsd", "pcg", "row-parallel"]
     wanted = [("autoregressive", None), *((name, w) for name in names for w in (1, 4))]
     assert [(r["policy"], r["window"]) for r in rows] == wanted * 2
-    assert [r["guidance"] for r in rows] == [1.0] * 15 + [2.0] * 15
+    assert [r["guidance"] for r in rows] == [1.0] * 17 + [2.0] * 17
     assert {key for row in rows for key in row} == KEYS
     for row in rows:
         if row["policy"] in ("autoregressive", "jacobi"):

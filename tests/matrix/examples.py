@@ -82,6 +82,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
         )
     ),
     ("policies", "gsd"): Example(_policy("gsd", group=1, max_gap=0.5), ({"group": 0},)),
+    ("policies", "pcg"): Example(_policy("pcg"), ({"radius": 0.0}, {"radius": 1e-6})),
     ("policies", "row-parallel"): Example(_policy("row-parallel", ahead=1), ({"ahead": 99},)),
     ("policies", "entropy-bounded"): Example(
         _policy("entropy-bounded", gamma=1.5),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import (
+    AcousticGroups,
     Autoregressive,
     GroupedSpeculative,
     Jacobi,
@@ -34,6 +35,7 @@ POLICIES: list[Policy] = [
     SpeculativeJacobi(6, "maximal", "random"),
     SpeculativeJacobi(6, "gumbel", "random"),
     GroupedSpeculative(6, group=0, drafts="random"),
+    AcousticGroups(6, radius=1e-6, drafts="random"),
     Speculative(4, ToyLanguage(9, seed=5, depth=2)),
 ]
 

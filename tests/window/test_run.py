@@ -10,6 +10,7 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import (
+    AcousticGroups,
     Autoregressive,
     CausalLMWindow,
     Grid,
@@ -37,6 +38,7 @@ POLICIES: list[Policy] = [
     SpeculativeJacobi(4, "gumbel", "left"),
     Speculative(4),
     GroupedSpeculative(4, group=1),
+    AcousticGroups(4),
 ]
 
 

@@ -193,6 +193,10 @@ class ToyLanguage(TokenModel):
     def output_matrix(self) -> Tensor:
         return torch.eye(VOCAB)
 
+    def embeddings(self) -> Tensor:
+        """As in `TokenModel`: the middle one lies near the two others, which are apart."""
+        return torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+
     def reserve(self, rows: int, positions: int) -> None:
         self._capacity = positions
         self._tokens = torch.full(

@@ -1,0 +1,101 @@
+"""Overlapping groups of tokens: a ball around each, and how probability is split over them.
+
+M. Yanuka, P. Dixon, E. Finkelshtein, D. Rotman, R. Giryes, "Principled Coarse-Grained Acceptance
+for Speculative Decoding in Speech" (arXiv 2511.13732). A token t lies in n(t) groups, its owners;
+its probability is split evenly over them, so that those of all groups sum to 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mmaccel.contracts import Prompt
+
+_ENTRIES = 2**24  # of distances that are held at a time
+_DIRECT = "donot_use_mm_for_euclid_dist"  # which rounds less
+
+
+class TokenGroups(NamedTuple):
+    """A group around each of V tokens.
+
+    Attributes:
+        members: `[N]` int64, those of group 0, then of group 1, …
+        first_member: `[V]` int64, where those of each group begin.
+        owners: `[N]` int64, the groups of token 0, then of token 1, …
+        first_owner: `[V]` int64, where those of each token begin.
+        n_owners: `[V]` float32.
+    """
+
+    members: Tensor
+    first_member: Tensor
+    owners: Tensor
+    first_owner: Tensor
+    n_owners: Tensor
+
+    def split(self, p: Tensor) -> Tensor:
+        """Probabilities of tokens to those of groups; the same of weights. `[…, V]`."""
+        return _sum(p / self.n_owners, self.members, self.first_member)
+
+    def average(self, values: Tensor) -> Tensor:
+        """Values of groups to the means over each token's owners, `[…, V]`."""
+        return _sum(values, self.owners, self.first_owner) / self.n_owners
+
+
+def _sum(values: Tensor, index: Tensor, first: Tensor) -> Tensor:
+    """Sums of `values[..., index]` over runs that begin at `first`; of the shape of `values`."""
+    columns = values.flatten(0, -2).T.contiguous()  # [V, n]
+    return F.embedding_bag(index, columns, first, mode="sum").T.reshape(values.shape)
+
+
+def find_codes(prompt: Prompt, size: int) -> Tensor:
+    """`[V]` bool: tokens that the layout of a prompt allows somewhere and that end no row."""
+    device = prompt.tokens.device
+    layout = prompt.layout
+    allowed = None
+    if layout is not None:
+        allowed = layout.allowed(torch.arange(max(1, layout.columns), device=device)[None])
+    found = torch.ones(size, dtype=torch.bool, device=device)
+    if allowed is not None:
+        found = allowed.reshape(-1, size).any(0)
+    if prompt.stop_tokens is not None:
+        found[prompt.stop_tokens[prompt.stop_tokens < size]] = False
+    return found
+
+
+def group_tokens(vectors: Tensor, is_code: Tensor, radius: float, *, by_angle: bool) -> TokenGroups:
+    """Groups around all tokens.
+
+    Args:
+        vectors: `[V, D]`; a token whose vector is NaN is a group of its own.
+        is_code: `[V]` bool, on the same device; other tokens are groups of their own.
+        radius: distance, exclusive, to the members of a group.
+        by_angle: take 1 minus the cosine for the distance, instead of the Euclidean one.
+
+    Cost: the distances of all pairs of codes, `_ENTRIES` at a time.
+    """
+    ids = is_code.nonzero()[:, 0]
+    own = vectors.detach()[ids].float()
+    if by_angle:
+        own = F.normalize(own, dim=-1)
+    index = torch.arange(len(own), device=own.device)
+    pairs = [(~is_code).nonzero().expand(-1, 2)]  # group, member
+    for rows in index.split(max(1, _ENTRIES // max(1, len(own)))):
+        part = own[rows]
+        distance = 1 - part @ own.T if by_angle else torch.cdist(part, own, compute_mode=_DIRECT)
+        is_near = (distance < radius) | (rows[:, None] == index)
+        row, column = is_near.nonzero().unbind(1)
+        pairs.append(torch.stack([ids[rows[row]], ids[column]], 1))
+    group, member = torch.cat(pairs).unbind(1)
+    n_members = group.bincount(minlength=len(is_code))
+    n_owners = member.bincount(minlength=len(is_code))
+    return TokenGroups(
+        members=member[group.argsort(stable=True)],
+        first_member=n_members.cumsum(0) - n_members,
+        owners=group[member.argsort(stable=True)],
+        first_owner=n_owners.cumsum(0) - n_owners,
+        n_owners=n_owners.float(),
+    )
