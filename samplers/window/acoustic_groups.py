@@ -87,21 +87,25 @@ class AcousticGroups(WindowPolicy):
     def find_groups(self, model: TokenModel, prompt: Prompt) -> TokenGroups:
         """The groups of a model's tokens, kept until others of the model are asked for.
 
-        Cost: the distances of all pairs of codes, once.
+        Cost: the distances of all pairs of codes, once, and a sum over the vectors each time.
 
         Raises:
-            OptionError: a model without such vectors.
+            OptionError: a model without such vectors; see also `group_tokens`.
         """
         vectors = model.codes if self.vectors == "codes" else model.embeddings()
         if vectors is None or len(vectors) != model.vocab_size:
+            other = model.embeddings() if self.vectors == "codes" else model.codes
+            remedy = "" if other is None else f"choose {_OTHER[self.vectors]!r}, or "
             raise OptionError(
                 f"vectors: expected a model with a vector for each of its {model.vocab_size} "
                 f"tokens for {self.vectors!r}, received a {type(model).__name__} without them; "
-                f"choose {_OTHER[self.vectors]!r}, or take GroupedSpeculative()"
+                f"{remedy}take GroupedSpeculative()"
             )
         is_code = find_codes(prompt, model.vocab_size)
-        asked = (self.vectors, self.radius, is_code.device, is_code.cpu().numpy().tobytes())
-        key = (*asked, vectors.data_ptr())
+        ramp = torch.linspace(1, 2, len(vectors), device=vectors.device)
+        content = ramp @ vectors.detach().float().nan_to_num()  # weights may change in place
+        asked = (self.vectors, self.radius, is_code.device)
+        key = (*asked, *(part.cpu().numpy().tobytes() for part in (is_code, content)))
         owner = model if model.model is None else model.model  # which outlives its windows
         known = _known.get(owner)
         if known is None or known[0] != key:
@@ -127,7 +131,7 @@ class AcousticGroups(WindowPolicy):
         """
         a, b = _weigh(p_target, p_draft, groups)
         spent = (p_draft * a - p_target * b).clamp(min=0.0).sum(-1)
-        return coins < at_tokens(a, drafts), spent.nan_to_num(nan=0.0)
+        return coins < at_tokens(a, drafts), spent
 
     def rest(self, p_target: Tensor, p_draft: Tensor, groups: TokenGroups) -> Tensor:
         """p (1 - b) `[B, K, V]`, from which the token is drawn that replaces a rejected draft."""

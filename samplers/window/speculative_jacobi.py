@@ -260,7 +260,8 @@ class Verified(NamedTuple):
 def _place_rest(rest: Rest, p_target: Tensor, p_draft: Tensor, last: Tensor) -> Tensor:
     """`p_target` `[B, W, V]` with a distribution at `last` whose part beyond q is `rest`.
 
-    The bonus slot stays as it is, and so does a slot of which nothing is left.
+    A slot of which nothing is left stays as it is; the bonus slot does, too: then that of the last
+    draft is written, which is kept and read by nobody.
     """
     n_drafts = p_draft.shape[1]
     if not n_drafts:
@@ -269,7 +270,7 @@ def _place_rest(rest: Rest, p_target: Tensor, p_draft: Tensor, last: Tensor) -> 
     p = p_target.gather(1, at)  # [B, 1, V]
     q = p_draft.gather(1, at)
     left = rest(p, q)
-    is_placed = (last < n_drafts)[..., None] & (left.sum(-1, keepdim=True) > 0)
+    is_placed = left.sum(-1, keepdim=True) > 0
     return p_target.scatter(1, at, torch.where(is_placed, q + left, p))
 
 

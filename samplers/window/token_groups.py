@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
+from mmaccel.errors import OptionError
 
 _ENTRIES = 2**24  # of distances that are held at a time
+_MOST = 2**27  # members of all groups: 4 GB
 _DIRECT = "donot_use_mm_for_euclid_dist"  # which rounds less
 
 
@@ -75,7 +77,10 @@ def group_tokens(vectors: Tensor, is_code: Tensor, radius: float, *, by_angle: b
         radius: distance, exclusive, to the members of a group.
         by_angle: take 1 minus the cosine for the distance, instead of the Euclidean one.
 
-    Cost: the distances of all pairs of codes, `_ENTRIES` at a time.
+    Cost: the distances of all pairs of codes, `_ENTRIES` at a time; memory for all members.
+
+    Raises:
+        OptionError: groups of more than `_MOST` members together.
     """
     ids = is_code.nonzero()[:, 0]
     own = vectors.detach()[ids].float()
@@ -83,11 +88,19 @@ def group_tokens(vectors: Tensor, is_code: Tensor, radius: float, *, by_angle: b
         own = F.normalize(own, dim=-1)
     index = torch.arange(len(own), device=own.device)
     pairs = [(~is_code).nonzero().expand(-1, 2)]  # group, member
+    n_pairs = 0
     for rows in index.split(max(1, _ENTRIES // max(1, len(own)))):
         part = own[rows]
         distance = 1 - part @ own.T if by_angle else torch.cdist(part, own, compute_mode=_DIRECT)
         is_near = (distance < radius) | (rows[:, None] == index)
         row, column = is_near.nonzero().unbind(1)
+        n_pairs += len(row)
+        if n_pairs > _MOST:
+            raise OptionError(
+                f"radius: expected groups of {len(own)} codes with {_MOST} members together at "
+                f"most, received {radius:g}, which gives more; make it smaller, or give attach a "
+                "layout=mmaccel.Frames(…) that names the codes"
+            )
         pairs.append(torch.stack([ids[rows[row]], ids[column]], 1))
     group, member = torch.cat(pairs).unbind(1)
     n_members = group.bincount(minlength=len(is_code))

@@ -20,11 +20,12 @@ from torch.nn import functional as F
 
 from mmaccel import AcousticGroups, Frames, Noise, SamplingParams, SpeculativeJacobi
 from mmaccel.contracts import Policy
+from mmaccel.errors import OptionError
 from mmaccel.evaluation.exactness.g_test import GTest, combine, count_sequences, g_test
 from mmaccel.kernels import dispatch
 from mmaccel.results import Generation, Progress
 from mmaccel.samplers.acceptance import count_leading
-from mmaccel.samplers.window import acoustic_groups, token_groups
+from mmaccel.samplers.window import acoustic_groups, speculative_jacobi, token_groups
 from mmaccel.samplers.window.token_groups import TokenGroups, find_codes, group_tokens
 from tests.fixtures.toy_distribution import LEVEL
 from tests.fixtures.toy_models import (
@@ -82,6 +83,32 @@ def test_groups_are_balls_around_codes(by_angle: bool, entries: int, monkeypatch
     assert owners == [{k for k in range(23) if t in members[k]} for t in range(23)]
     assert groups.n_owners.tolist() == [len(own) for own in owners]
     assert max(map(len, members)) >= 3 and members[7] == {7} and {4, 9} <= members[4]
+
+
+def test_a_code_at_the_radius_is_outside() -> None:
+    vectors = torch.tensor([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]])
+    is_code = torch.ones(3, dtype=torch.bool)
+    for radius, wanted in ((5.0, 3), (5.1, 7)):
+        assert len(group_tokens(vectors, is_code, radius, by_angle=False).members) == wanted
+
+
+def test_groups_that_no_memory_holds_are_refused(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(token_groups, "_MOST", 8)
+    with pytest.raises(OptionError, match="radius: expected groups of 3 codes with 8 members"):
+        group_tokens(torch.ones(3, 2), torch.ones(3, dtype=torch.bool), 0.5, by_angle=True)
+
+
+def test_groups_are_those_of_the_weights_as_they_are() -> None:
+    model = Vectors(SIZE, seed=3, depth=7)
+    policy = AcousticGroups(3, radius=0.5)
+    prompt = make_prompt([[1, 2]])
+    vectors = model.embeddings().clone()
+    model.embeddings = lambda: vectors  # type: ignore[method-assign]
+    first = policy.find_groups(model, prompt)
+    assert policy.find_groups(model, prompt) is first
+    vectors[0] = vectors[3]
+    members, _ = listed(policy.find_groups(model, prompt))
+    assert {0, 3} <= members[0] and not {0, 3} <= listed(first)[0][0]
 
 
 def test_what_is_split_adds_up_and_an_average_is_over_owners() -> None:
@@ -207,7 +234,11 @@ PROMPTS = [[1, 2], [0, 3, 3, 4]]
 
 
 def measure_groups(
-    patch: Patch, options: dict[str, Any], table: list[set[int]] = CHAIN, **fields: Any
+    patch: Patch,
+    options: dict[str, Any],
+    table: list[set[int]] = CHAIN,
+    rows: int = ROWS,
+    **fields: Any,
 ) -> GTest:
     """Groups that the rule draws, after every prefix, against P."""
     patch.setenv(dispatch.VARIABLE, "torch")  # which shows a rule the whole window
@@ -255,9 +286,9 @@ def measure_groups(
 
     patch.setattr(AcousticGroups, "rule", spy)
     policy = AcousticGroups(3, radius=0.5, **fields)
-    sample(policy, model, ROWS // 2, LENGTH, prompts=PROMPTS, n_prompts=2, options=options,
+    sample(policy, model, rows // 2, LENGTH, prompts=PROMPTS, n_prompts=2, options=options,
            on_step=on_step)  # fmt: skip
-    assert int(counts.sum()) == ROWS * LENGTH
+    assert int(counts.sum()) == rows * LENGTH
     distribution_of = distribution_by_hand(**options)
     tests = []
     for number, prompt in enumerate(PROMPTS):
@@ -331,6 +362,12 @@ def count_impossible_drafts(patch: Patch) -> None:
     patch.setattr(acoustic_groups, "_weigh", wrong)
 
 
+def keep_drafts_behind_a_rejection(patch: Patch) -> None:
+    """They are taken for drafts of the window's own distributions."""
+    redraw = speculative_jacobi._redraw_window
+    patch.setattr(speculative_jacobi, "_redraw_window", lambda *given: redraw(*given[:-1], False))
+
+
 @pytest.mark.parametrize(
     ("plant", "options"),
     [
@@ -339,6 +376,7 @@ def count_impossible_drafts(patch: Patch) -> None:
         (redraw_from_target, "plain"),
         (take_others_groups, "plain"),
         (count_impossible_drafts, "hot, top-k"),
+        (keep_drafts_behind_a_rejection, "hot, top-k"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -346,7 +384,8 @@ def test_a_planted_bug_is_rejected(
     plant: Callable[[Patch], None], options: str, monkeypatch: Patch
 ) -> None:
     plant(monkeypatch)
-    test = measure_groups(monkeypatch, OPTIONS[options], drafts="random")
+    rows = 100_000 if plant is keep_drafts_behind_a_rejection else ROWS  # the smallest of them
+    test = measure_groups(monkeypatch, OPTIONS[options], rows=rows, drafts="random")
     assert test.p_value < LEVEL, test
 
 
