@@ -36,6 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
     before = dict(os.environ)
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ["RAY_worker_niceness"] = "0"  # of 15 they would wait for all other tests
     # processes that ray starts ahead serve no `runtime_env`
     os.environ |= {"PYTHONPATH": str(Path(mmaccel.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     sockets = tmp_path_factory.mktemp("r", numbered=False)
