@@ -51,6 +51,9 @@ def save_text_side(
     folder.mkdir(parents=True, exist_ok=True)
     tokens = list_tokens(codec.flat_size, speakers, lexicon)
     make_tokenizer(tokens).save_pretrained(folder)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
     facts = {
         "longest": longest,
         "sample_rate": codec.sample_rate,

@@ -169,5 +169,6 @@ def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedV
             f"folder: expected one with {FOLDER}/config.json, received {home}; "
             "`python -m scripts.training voices-depth` trains it"
         )
+    speech: Any = pipe.speech
     model: Any = CsmForConditionalGeneration.from_pretrained(home / FOLDER, dtype=torch.float32)
-    return StackedVoices(model.to(ready(pipe.speech.codec)).eval(), pipe.speech)
+    return StackedVoices(model.to(ready(speech.codec)).eval(), speech)
