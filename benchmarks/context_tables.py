@@ -103,7 +103,9 @@ def _interval(row: dict[str, Any]) -> str:
 
 def name_source(report: Report) -> str:
     machine = report["machine"]
-    return f"{machine['name']}, {machine['threads']} threads. Made by `{report['command']}`."
+    threads = machine["threads"]
+    unit = "thread" if threads == 1 else "threads"
+    return f"{machine['name']}, {threads} {unit}. Made by `{report['command']}`."
 
 
 def shared_prefix_tables(reports: dict[str, Report]) -> str:
