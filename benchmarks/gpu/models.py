@@ -5,9 +5,10 @@ deepseek-ai/Janus-Pro-1B and -7B, with the head of 16384 image codes of `gen_hea
 place of the text head, which makes no image (the inner layer of that head is left out).
 Chameleon-7B and Emu3: the defaults of transformers' `ChameleonConfig` and `Emu3TextConfig`, which
 are those of facebook/chameleon-7b and BAAI/Emu3-Gen-hf, with more positions, which no weight
-belongs to. GLM-Image: the defaults of `GlmImageTextConfig`, with the rotary
-sections of zai-org/GLM-Image, at the positions of text. Image tokens of Chameleon have the ids
-4..8195, those of Emu3 the last 32768.
+belongs to.
+GLM-Image: the defaults of `GlmImageTextConfig`, at the positions of text; its class's rotary
+sections 8, 12 and 12 fill half of a head, so half of each is turned here. Image tokens of Chameleon
+have the ids 4..8195, those of Emu3 the last 32768.
 """
 
 from __future__ import annotations

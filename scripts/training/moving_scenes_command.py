@@ -8,8 +8,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from mmaccel.demo.moving_scenes.layout import N_FRAMES
 from scripts.training.feature_fit import FeatureFit
 from scripts.training.generator import GeneratorTraining, train_generator
@@ -22,6 +20,7 @@ from scripts.training.moving_scenes_features import (
     export_clip_features_card,
     train_clip_features,
 )
+from scripts.training.optim import choose_device
 
 WEIGHTS = Path(__file__).resolve().parents[2] / "mmaccel" / "demo" / "weights"
 FEATURES = ("moving-scenes-features", "moving-scenes-features-card")
@@ -69,8 +68,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
         card = export_moving_scenes_card(args.work, args.target, args.captions, args.note)
         print(json.dumps(card, indent=2))
         return
-    cuda = torch.cuda.is_available()
-    device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+    device = choose_device(args.device)
     train_frame_tokenizer(args.work, args.tokenizer_steps, args.tokenizer_clips, device)
     plan = GeneratorTraining(
         steps=args.steps,

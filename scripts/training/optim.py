@@ -10,6 +10,13 @@ import torch
 from torch import Tensor
 
 
+def choose_device(asked: str) -> str:
+    """A device by its name; "auto" is a GPU where torch finds one."""
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def is_bfloat16_fast(device: torch.device | str) -> bool:
     """Whether a device computes matrices in bfloat16 itself.
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from scripts.training.optim import choose_device
 from scripts.training.recall import PLANS, STAGES, train_recall
 from scripts.training.recall_export import export_recall, export_recall_card
 
@@ -45,8 +44,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
             )
             for stage in STAGES
         }
-        cuda = torch.cuda.is_available()
-        device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+        device = choose_device(args.device)
         train_recall(args.work, plans, device, args.compile)
     elif part == "recall-export":
         export_recall(args.work, args.target)

@@ -7,9 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from scripts.training.generator import GeneratorTraining, train_generator
+from scripts.training.optim import choose_device
 from scripts.training.stdlib import Stdlib, prepare
 from scripts.training.stdlib_export import export_stdlib, export_stdlib_card
 
@@ -37,8 +36,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
         print(json.dumps(export_stdlib_card(args.work, args.target, args.note), indent=2))
         return
     prepare(args.work)
-    cuda = torch.cuda.is_available()
-    device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+    device = choose_device(args.device)
     plan = GeneratorTraining(
         steps=args.steps, fall=args.fall, batch=args.batch, snapshots=(), mixed=args.mixed
     )

@@ -11,11 +11,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from mmaccel.demo.voices.words import CODEC_SEED, TRAIN_SEED, VALIDATION_SEED
 from scripts.training.feature_fit import FeatureFit
 from scripts.training.generator import GeneratorTraining, Task, train_generator
+from scripts.training.optim import choose_device
 from scripts.training.voices import Voices
 from scripts.training.voices_codec import encode_pool, train_codec
 from scripts.training.voices_data import make_pool
@@ -62,8 +61,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
     parser.add_argument("--sentences", type=int, default=100, help="fresh ones, for the card")
     parser.add_argument("--note", action="append", default=[], help="of the card, a sentence")
     args = parser.parse_args(arguments)
-    cuda = torch.cuda.is_available()
-    device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+    device = choose_device(args.device)
     args.work.mkdir(parents=True, exist_ok=True)
     fit = FeatureFit(args.feature_steps, _FEATURE_BATCH)
     if part == "voices-codec":

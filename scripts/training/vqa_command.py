@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from scripts.training.optim import choose_device
 from scripts.training.vqa import PLANS, STAGES, train_vqa
 from scripts.training.vqa_export import export_vqa, export_vqa_card
 
@@ -41,8 +40,7 @@ def main(part: str, arguments: Sequence[str]) -> None:
             s: replace(PLANS[s], steps=options[f"{s}_steps"], fall=options[f"{s}_fall"], **common)
             for s in STAGES
         }
-        cuda = torch.cuda.is_available()
-        device = args.device if args.device != "auto" else "cuda" if cuda else "cpu"
+        device = choose_device(args.device)
         train_vqa(args.work, plans, device, args.compile)
     elif part == "vqa-export":
         export_vqa(args.work, args.target)

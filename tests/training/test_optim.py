@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scripts.training.optim import MuonFloat32, orthogonalise
+from scripts.training.optim import MuonFloat32, choose_device, orthogonalise
 
 SHAPES = ((6, 4), (4, 6), (6, 4), (5, 5))
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -51,3 +51,10 @@ def test_state_goes_over_to_torch_and_a_matrix_without_gradient_stays() -> None:
     other.load_state_dict(optimiser.state_dict())
     kept = other.state[matrices[0]]["momentum_buffer"]
     torch.testing.assert_close(kept, torch.full((3, 2), 2.0 * 0.05))
+
+
+def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_gpu, found in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        assert choose_device("auto") == found
+        assert choose_device("cpu") == "cpu"
