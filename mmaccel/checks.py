@@ -2,20 +2,28 @@
 
 Each check raises `OptionError` with one line: the option's name, what was expected, what was
 received and `hint`, which says how to repair the call. A bool is never accepted as a number.
+
+What a dataclass takes is declared beside its fields, by their types and by `within` and `one_of`,
+and checked by `check_fields` when one is made.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mmaccel.errors import MissingBackendError, OptionError
 
+MANY = 2**20  # the end of numbers that name none: far above what is asked for in earnest
+ANY_INT = 2**31 - 1  # of those that cost nothing however large they are
 _MAX_SHOWN = 300  # characters of a value in a message
 
 
@@ -43,11 +51,12 @@ def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near[0]}?" if near else otherwise
 
 
-def check_int(name: str, value: Any, low: int, high: int | None = None, *, hint: str) -> None:
-    """Raise OptionError unless `value` is an integer in low..high; `high=None` sets no limit."""
-    is_int = isinstance(value, Integral) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
-        domain = f">= {low}" if high is None else f"in {low}..{high}"
+def check_int(name: str, value: Any, low: float, high: float = MANY, *, hint: str) -> None:
+    """Raise OptionError unless `value` is an integer in low..high."""
+    is_int = _is_one(value, int)
+    if not is_int or not low <= value <= high:
+        is_open = high >= MANY and not (is_int and value > high)
+        domain = f">= {low}" if is_open else f"in {low}..{high}"
         raise OptionError(f"{name}: expected an integer {domain}, received {show(value)}; {hint}")
 
 
@@ -64,13 +73,14 @@ def check_number(
         hint: how to repair the call.
         above_low: `low` itself is refused too.
     """
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number and _is_finite(value) and low <= value <= high:
+    is_number = _is_one(value, float) and _is_finite(value)
+    if is_number and low <= value <= high:
         if not above_low or value > low:
             return
+    is_open = high >= MANY and not (is_number and math.inf > high < value)
     if low == -math.inf:
         expected = "a finite number"
-    elif high == math.inf:
+    elif is_open:
         expected = f"a finite number {'>' if above_low else '>='} {low:g}"
     else:
         expected = f"a number {f'in ({low:g}, {high:g}]' if above_low else f'in {low:g}..{high:g}'}"
@@ -91,6 +101,138 @@ def check_choice(
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         known = ", ".join(map(str, choices))
         raise OptionError(f"{name}: expected one of {known}, received {show(value)}; {hint}")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a field takes of its type.
+
+    Attributes:
+        low, high: of its numbers.
+        hint: how to repair a call.
+        above_low: `low` itself is refused too.
+        choices: its texts, where they are listed.
+    """
+
+    low: float = 0
+    high: float = MANY
+    hint: str = "give another value"
+    above_low: bool = False
+    choices: Collection[Any] = ()
+
+
+def within(
+    default: Any,
+    low: float = 0,
+    high: float = MANY,
+    hint: str = Domain.hint,
+    *,
+    above_low: bool = False,
+    **options: Any,
+) -> Any:
+    """A field with a domain; `options` are those of `dataclasses.field`."""
+    domain = Domain(low, high, hint, above_low)
+    return field(default=default, metadata={"domain": domain}, **options)
+
+
+def one_of(default: Any, choices: Collection[Any], hint: str = "choose one of these") -> Any:
+    """A field of listed texts."""
+    return field(default=default, metadata={"domain": Domain(hint=hint, choices=choices)})
+
+
+class Checked:
+    """A dataclass whose fields are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__}.")
+
+
+def check_fields(owner: Any, prefix: str = "") -> None:
+    """Refuse values of a dataclass that are not of its fields' types, or outside their domains.
+
+    Lists become tuples where the type is one.
+
+    Args:
+        owner: the dataclass, which may be frozen.
+        prefix: of the names in messages.
+
+    Raises:
+        OptionError: with the first such field.
+    """
+    kinds, known = field_types(type(owner)), domains(type(owner))
+    for each in fields(owner):
+        given = getattr(owner, each.name)
+        domain = known.get(each.name, Domain())
+        value = check_value(prefix + each.name, given, kinds.get(each.name, Any), domain)
+        if value is not given:
+            object.__setattr__(owner, each.name, value)
+
+
+@cache
+def field_types(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass' fields; none where its module imports some for checkers alone."""
+    try:
+        return get_type_hints(cls)
+    except NameError:
+        return {}
+
+
+@cache
+def domains(cls: Any) -> dict[str, Domain]:
+    """The domains of a dataclass' fields; a child that has another default keeps its parent's."""
+    found = {}
+    for base in reversed(cls.__mro__):
+        for each in base.__dict__.get("__dataclass_fields__", {}).values():
+            if "domain" in each.metadata:
+                found[each.name] = each.metadata["domain"]
+    return found
+
+
+def members(kind: Any) -> list[Any]:
+    """The types of a union; the type itself where it is none."""
+    return list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
+
+
+def check_value(name: str, value: Any, kind: Any, domain: Domain = Domain()) -> Any:
+    """A value of a type, lists as tuples.
+
+    Raises:
+        OptionError: another one, or one outside the domain.
+    """
+    kinds = members(kind)
+    if value is None and NoneType in kinds:
+        return value
+    kinds = [each for each in kinds if each is not NoneType]
+    kind = next((each for each in kinds if _is_one(value, each)), kinds[0])
+    if get_origin(kind) is Literal or kind is bool or domain.choices:
+        known = domain.choices or get_args(kind) or (False, True)
+        check_choice(name, value, known, hint=domain.hint)
+    elif kind is int:
+        check_int(name, value, domain.low, domain.high, hint=domain.hint)
+    elif kind is float:
+        check_number(name, value, domain.low, domain.high, domain.hint, above_low=domain.above_low)
+    elif not _is_one(value, kind):
+        known = " or ".join(getattr(each, "__name__", str(each)) for each in members(kind))
+        raise OptionError(f"{name}: expected a {known}, received {show(value)}; {domain.hint}")
+    elif get_origin(kind) is tuple:
+        if len(value) > MANY:
+            raise OptionError(
+                f"{name}: expected at most {MANY} values, received {len(value)}; give fewer"
+            )
+        inner = get_args(kind)[0]
+        made = tuple(check_value(name, each, inner, domain) for each in value)
+        return value if made == value else made
+    return value
+
+
+def _is_one(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, as far as the type alone says."""
+    if kind in (int, float):
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    if get_origin(kind) is tuple:
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return not isinstance(kind, type) or isinstance(value, kind)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import Checked, check_int, show
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import BlockCounts, Exactness, Generation, OnStep, StepBytes
 
@@ -778,7 +778,7 @@ def check_window(window: Any, *, adaptive: bool) -> None:
         check_int("window", window, 1, 4096, hint=f"16 to 64 suits most{other}")
 
 
-class Method:
+class Method(Checked):
     """Base of what a slot of `attach` takes beside a policy.
 
     Attributes:

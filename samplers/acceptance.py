@@ -11,12 +11,11 @@ A coupling is the way in which drafts after the first rejection are redrawn; see
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice
 from mmaccel.kernels.acceptance import at_tokens, draw, is_kept, residual
 
 __all__ = [
@@ -47,9 +46,4 @@ def exact_acceptance(p_target: Tensor, p_draft: Tensor) -> Tensor:
 
 
 Coupling = Literal["independent", "maximal", "gumbel"]
-COUPLINGS = ("independent", "maximal", "gumbel")
-
-
-def check_coupling(coupling: str) -> None:
-    """Raise OptionError unless `coupling` is one of `COUPLINGS`."""
-    check_choice("coupling", coupling, COUPLINGS, hint="maximal accepts most drafts")
+COUPLINGS = get_args(Coupling)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import ANY_INT, MANY, check_fields, within
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.kernels.adaptive import (
@@ -48,13 +48,6 @@ ADAPTIVE = (
 """Rules that no kernel applies: a run that has one draws in separate steps. None turns one off."""
 
 _COLDEST = 1e-30  # scores of 1e8 divided by less would not be finite in float32
-_DOMAINS: dict[str, tuple[float, str]] = {  # of the adaptive rules: above 0, up to this
-    "top_n_sigma": (math.inf, "1 is usual, None turns it off"),
-    "top_h": (1.0, "0.4 is usual, None turns it off"),
-    "eta_cutoff": (1.0, "0.0003 to 0.004 is usual, None turns it off"),
-    "entropy_temperature": (math.inf, "0.1 to 1 is usual, None turns it off"),
-    "divergence_temperature": (math.inf, "1 halves it at a nat, None turns it off"),
-}
 
 
 @dataclass(frozen=True)
@@ -89,46 +82,34 @@ class SamplingParams:
         OptionError: for a value outside its domain.
     """
 
-    guidance_scale: float = 1.0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    top_n_sigma: float | None = None
-    top_h: float | None = None
-    eta_cutoff: float | None = None
-    entropy_temperature: float | None = None
-    divergence_temperature: float | None = None
-    spread: int | None = None
+    guidance_scale: float = within(1.0, -MANY, hint="1 turns it off")
+    temperature: float = within(
+        1.0, 0, math.inf, hint="0 is greedy, 1 the model's own distribution"
+    )
+    top_k: int | None = within(None, 1, ANY_INT, "None keeps all")
+    top_p: float | None = within(None, 0, 1, "1 keeps all", above_low=True)
+    min_p: float | None = within(None, 0, 1, "0 keeps all")
+    top_n_sigma: float | None = within(None, hint="1 is usual, None turns it off", above_low=True)
+    top_h: float | None = within(None, 0, 1, "0.4 is usual, None turns it off", above_low=True)
+    eta_cutoff: float | None = within(
+        None, 0, 1, "0.0003 to 0.004 is usual, None turns it off", above_low=True
+    )
+    entropy_temperature: float | None = within(
+        None, hint="0.1 to 1 is usual, None turns it off", above_low=True
+    )
+    divergence_temperature: float | None = within(
+        None, hint="1 halves it at a nat, None turns it off", above_low=True
+    )
+    spread: int | None = within(None, 2, ANY_INT, "the number of rows that share a seed")
     processor: Processor | None = None
 
     def __post_init__(self) -> None:
-        check_number("guidance_scale", self.guidance_scale, -math.inf, math.inf, "1 turns it off")
-        check_number(
-            "temperature",
-            self.temperature,
-            0,
-            math.inf,
-            "0 is greedy, 1 the model's own distribution",
-        )
+        check_fields(self)
         if 0 < self.temperature < _COLDEST:
             raise OptionError(
                 f"temperature: expected 0 or a number >= {_COLDEST:g}, received "
                 f"{self.temperature!r}, by which scores cannot be divided; 0 is greedy"
             )
-        if self.top_k is not None:
-            check_int("top_k", self.top_k, 1, hint="None keeps all")
-        if self.top_p is not None:
-            check_number("top_p", self.top_p, 0, 1, "1 keeps all", above_low=True)
-        if self.min_p is not None:
-            check_number("min_p", self.min_p, 0, 1, "0 keeps all")
-        if self.spread is not None:
-            check_int(
-                "spread", self.spread, 2, 2**31 - 1, hint="the number of rows that share a seed"
-            )
-        for name, (high, hint) in _DOMAINS.items():
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 0, high, hint, above_low=True)
         if self.eta_cutoff == 1:
             raise OptionError(
                 "eta_cutoff: expected a number below 1, received 1; 0.0003 to 0.004 is usual"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number, show
+from mmaccel.checks import within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.results import Generation
@@ -44,22 +44,12 @@ class AdaptiveBlock(SelectorPolicy):
         cache: as in `Stepwise`.
     """
 
-    delimiters: tuple[int, ...] = ()
-    tau: float = 0.3
-    threshold: float = 0.9
+    delimiters: tuple[int, ...] = within((), hint="give the newline's id, as (198,)")
+    tau: float = within(0.3, 0, 1, "0.3 to 0.5 is usual")
+    threshold: float = within(0.9, 0, 1, "0.9 is usual")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.delimiters
-        if not isinstance(given, tuple | list) or not all(
-            isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in given
-        ):
-            raise OptionError(
-                f"delimiters: expected token ids, received {show(given)}; "
-                "give the newline's, as (198,)"
-            )
-        object.__setattr__(self, "delimiters", tuple(given))
-        check_number("tau", self.tau, 0, 1, "0.3 to 0.5 is usual")
         Threshold(self.threshold)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:

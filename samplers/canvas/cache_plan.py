@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, show
+from mmaccel.checks import check_fields, one_of, show, within
 from mmaccel.errors import OptionError
 
 KINDS = ("none", "prefix", "dual", "vicinity", "block", "sub-block")
@@ -48,18 +48,13 @@ class CachePlan:
         OptionError: for a value outside its domain.
     """
 
-    kind: str = "none"
-    margin: int = 16
-    refresh: int | None = None
-    far: int | None = None
+    kind: str = one_of("none", KINDS)
+    margin: int = within(16, hint="16 is usual")
+    refresh: int | None = within(None, 1, hint="None refreshes at each block's start")
+    far: int | None = within(None, hint="None attends to all slots")
 
     def __post_init__(self) -> None:
-        check_choice("cache", self.kind, KINDS)
-        check_int("cache margin", self.margin, 0, hint="16 is usual")
-        if self.refresh is not None:
-            check_int("cache refresh", self.refresh, 1, hint="None refreshes at each block's start")
-        if self.far is not None:
-            check_int("cache far", self.far, 0, hint="None attends to all slots")
+        check_fields(self, "cache ")
         if self.kind == "sub-block" and self.far is not None:
             raise OptionError(
                 f"cache: expected no far with kind 'sub-block', received {self.far}; later blocks "

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_number
+from mmaccel.checks import one_of, within
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
@@ -47,14 +47,12 @@ class ConfidentParallel(SelectorPolicy):
         block, cache: as in `Stepwise`.
     """
 
-    threshold: float = 0.9
-    rule: str = "threshold"
-    factor: float = 1.0
+    threshold: float = within(0.9, 0, 1, "0.9 is usual")
+    rule: str = one_of("threshold", ("threshold", "frechet"))
+    factor: float = within(1.0, hint="1 is the theorem's")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("rule", self.rule, ("threshold", "frechet"))
-        Threshold(self.threshold)
         FrechetProfile(self.factor)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
@@ -67,10 +65,7 @@ class ConfidentParallel(SelectorPolicy):
 class Threshold(LogitsOnly):
     """Slots of `least` probability or more; possibly none."""
 
-    least: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number("threshold", self.least, 0, 1, "0.9 is usual")
+    least: float = within(0.9, 0, 1, "0.9 is usual")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         return predictions.is_open & (predictions.peak >= self.least)
@@ -83,10 +78,7 @@ class FrechetProfile(LogitsOnly):
     Up to factor 1 the tokens, taken greedily, are the likeliest of the slots' joint distribution.
     """
 
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("factor", self.factor, 0, float("inf"), "1 is the theorem's")
+    factor: float = within(1.0, hint="1 is the theorem's")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.selector import LogitsOnly, SelectorState
@@ -33,10 +33,7 @@ class EosThreshold(LogitsOnly):
     where none has.
     """
 
-    threshold: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_number("end_threshold", self.threshold, 0, 1, "0.9 is usual, None turns it off")
+    threshold: float = within(0.9, 0, 1, "0.9 is usual, None turns it off")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         ends = state.run.canvas.stop_tokens
@@ -57,11 +54,7 @@ class ConvergedBlock(LogitsOnly):
     before and the slots' entropies are below `entropy` nats on average; none otherwise.
     """
 
-    entropy: float = 0.005
-
-    def __post_init__(self) -> None:
-        hint = "0.005 is usual, None turns it off"
-        check_number("settled", self.entropy, 0, float("inf"), hint)
+    entropy: float = within(0.005, hint="0.005 is usual, None turns it off")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

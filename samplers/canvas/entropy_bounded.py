@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number, show
+from mmaccel.checks import show, within
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import SelectorPolicy
@@ -49,8 +49,8 @@ class EntropyBounded(SelectorPolicy):
         block, cache: as in `Stepwise`.
     """
 
-    gamma: float | None = None
-    budget_nats: float | None = None
+    gamma: float | None = within(None, hint="0.1 is usual, 0 is exact")
+    budget_nats: float | None = within(None, hint="0 is exact")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +59,6 @@ class EntropyBounded(SelectorPolicy):
                 f"gamma, budget_nats: expected one of both, received {show(self.gamma)} and "
                 f"{self.budget_nats!r}; a bound per pass or a budget per row"
             )
-        _ = self._given_rule  # checks the values
 
     @property
     def _given_rule(self) -> EntropyBound | BudgetBound | None:
@@ -87,10 +86,7 @@ class EntropyBounded(SelectorPolicy):
 class EntropyBound(LogitsOnly):
     """The longest prefix, by entropy, that costs at most `gamma`; one slot costs nothing."""
 
-    gamma: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_number("gamma", self.gamma, 0, float("inf"), "0.1 is usual, 0 is exact")
+    gamma: float = within(0.1, hint="0.1 is usual, 0 is exact")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         index, costs = prefix_costs(predictions)
@@ -130,10 +126,7 @@ class BudgetBound(LogitsOnly):
     is always taken, so that a budget below what two slots cost commits one slot a pass.
     """
 
-    nats: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("budget_nats", self.nats, 0, float("inf"), "0 is exact")
+    nats: float = within(1.0, hint="0 is exact")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         index, costs = prefix_costs(predictions)

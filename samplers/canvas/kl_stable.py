@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.samplers.canvas.confident_parallel import Threshold
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -36,13 +36,12 @@ class KLStable(SelectorPolicy):
         block, cache: as in `Stepwise`.
     """
 
-    threshold: float = 0.9
-    kl: float = 0.01
-    steps: int = 2
+    threshold: float = within(0.9, 0, 1, "0.9 is usual")
+    kl: float = within(0.01, hint="0.01 is usual")
+    steps: int = within(2, 1, hint="2 is usual")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Threshold(self.threshold)
         Stable(self.kl, self.steps)
 
     def selector(self, run: CanvasRun, state: SelectorState) -> Selector:
@@ -57,12 +56,8 @@ class Stable(LogitsOnly):
     Memory: the log-probabilities of the active block, `[B, Q, V]` float32, between two passes.
     """
 
-    kl: float = 0.01
-    steps: int = 2
-
-    def __post_init__(self) -> None:
-        check_number("kl", self.kl, 0, float("inf"), "0.01 is usual")
-        check_int("steps", self.steps, 1, hint="2 is usual")
+    kl: float = within(0.01, hint="0.01 is usual")
+    steps: int = within(2, 1, hint="2 is usual")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         now = predictions.logits.log_softmax(-1)  # [B, Q, V]

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number, show
+from mmaccel.checks import show, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
@@ -48,11 +48,10 @@ class LearnedFilter(SelectorPolicy):
     """
 
     filter: str | Filter = ""
-    threshold: float = 0.9
+    threshold: float = within(0.9, 0, 1, "0.9 is usual")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("threshold", self.threshold, 0, 1, "0.9 is usual")
         if not isinstance(self.filter, str) and not callable(self.filter):
             raise OptionError(
                 f"filter: expected a function or a safetensors file, received {show(self.filter)}; "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.samplers.canvas.policy import SelectorPolicy
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
@@ -35,9 +35,9 @@ class LocalLeap(SelectorPolicy):
         block, cache: as in `Stepwise`.
     """
 
-    anchor: float = 0.9
-    radius: int = 4
-    relaxed: float = 0.75
+    anchor: float = within(0.9, 0, 1, "0.9 is usual")
+    radius: int = within(4, hint="0 takes the anchors alone")
+    relaxed: float = within(0.75, 0, 1, "0.75 is usual, `anchor` turns it off")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,14 +51,9 @@ class LocalLeap(SelectorPolicy):
 class Local(LogitsOnly):
     """Anchors, slots of probability `anchor`, and slots of `relaxed` at most `radius` from one."""
 
-    anchor: float = 0.9
-    radius: int = 4
-    relaxed: float = 0.75
-
-    def __post_init__(self) -> None:
-        check_number("anchor", self.anchor, 0, 1, "0.9 is usual")
-        check_int("radius", self.radius, 0, hint="0 takes the anchors alone")
-        check_number("relaxed", self.relaxed, 0, 1, "0.75 is usual, `anchor` turns it off")
+    anchor: float = within(0.9, 0, 1, "0.9 is usual")
+    radius: int = within(4, hint="0 takes the anchors alone")
+    relaxed: float = within(0.75, 0, 1, "0.75 is usual, `anchor` turns it off")
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
         is_open = predictions.is_open

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, show
+from mmaccel.checks import check_int, one_of, show, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
@@ -40,6 +40,9 @@ from mmaccel.samplers.canvas.run import CanvasRun
 from mmaccel.samplers.canvas.state import Canvas
 
 _STRETCH = 64  # columns within which passes are taken to cost the same
+
+
+_HINT = "4 to 16 suits most, and 'auto' chooses by measured cost"
 
 
 @dataclass(frozen=True)
@@ -55,31 +58,22 @@ class LosslessUnmask(RunPolicy):
             what is cached; None takes entries where a cache is kept and rows otherwise.
     """
 
-    drafts: int | str = "auto"
-    order: str = "auto"
+    drafts: int | str = within("auto", 1, 256, _HINT)
+    order: str = one_of("auto", ORDERS)
     block: int | None = None
     cache: CachePlan | str = "none"
-    layout: str | None = None
+    layout: str | None = one_of(None, ("rows", "entries"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_integer = isinstance(self.drafts, int) and not isinstance(self.drafts, bool)
-        is_auto = isinstance(self.drafts, str) and self.drafts == "auto"
-        if not is_auto and not (is_integer and 1 <= int(self.drafts) <= 256):
-            raise OptionError(
-                f"drafts: expected an integer in 1..256, received {show(self.drafts)}; 4 to 16 "
-                "suits most, and 'auto' chooses by measured cost"
-            )
-        check_choice("order", self.order, ORDERS)
+        if self.drafts != "auto":
+            check_int("drafts", self.drafts, 1, 256, hint=_HINT)
         if self.order == "sampled":
             raise OptionError(
                 "order: expected one that does not depend on what was drawn, received 'sampled'; "
                 "choose 'confidence', or decode with Stepwise"
             )
-        is_name = isinstance(self.layout, str) and self.layout in ("rows", "entries")
-        if not (self.layout is None or is_name) or (
-            self.layout == "rows" and as_plan(self.cache).reuses
-        ):
+        if self.layout == "rows" and as_plan(self.cache).reuses:
             raise OptionError(
                 "layout: expected 'entries', 'rows' (without a cache) or None, received "
                 f"{show(self.layout)} with cache {as_plan(self.cache).kind!r}; None chooses"

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number, show
+from mmaccel.checks import check_int, one_of, show, within
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
 from mmaccel.samplers.canvas.cache_plan import as_plan
@@ -58,21 +58,14 @@ class MaskedParallel(SelectorPolicy):
         block, cache: as in `Stepwise`.
     """
 
-    steps: int | None = 12
-    schedule: str | None = None
-    order: str = "confidence"
-    choose: str = "last"
-    choice: float = 4.5
+    steps: int | None = within(12, 1, hint="8 to 32 is usual")
+    schedule: str | None = one_of(None, SCHEDULES)
+    order: str = one_of("confidence", ("confidence", "halton", "random", "left"))
+    choose: str = one_of("last", ("last", "first"))
+    choice: float = within(4.5, hint="4.5 is MaskGIT's, 0 turns it off")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.steps is not None:
-            check_int("steps", self.steps, 1, hint="8 to 32 is usual")
-        if self.schedule is not None:
-            check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("order", self.order, ("confidence", "halton", "random", "left"))
-        check_choice("choose", self.choose, ("last", "first"))
-        check_number("choice", self.choice, 0, float("inf"), "4.5 is MaskGIT's, 0 turns it off")
         if self.steps is None and self.schedule is not None:
             raise OptionError(
                 f"schedule: expected None with one slot a pass, received {show(self.schedule)}; "

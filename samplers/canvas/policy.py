@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.checks import check_callable, check_choice
+from mmaccel.checks import check_callable, check_fields, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
@@ -45,6 +45,7 @@ class RunPolicy(CanvasPolicy):
 
     def __post_init__(self) -> None:
         check_block(self.block)
+        check_fields(self)
         object.__setattr__(self, "cache", as_plan(self.cache))
 
     def sample(
@@ -92,16 +93,11 @@ class SelectorPolicy(RunPolicy):
 
     block: int | None = None
     cache: CachePlan | str = "none"
-    end_threshold: float | None = None
+    end_threshold: float | None = within(None, 0, 1, "0.9 is usual, None turns it off")
     drop_suffix: bool = False
-    settled: float | None = None
+    settled: float | None = within(None, hint="0.005 is usual, None turns it off")
 
     exactness: ClassVar[Exactness] = "relaxed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("drop_suffix", self.drop_suffix, (False, True))
-        _ = self.early_ends  # checks the values
 
     @property
     def early_ends(self) -> list[Selector]:

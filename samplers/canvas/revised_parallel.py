@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import one_of, within
 from mmaccel.contracts import Denoiser, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.results import Generation
@@ -55,18 +55,10 @@ class RevisedParallel(SelectorPolicy):
         block, cache: as in `Stepwise`.
     """
 
-    threshold: float = 0.6
-    revise: str = "shadow"
-    least: float | None = None
-    budget: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        Threshold(self.threshold)
-        check_choice("revise", self.revise, tuple(_DEFAULTS))
-        if self.least is not None:
-            check_number("least", self.least, 0, 1, f"{_DEFAULTS[self.revise]} is usual")
-        check_int("budget", self.budget, 0, hint="16 is usual")
+    threshold: float = within(0.6, 0, 1, "0.6 is usual")
+    revise: str = one_of("shadow", tuple(_DEFAULTS))
+    least: float | None = within(None, 0, 1, "0.9 is usual, 0.5 for edit")
+    budget: int = within(16, hint="16 is usual")
 
     @property
     def run_type(self) -> type[CanvasRun]:

@@ -16,13 +16,13 @@ Departures: a selector receives sealed predictions, without the tokens that were
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import Checked, within
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
@@ -107,7 +107,7 @@ class Selector(Protocol):
         """`[B, Q]` float, the highest first."""
 
 
-class LogitsOnly:
+class LogitsOnly(Checked):
     """Base of selectors that do not receive what was drawn and rank by confidence."""
 
     @property
@@ -167,14 +167,11 @@ class Or(_Pair):
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _Counted(Checked):
     """A number of slots, from the top of a selector's rank."""
 
-    n: int
+    n: int = within(MISSING, 1, hint="1 slot is the least")
     selector: Selector
-
-    def __post_init__(self) -> None:
-        check_int("n", self.n, 1, hint="1 slot is the least")
 
     @property
     def sees_samples(self) -> bool:

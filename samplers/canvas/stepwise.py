@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import one_of
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.orders import ORDERS
@@ -34,13 +34,9 @@ class Stepwise(RunPolicy):
         cache: what passes reuse, a `CachePlan` or its kind.
     """
 
-    order: str = "auto"
+    order: str = one_of("auto", ORDERS)
     block: int | None = None
     cache: CachePlan | str = "none"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("order", self.order, ORDERS)
 
     @property
     def exactness(self) -> Exactness:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number, show
+from mmaccel.checks import show, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import (
     Drafter,
@@ -65,9 +65,9 @@ class BanditSpec(DraftSource):
     """
 
     sources: tuple[DraftSource, ...] = (ADED(), TokenRecycling(), STAND())
-    widths: tuple[int, ...] = (2, 4, 8, 16, 32)
-    risk: float = 0.03
-    token_cost: float | None = None
+    widths: tuple[int, ...] = within((2, 4, 8, 16, 32), 2, 1024, "give (2, 4, 8, 16, 32)")
+    risk: float = within(0.03, 0, 1, "try 0.03")
+    token_cost: float | None = within(None, 0, 1, "0.03 suits small models")
 
     only_bitwise = True
     keeps_predictions = False
@@ -76,23 +76,14 @@ class BanditSpec(DraftSource):
     name = "bandit"
 
     def __post_init__(self) -> None:
-        if self.token_cost is not None:
-            check_number("BanditSpec.token_cost", self.token_cost, 0, 1, "0.03 suits small models")
-        check_number("BanditSpec.risk", self.risk, 0, 1, "try 0.03")
-        given = self.sources if isinstance(self.sources, tuple) else ()
-        if not given or len({type(each) for each in given}) < len(given):
+        super().__post_init__()
+        if not self.sources or len({type(each) for each in self.sources}) < len(self.sources):
             _refuse("sources of different classes", self.sources)
-        for each in given:
-            if not isinstance(each, DraftSource):
-                _refuse("draft sources", each)
+        for each in self.sources:
             if each.reads_last_scores or each.corrects or each.needs_layers or each.has_model:
                 _refuse("sources that read tokens and the scores of passes alone", each)
-        is_width = [isinstance(each, int) and 2 <= each <= 1024 for each in self.widths]
-        if not is_width or not all(is_width):
-            raise OptionError(
-                f"BanditSpec.widths: expected integers of 2 to 1024, received {show(self.widths)}; "
-                "give (2, 4, 8, 16, 32)"
-            )
+        if not self.widths:
+            raise OptionError("BanditSpec.widths: expected a width, received none; give (2, 8, 32)")
 
     def open(self, run: OpenRun) -> Drafter:
         kind = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)

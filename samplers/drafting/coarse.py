@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import show, within
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter, OpenedCoarse
@@ -43,8 +43,8 @@ class Coarse(DraftSource):
     """
 
     folder: str
-    candidates: int = 16
-    rounds: int | None = None
+    candidates: int = within(16, 1, hint="16 suits most models")
+    rounds: int | None = within(None, 1, hint="4 make about the drafts of a sweep")
 
     is_capturable = True
     has_branches = True
@@ -63,9 +63,6 @@ class Coarse(DraftSource):
                 f"Coarse: expected a folder, received {show(self.folder)}; give its path"
             )
         object.__setattr__(self, "folder", str(self.folder))
-        check_int("candidates", self.candidates, 1, hint="16 suits most models")
-        if self.rounds is not None:
-            check_int("rounds", self.rounds, 1, hint="4 make about the drafts of a sweep")
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import Checked, show
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.errors import ShapeError
 
@@ -253,7 +253,7 @@ class OpenRun(Protocol):
         """Frozen Gumbel noise of the window, `[B, W, V]`, or zeros `[B, W, 1]` at temperature 0."""
 
 
-class DraftSource:
+class DraftSource(Checked):
     """Base of draft sources; a child is a frozen dataclass.
 
     A child implements `propose`, or `open` if it keeps something from one pass to the next. The

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import open_draft_model
-from mmaccel.checks import show
+from mmaccel.checks import show, within
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw, one_hot
@@ -50,18 +50,14 @@ class DraftModel(DraftSource):
     """
 
     model: TokenModel = field(repr=False)
-    length: DraftLength | None = None
+    length: DraftLength | None = within(None, hint="give a rule such as mmaccel.SVIP()")
 
     reads_last_scores = False
     has_model = True
 
     def __post_init__(self) -> None:
-        if self.length is not None and not isinstance(self.length, DraftLength):
-            raise OptionError(
-                f"DraftModel.length: expected a rule such as mmaccel.SVIP(), received "
-                f"{show(self.length)}; give one, or leave length out"
-            )
         object.__setattr__(self, "model", open_model("DraftModel.model", self.model))
+        super().__post_init__()
 
     def draws_trees(self) -> bool:
         """See `DraftSource.draws_trees`."""

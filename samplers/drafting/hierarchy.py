@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.copying import last_known
 
@@ -35,16 +35,13 @@ class HierarchyDrafting(DraftSource):
         OptionError: an n-gram of no token.
     """
 
-    ngram: int = 2
+    ngram: int = within(2, 1, 64, "2 suits most texts")
 
     is_capturable = True
     only_bitwise = True  # a row's drafts depend on the rows beside it, its tokens must not
     keeps_predictions = False  # what stands behind a wrong draft is mostly wrong
     reads_last_scores = False
     name = "hierarchy"
-
-    def __post_init__(self) -> None:
-        check_int("HierarchyDrafting.ngram", self.ngram, 1, hint="2 suits most texts")
 
     def propose(self, frontier: Frontier) -> Drafts:
         buffer = frontier.token_buffer

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mmaccel.catalog import make
+from mmaccel.checks import within
 from mmaccel.contracts import Method
 from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
@@ -31,15 +32,12 @@ class TriForce(SelfDrafting):
         OptionError: a value out of range.
     """
 
-    budget: float = 0.1
-    block: int = 16
-    first_layer: int = 2
+    budget: float = within(0.1, 0, 1, "0.1 suits most models", above_low=True)
+    block: int = within(16, 1, 1024, "16 suits most models")
+    first_layer: int = within(2, hint="2 suits most models")
 
     name = "triforce"
     is_held: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        assert self.attention  # which checks its fields
 
     @property
     def attention(self) -> Method:

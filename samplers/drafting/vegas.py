@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.self_draft import SelfDrafting
 
 
@@ -29,14 +29,10 @@ class Vegas(SelfDrafting):
         OptionError: a value out of range.
     """
 
-    budget: float = 0.07
-    block: int = 16
+    budget: float = within(0.07, 0, 1, "try 0.07", above_low=True)
+    block: int = within(16, 1, hint="16 suits most models")
 
     name = "vegas"
-
-    def __post_init__(self) -> None:
-        check_number("Vegas.budget", self.budget, 0, 1, "try 0.07", above_low=True)
-        check_int("Vegas.block", self.block, 1, hint="16 suits most models")
 
     @property
     def attention(self) -> Vegas:

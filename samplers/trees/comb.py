@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
 from mmaccel.samplers.trees.dyspec import extend_likeliest, fork_chain, round_chances
@@ -33,15 +33,11 @@ class Comb(TreeShape):
         length: L, less than the window.
     """
 
-    branches: int = 12
-    length: int = 7
+    branches: int = within(12, 1, 1024, "12 suits a window of 40")
+    length: int = within(7, 1, 1024, "7 suits a window of 40")
 
     name = "comb"
     is_capturable = True
-
-    def __post_init__(self) -> None:
-        check_int("Comb.branches", self.branches, 1, 1024, hint="12 suits a window of 40")
-        check_int("Comb.length", self.length, 1, 1024, hint="7 suits a window of 40")
 
     @property
     def nodes(self) -> int:

@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import Checked, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Exactness
@@ -50,7 +50,7 @@ Plan = tuple[tuple[Planned, ...], ...]
 
 
 @dataclass(frozen=True)
-class TreeShape(ABC):
+class TreeShape(Checked, ABC):
     """Base of tree shapes.
 
     Attributes:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.growth import Growth
@@ -38,17 +38,12 @@ class DySpec(TreeShape):
         ranks: of an entry's children that are looked at, the chain's draft among them.
     """
 
-    nodes: int = 32
-    depth: int = 8
-    ranks: int = 6
+    nodes: int = within(32, 1, 1024, "32 suits a window of 32")
+    depth: int = within(8, 1, 1024, "8 suits a window of 32")
+    ranks: int = within(6, 2, 64, "6 suits most drafts")
 
     name = "dyspec"
     is_capturable = True
-
-    def __post_init__(self) -> None:
-        check_int("DySpec.nodes", self.nodes, 1, 1024, hint="32 suits a window of 32")
-        check_int("DySpec.depth", self.depth, 1, 1024, hint="8 suits a window of 32")
-        check_int("DySpec.ranks", self.ranks, 2, 64, hint="6 suits most drafts")
 
     def can_grow(self, source: DraftSource) -> bool:
         """See `TreeShape.can_grow`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.dyspec import extend_likeliest, fork_chain, round_chances
@@ -36,19 +36,14 @@ class ForkedComb(TreeShape):
         ranks: of an entry's children that are looked at, the chain's draft among them.
     """
 
-    branches: int = 8
-    length: int = 6
-    twigs: int = 8
-    twig_length: int = 4
-    ranks: int = 6
+    branches: int = within(8, 1, 1024, "try 8")
+    length: int = within(6, 1, 1024, "try 6")
+    twigs: int = within(8, 1, 1024, "try 8")
+    twig_length: int = within(4, 1, 1024, "try 4")
+    ranks: int = within(6, 2, 64, "6 suits most drafts")
 
     name = "forked-comb"
     is_capturable = True
-
-    def __post_init__(self) -> None:
-        for name in ("branches", "length", "twigs", "twig_length"):
-            check_int(f"ForkedComb.{name}", getattr(self, name), 1, 1024, hint="try 6")
-        check_int("ForkedComb.ranks", self.ranks, 2, 64, hint="6 suits most drafts")
 
     @property
     def nodes(self) -> int:

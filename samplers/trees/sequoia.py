@@ -14,13 +14,13 @@ draws the tree, rank r is the r-th draw, as in the paper.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import show, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import Plan, Planned, TreeShape
@@ -47,22 +47,22 @@ class Sequoia(TreeShape):
             first; the last row holds for all later drafts. The default is that of coarse drafts.
     """
 
-    nodes: int = 32
-    depth: int = 8
-    acceptance: Chances = field(default=COARSE, repr=False)  # long, and tokens do not depend on it
+    nodes: int = within(32, 1, 1024, "32 suits a window of 32")
+    depth: int = within(8, 1, 1024, "8 suits a window of 32")
+    acceptance: Chances = within(  # not shown: long, and tokens do not depend on it
+        COARSE, 0, 1, "count how often each rank is right", repr=False
+    )
 
     name = "sequoia"
     is_capturable = True
 
     def __post_init__(self) -> None:
-        check_int("Sequoia.nodes", self.nodes, 1, 1024, hint="32 suits a window of 32")
-        check_int("Sequoia.depth", self.depth, 1, 1024, hint="8 suits a window of 32")
-        rows = tuple(map(tuple, self.acceptance))
-        object.__setattr__(self, "acceptance", rows)  # of lists where it was read from a file
-        if not rows or any(len(row) < 2 or min(row) < 0 or sum(row) > 1 for row in rows):
+        super().__post_init__()
+        rows = self.acceptance
+        if not rows or any(len(row) < 2 or sum(row) > 1 for row in rows):
             raise OptionError(
-                "Sequoia.acceptance: expected rows of two or more chances, none negative and "
-                f"of a sum up to 1, received {show(rows)}; count how often each rank is right"
+                "Sequoia.acceptance: expected rows of two or more chances of a sum up to 1, "
+                f"received {show(rows)}; count how often each rank is right"
             )
 
     def can_grow(self, source: DraftSource) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, Nodes, OpenRun
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.dyspec import add_children, fork_chain, keep_likeliest
@@ -38,19 +38,13 @@ class SpecExec(TreeShape):
         ranks: of an entry's children that are looked at, the chain's draft among them.
     """
 
-    nodes: int = 512
-    depth: int = 16
-    expand: int = 64
-    ranks: int = 6
+    nodes: int = within(512, 1, 16384, "512 suits an idle GPU")
+    depth: int = within(16, 1, 1024, "16 suits a window of 64")
+    expand: int = within(64, 1, 16384, "64 suits most drafts")
+    ranks: int = within(6, 2, 64, "6 suits most drafts")
 
     name = "spec-exec"
     is_capturable = True
-
-    def __post_init__(self) -> None:
-        check_int("SpecExec.nodes", self.nodes, 1, 16384, hint="512 suits an idle GPU")
-        check_int("SpecExec.depth", self.depth, 1, 1024, hint="16 suits a window of 64")
-        check_int("SpecExec.expand", self.expand, 1, 16384, hint="64 suits most drafts")
-        check_int("SpecExec.ranks", self.ranks, 2, 64, hint="6 suits most drafts")
 
     def can_grow(self, source: DraftSource) -> bool:
         """See `TreeShape.can_grow`."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, within
 from mmaccel.samplers.trees.dyspec import DySpec
 
 
@@ -34,7 +34,7 @@ class TETRIS(DySpec):
         budget: nodes a row in the mean over the batch.
     """
 
-    nodes: int = 48
+    nodes: int = within(48, 1, 1024, "48 suits a window of 32")
     budget: int = 24
 
     name = "tetris"

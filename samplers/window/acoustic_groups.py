@@ -21,7 +21,6 @@ with an exact coupling, and a new slot's distribution is recorded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -31,12 +30,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_number
+from mmaccel.checks import one_of, within
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.kernels.acceptance import exact_rule
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling
+from mmaccel.samplers.acceptance import Coupling, at_tokens
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
@@ -64,18 +63,12 @@ class AcousticGroups(WindowPolicy):
     """
 
     window: int = 16
-    radius: float = 0.6
-    vectors: str = "embeddings"
+    radius: float = within(0.6, hint="0.6 is usual, 0 is exact")
+    vectors: str = one_of("embeddings", tuple(_OTHER))
     coupling: Coupling = "maximal"
     drafts: str | DraftSource = "neighbour"
 
     exactness: ClassVar[Exactness] = "relaxed"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("radius", self.radius, 0, math.inf, "0.6 is usual, 0 is exact")
-        check_choice("vectors", self.vectors, tuple(_OTHER))
-        check_coupling(self.coupling)
 
     def decode(self, run: WindowRun) -> Generation:
         if self.radius == 0:

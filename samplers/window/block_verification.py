@@ -24,15 +24,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_choice
 from mmaccel.kernels.acceptance import at_tokens
 
 Verification = Literal["token", "block"]
-
-
-def check_verification(verification: str) -> None:
-    """Raise OptionError unless a field `verification` is "token" or "block"."""
-    check_choice("verification", verification, ("token", "block"))
 
 
 def verify_block(

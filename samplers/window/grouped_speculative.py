@@ -19,7 +19,6 @@ is recorded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +27,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import one_of, within
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import sort_falling
 from mmaccel.results import Exactness, Generation
-from mmaccel.samplers.acceptance import Coupling, at_tokens, check_coupling, exact_acceptance
+from mmaccel.samplers.acceptance import Coupling, at_tokens, exact_acceptance
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.window.latent_groups import latent_ratio, nearest_codes
 from mmaccel.samplers.window.policy import WindowPolicy
@@ -62,14 +61,14 @@ class GroupedSpeculative(WindowPolicy):
     """
 
     window: int = 32
-    group: int = 7
-    max_gap: float = 0.15
+    group: int = within(7, 0, 2**31 - 1, "0 is exact")
+    max_gap: float = within(0.15, 1e-6, 1, "1 turns the limit off")
     coupling: Coupling = "maximal"
     drafts: str | DraftSource = "neighbour"
-    groups: str = "ranks"
-    neighbours: int = 16
-    delta: float = 0.1
-    cap: float | None = None
+    groups: str = one_of("ranks", ("ranks", "latent"))
+    neighbours: int = within(16, 1, hint="16 to 1000 is usual")
+    delta: float = within(0.1, 0, 1, "0.1 is usual, 0 is exact")
+    cap: float | None = within(None, 1, hint="2 doubles a token at most, 1 is exact")
 
     exactness: ClassVar[Exactness] = "relaxed"
 
@@ -77,17 +76,6 @@ class GroupedSpeculative(WindowPolicy):
     def is_capturable(self) -> bool:  # type: ignore[override]
         """See `WindowPolicy`; a table of neighbours belongs to one run."""
         return self.groups == "ranks"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_coupling(self.coupling)
-        check_int("group", self.group, 0, 2**31 - 1, hint="0 is exact")
-        check_number("max_gap", self.max_gap, 1e-6, 1, "1 turns the limit off")
-        check_choice("groups", self.groups, ("ranks", "latent"))
-        check_int("neighbours", self.neighbours, 1, hint="16 to 1000 is usual")
-        check_number("delta", self.delta, 0, 1, "0.1 is usual, 0 is exact")
-        if self.cap is not None:
-            check_number("cap", self.cap, 1, math.inf, "2 doubles a token at most, 1 is exact")
 
     def decode(self, run: WindowRun) -> Generation:
         return iterate(run, self.coupling, partial(self.rule, ratio=self._find_ratio(run)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from mmaccel.checks import check_fields
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
@@ -51,6 +52,7 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
+        check_fields(self)
         check_drafts(self.drafts, self.exactness, self.takes_corrections, self.takes_guesses)
         if self.tree is not None:
             check_tree(

@@ -37,7 +37,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.contracts import Layout
 from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
@@ -61,7 +61,7 @@ class RowParallel(WindowPolicy):
     """
 
     window: int = 64
-    ahead: int = 2
+    ahead: int = within(2, 0, 2**31 - 1, "2 suits images, a row's length is exact")
     drafts: str | DraftSource = "auto"
 
     exactness: ClassVar[Exactness] = "relaxed"
@@ -71,10 +71,6 @@ class RowParallel(WindowPolicy):
     @property
     def freezes_noise(self) -> bool:
         return True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int("ahead", self.ahead, 0, 2**31 - 1, hint="2 suits images, a row's length is exact")
 
     def decode(self, run: WindowRun) -> Generation:
         layout = run.prompt.layout

@@ -18,7 +18,7 @@ from typing import ClassVar, cast
 import torch
 
 from mmaccel.catalog import open_draft_model
-from mmaccel.checks import show
+from mmaccel.checks import show, within
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation
@@ -26,10 +26,10 @@ from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import draft_by
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.rule_walk import RuleStep
-from mmaccel.samplers.trees.siblings.contract import SiblingRule, check_siblings
+from mmaccel.samplers.trees.siblings.contract import SiblingRule
 from mmaccel.samplers.trees.siblings.rsd import RSD
 from mmaccel.samplers.trees.walk import can_walk
-from mmaccel.samplers.window.block_verification import Verification, check_verification
+from mmaccel.samplers.window.block_verification import Verification
 from mmaccel.samplers.window.fresh_drafts import draft_afresh, verify_chain
 from mmaccel.samplers.window.policy import WindowPolicy
 from mmaccel.samplers.window.run import WindowRun
@@ -58,7 +58,7 @@ class Speculative(WindowPolicy):
     draft_model: TokenModel | torch.nn.Module | None = field(default=None, repr=False)
     drafts: str | DraftSource = "ngram"
     tree: TreeShape | None = None
-    siblings: SiblingRule = RSD()
+    siblings: SiblingRule = within(RSD(), hint="give one such as mmaccel.RSD()")
     verification: Verification = "token"
 
     exactness: ClassVar[Exactness] = "distribution"
@@ -74,8 +74,6 @@ class Speculative(WindowPolicy):
                 f"draft_model: expected a causal LM of transformers or None, received "
                 f"{show(model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
-        check_siblings(self.siblings)
-        check_verification(self.verification)
         if self.verification == "block" and self.tree is not None:
             raise OptionError(
                 f"verification: expected no tree for 'block', which verifies a chain, received "

@@ -40,7 +40,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.acceptance import Rule, exact_rule, follow, redraw, verify
@@ -49,7 +49,6 @@ from mmaccel.kernels.sample import argmax
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.acceptance import (
     Coupling,
-    check_coupling,
     count_leading,
     is_kept,
 )
@@ -57,12 +56,11 @@ from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.noise import Fresh
 from mmaccel.samplers.trees.contract import TreeShape
 from mmaccel.samplers.trees.coupled_walk import CoupledWalk
-from mmaccel.samplers.trees.siblings.contract import SiblingRule, check_siblings
+from mmaccel.samplers.trees.siblings.contract import SiblingRule
 from mmaccel.samplers.trees.siblings.rsd import RSD
 from mmaccel.samplers.trees.walk import can_walk
 from mmaccel.samplers.window.block_verification import (
     Verification,
-    check_verification,
     verify_block,
 )
 from mmaccel.samplers.window.draft_record import DraftRecord
@@ -100,8 +98,8 @@ class SpeculativeJacobi(WindowPolicy):
     coupling: Coupling = "maximal"
     drafts: str | DraftSource = "neighbour"
     tree: TreeShape | None = None
-    siblings: SiblingRule = RSD()
-    rising: float = 0.0
+    siblings: SiblingRule = within(RSD(), hint="give one such as mmaccel.RSD()")
+    rising: float = within(0.0, 0, 10, "0.5 is usual, 0 does not extrapolate")
     verification: Verification = "token"
 
     exactness: ClassVar[Exactness] = "distribution"
@@ -110,10 +108,6 @@ class SpeculativeJacobi(WindowPolicy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_coupling(self.coupling)
-        check_siblings(self.siblings)
-        check_number("rising", self.rising, 0, 10, "0.5 is usual, 0 does not extrapolate")
-        check_verification(self.verification)
         is_fresh = self.coupling == "independent" and not self.draft_source().corrects
         if self.verification == "block" and not is_fresh:
             raise OptionError(

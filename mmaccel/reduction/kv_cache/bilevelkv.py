@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -41,17 +41,14 @@ class BiLevelKV(CacheMethod):
         OptionError: a value out of range, chunks that `pool` does not divide, or rounds.
     """
 
-    chunk: int = 256
-    pool: int = 8
-    question: int = 32
+    chunk: int = within(256, 2, hint="give the tokens of a few frames")
+    pool: int = within(8, 2, hint="8 suits most; fewer are more exact")
+    question: int = within(32, 1, hint="give the tokens of a question")
 
     merges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.pool", self.pool, 2, hint="8 suits most; fewer are more exact")
-        check_int(f"{self.name}.chunk", self.chunk, 2, hint="give the tokens of a few frames")
-        check_int(f"{self.name}.question", self.question, 1, hint="give the tokens of a question")
         if self.chunk % self.pool:
             raise OptionError(
                 f"{self.name}.chunk: expected a multiple of the pool of {self.pool}, received "

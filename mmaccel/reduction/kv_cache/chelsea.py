@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -41,17 +41,14 @@ class Chelsea(CacheMethod):
         OptionError: a value out of range, a budget that first and last entries fill, or rounds.
     """
 
-    chunk: int = 64
-    sinks: int = 4
-    recent: int = 64
+    chunk: int = within(64, 2, hint="64 suits most models")
+    sinks: int = within(4, hint="4 suits most models")
+    recent: int = within(64, 1, hint="64 suits most models")
 
     merges: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.chunk", self.chunk, 2, hint="64 suits most models")
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
-        check_int(f"{self.name}.recent", self.recent, 1, hint="64 suits most models")
         if self.budget <= self.sinks + self.recent:
             raise OptionError(
                 f"{self.name}.budget: expected more than {self.sinks} first and {self.recent} last "

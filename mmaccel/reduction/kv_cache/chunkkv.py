@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -36,15 +36,12 @@ class ChunkKV(CacheMethod):
         OptionError: a value out of range, or a budget that holds the window alone.
     """
 
-    chunk: int = 10
-    window: int = 32
-    reuse: int = 1
+    chunk: int = within(10, 1, hint="10 suits text")
+    window: int = within(32, 1, hint="32 suits most models")
+    reuse: int = within(1, 1, hint="1 lets every layer choose")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.chunk", self.chunk, 1, hint="10 suits text")
-        check_int(f"{self.name}.window", self.window, 1, hint="32 suits most models")
-        check_int(f"{self.name}.reuse", self.reuse, 1, hint="1 lets every layer choose")
         if self.budget <= self.window:
             raise OptionError(
                 f"{self.name}.budget: expected more than the observation window of {self.window}, "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -32,12 +32,10 @@ class CItruS(CacheMethod):
         OptionError: a value out of range, or a budget that holds the instruction alone.
     """
 
-    instruction: int = 64
+    instruction: int = within(64, 1, hint="give the tokens of the question")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hint = "give the tokens of the question at the end of the prompt"
-        check_int(f"{self.name}.instruction", self.instruction, 1, hint=hint)
         if self.budget <= self.instruction:
             raise OptionError(
                 f"{self.name}.budget: expected more than the instruction of {self.instruction}, "

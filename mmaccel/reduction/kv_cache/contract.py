@@ -17,13 +17,13 @@ A `CacheQuantizer` holds entries in fewer bits instead, maybe those that an evic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import within
 from mmaccel.contracts import Method
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
@@ -159,18 +159,13 @@ class CacheMethod(KVCacheMethod, ABC):
         OptionError: a budget or an `every` below 1.
     """
 
-    budget: int = 1024
-    every: int | None = field(default=None, kw_only=True)
+    budget: int = within(1024, 1, hint="give the entries a row keeps")
+    every: int | None = within(None, 1, hint="64 suits most; None asks once", kw_only=True)
 
     accumulates: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
     merges: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_int(f"{self.name}.budget", self.budget, 1, hint="give the entries a row keeps")
-        if self.every is not None:
-            check_int(f"{self.name}.every", self.every, 1, hint="64 suits most; None asks once")
 
     @property
     def observed(self) -> int:
@@ -324,19 +319,12 @@ class CacheQuantizer(KVCacheMethod, ABC):
         OptionError: a value out of range, or a method that evicts in rounds.
     """
 
-    group: int = 64
-    residual: int = 64
-    over: CacheMethod | None = None
+    group: int = within(64, 1, 4096, "64 suits most; a window is at most that wide")
+    residual: int = within(64, 1, hint="64 suits most; a window is at most that wide")
+    over: CacheMethod | None = within(None, hint="give one such as SnapKV(budget=1024)")
 
     def __post_init__(self) -> None:
-        hint = "64 suits most; a window is at most that wide"
-        check_int(f"{self.name}.group", self.group, 1, 4096, hint=hint)
-        check_int(f"{self.name}.residual", self.residual, 1, hint=hint)
-        if self.over is not None and not isinstance(self.over, CacheMethod):
-            raise OptionError(
-                f"{self.name}.over: expected a method that evicts such as SnapKV(budget=1024), "
-                f"received {show(self.over)}; give an instance, or None"
-            )
+        super().__post_init__()
         if self.over is not None and self.over.every is not None:
             raise OptionError(
                 f"{self.name}.over: expected a method that is asked once, received {self.over!r}; "

@@ -20,7 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
@@ -41,17 +41,14 @@ class DuoAttention(HeadwiseMethod):
     """
 
     budget: int = 384
-    sinks: int = 128
-    share: float = 0.1
-    window: int = 64
+    sinks: int = within(128, hint="128 suits most models")
+    share: float = within(0.1, 0, 1, "0.1 suits most models")
+    window: int = within(64, 1, hint="64 suits most models")
 
     remembers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="128 suits most models")
-        check_number(f"{self.name}.share", self.share, 0, 1, "0.1 suits most models")
-        check_int(f"{self.name}.window", self.window, 1, hint="64 suits most models")
         if self.sinks >= self.budget:
             raise OptionError(
                 f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "

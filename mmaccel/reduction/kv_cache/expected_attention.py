@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -38,13 +38,11 @@ class ExpectedAttention(CacheMethod):
         OptionError: a value out of range, or as many sinks as the budget.
     """
 
-    window: int = 512
-    sinks: int = 4
+    window: int = within(512, 1, hint="512 suits most models")
+    sinks: int = within(4, hint="4 suits most models")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.window", self.window, 1, hint="512 suits most models")
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
         if self.sinks >= self.budget:
             raise OptionError(
                 f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -34,13 +34,9 @@ class H2O(CacheMethod):
         OptionError: a value out of range.
     """
 
-    recent: float = 0.5
+    recent: float = within(0.5, 0, 1, "0.5 is the paper's")
 
     accumulates: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number(f"{self.name}.recent", self.recent, 0, 1, "0.5 is the paper's")
 
     @property
     def n_recent(self) -> int:

@@ -7,14 +7,13 @@ order are written here, memory in `mmaccel.pipelines.layers.head_parts`.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import MANY, within
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_entries
 
 
@@ -72,12 +71,7 @@ class ThresholdMethod(HeadwiseMethod):
     """
 
     budget: int = 128
-    threshold: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        hint = "the higher it is, the less stays"
-        check_number(f"{self.name}.threshold", self.threshold, -math.inf, math.inf, hint)
+    threshold: float = within(0.0, -MANY, hint="the higher it is, the less stays")
 
     @property
     def n_recent(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 
@@ -30,11 +30,7 @@ class KNorm(CacheMethod):
         OptionError: a value out of range.
     """
 
-    first_layer: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.first_layer", self.first_layer, 0, hint="2 suits most models")
+    first_layer: int = within(2, hint="2 suits most models")
 
     def count(self, layer: CachedLayer) -> Tensor:
         """See `CacheMethod.count`."""

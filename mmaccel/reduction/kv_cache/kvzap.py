@@ -23,7 +23,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, LayerSizes
 from mmaccel.reduction.kv_cache.headwise import ThresholdMethod
@@ -52,20 +52,14 @@ class KVzap(ThresholdMethod):
     """
 
     threshold: float = -7.0
-    window: int = 64
-    scorer: str | None = None
+    window: int = within(64, 1, hint="64 suits most models")
+    scorer: str | None = within(None, hint="give a path as a str; None measures scores")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.window", self.window, 1, hint="64 suits most models")
         if self.scorer is None:
             self._check_rounds()
             return
-        if not isinstance(self.scorer, str):
-            raise OptionError(
-                f"{self.name}.scorer: expected a path as a str, received {show(self.scorer)}; "
-                "None measures scores"
-            )
         open_scorer(self.scorer)
 
     def _check_rounds(self) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
@@ -41,8 +41,8 @@ class KVzip(HeadwiseMethod):
     """
 
     budget: int = 1024
-    sinks: int = 4
-    piece: int = 256
+    sinks: int = within(4, hint="4 suits most models")
+    piece: int = within(256, 1, hint="256 suits most models")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +51,6 @@ class KVzip(HeadwiseMethod):
                 f"{self.name}.every: expected None, because what is generated is no part of the "
                 f"prompt that is repeated, received {self.every}; leave every out, or take KVzap"
             )
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
-        check_int(f"{self.name}.piece", self.piece, 1, hint="256 suits most models")
         if self.sinks >= self.budget:
             raise OptionError(
                 f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "

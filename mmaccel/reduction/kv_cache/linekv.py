@@ -12,12 +12,12 @@ token before the row does. What goes is attended to for a row more, see `every`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -36,16 +36,12 @@ class LineKV(CacheMethod):
         OptionError: a value out of range, or a budget that rows and first entries fill.
     """
 
-    every: int | None = field(default=24, kw_only=True)
-    lines: int = 2
-    sinks: int = 64
+    every: int | None = within(24, 1, hint="give the tokens of a row of the image", kw_only=True)
+    lines: int = within(2, 1, hint="2 suits most models")
+    sinks: int = within(64, hint="give the prompt's entries")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hint = "give the tokens of a row of the image"
-        check_int(f"{self.name}.every", self.every, 1, hint=hint)
-        check_int(f"{self.name}.lines", self.lines, 1, hint="2 suits most models")
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="give the prompt's entries")
         if self.budget <= self.n_recent + self.sinks:
             raise OptionError(
                 f"{self.name}.budget: expected more than {self.n_recent} entries of the last rows "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -35,11 +35,10 @@ class MorphKV(CacheMethod):
     """
 
     every: int | None = field(default=64, kw_only=True)
-    window: int = 32
+    window: int = within(32, 1, hint="32 suits most models")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.window", self.window, 1, hint="32 suits most models")
         if self.budget <= self.window:
             raise OptionError(
                 f"{self.name}.budget: expected more than the window of {self.window}, received "

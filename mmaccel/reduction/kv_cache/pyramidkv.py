@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.snapkv import SnapKV
 
@@ -38,11 +38,7 @@ class PyramidKV(SnapKV):
         OptionError: a value out of range.
     """
 
-    slope: int = 20
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.slope", self.slope, 1, hint="20 is the paper's")
+    slope: int = within(20, 1, hint="20 is the paper's")
 
     def count(self, layer: CachedLayer) -> Tensor:
         """See `CacheMethod.count`."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice
+from mmaccel.checks import one_of
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer, Codes
 
@@ -39,11 +39,10 @@ class QuantizedCache(CacheQuantizer):
         OptionError: a value out of range, an odd group, or a method `over` that evicts in rounds.
     """
 
-    bits: int = 4
+    bits: int = one_of(4, (4, 8))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(f"{self.name}.bits", self.bits, (4, 8))
         if self.group % 2:
             raise OptionError(
                 f"{self.name}.group: expected an even number, since two codes share a byte, "

@@ -15,13 +15,13 @@ go. A prompt beyond the budget is kept whole, and the last entry with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
 _PROMPT = float("inf")  # the time stamp of its entries
@@ -41,16 +41,10 @@ class RaaS(CacheMethod):
         OptionError: a value out of range.
     """
 
-    every: int | None = field(default=64, kw_only=True)
-    threshold: float = 1e-4
+    every: int | None = within(64, 1, hint="64 suits most; it works in rounds", kw_only=True)
+    threshold: float = within(1e-4, 0, 1, "0.0001 suits most models")
 
     remembers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        hint = "64 suits most; the method works in rounds"
-        check_int(f"{self.name}.every", self.every, 1, hint=hint)
-        check_number(f"{self.name}.threshold", self.threshold, 0, 1, "0.0001 suits most models")
 
     def remember(self, layer: CachedLayer) -> Tensor:
         """Time stamps `[R, H, S]`: how many generated tokens there were."""

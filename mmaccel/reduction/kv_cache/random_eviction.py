@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.kernels.noise import key_schedule, philox
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -32,13 +32,9 @@ class RandomEviction(CacheMethod):
         OptionError: a value out of range.
     """
 
-    seed: int = 0
+    seed: int = within(0, 0, 2**32 - 1, "0 will do")
 
     reads_keys: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.seed", self.seed, 0, 2**32 - 1, hint="0 will do")
 
     def score(self, layer: CachedLayer) -> Tensor:
         """Uniform random numbers, `[R, H, S]`."""

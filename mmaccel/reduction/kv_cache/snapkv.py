@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -34,13 +34,11 @@ class SnapKV(CacheMethod):
         kernel: entries whose votes are averaged, an odd number; 1 averages nothing.
     """
 
-    window: int = 32
-    kernel: int = 5
+    window: int = within(32, 1, hint="32 suits most models")
+    kernel: int = within(5, 1, hint="5 suits most models")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("SnapKV.window", self.window, 1, hint="32 suits most models")
-        check_int("SnapKV.kernel", self.kernel, 1, hint="5 suits most models")
         if self.kernel % 2 == 0:
             raise OptionError(
                 f"SnapKV.kernel: expected an odd number, received {self.kernel}; take "

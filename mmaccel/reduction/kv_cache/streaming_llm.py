@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 
@@ -41,21 +41,19 @@ class StreamingLLM(CacheMethod):
         OptionError: a value out of range, as many sinks as the budget, or rounds beside `rerotate`.
     """
 
-    sinks: int = 4
+    sinks: int = within(4, hint="4 suits most models")
     rerotate: bool = False
 
     reads_keys: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
         if self.sinks >= self.budget:
             raise OptionError(
                 f"{self.name}.sinks: expected fewer than the budget of {self.budget}, received "
                 f"{self.sinks}; give a larger budget or fewer sinks"
             )
 
-        check_choice(f"{self.name}.rerotate", self.rerotate, (False, True))
         if self.rerotate and self.every is not None:
             raise OptionError(
                 f"{self.name}.every: expected None beside rerotate=True, which turns the keys of a "

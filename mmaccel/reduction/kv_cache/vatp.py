@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.h2o import H2O
@@ -35,11 +35,10 @@ class VATP(H2O):
         OptionError: a value out of range, or too many sinks.
     """
 
-    sinks: int = 20
+    sinks: int = within(20, hint="20 is the paper's")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="20 is the paper's")
         room = self.budget - self.n_recent
         if self.sinks > room:
             raise OptionError(

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice
 from mmaccel.reduction.sparse_attention.contract import BlockScorer, LayerBlocks
 
 _LEAST = 1e-6  # of variances and biases
@@ -39,10 +38,6 @@ class ActQKV(BlockScorer):
     """
 
     by_layer: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(f"{self.name}.by_layer", self.by_layer, (False, True))
 
     def summarise(self, keys: Tensor, is_real: Tensor) -> Tensor:
         """Mean keys of the blocks, `[R, H, N, D]`."""

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import within
 from mmaccel.contracts import Method
 from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
@@ -146,9 +146,15 @@ class AttentionMethod(Method, ABC):
         OptionError: a value out of range.
     """
 
-    budget: float = 0.1
-    block: int = 16
-    first_layer: int = 2
+    budget: float = within(
+        0.1,
+        0,
+        1,
+        "give the fraction of blocks that a pass attends to; 1 takes all",
+        above_low=True,
+    )
+    block: int = within(16, 1, 1024, "16 suits most models")
+    first_layer: int = within(2, hint="2 suits most models")
 
     exactness: ClassVar[Exactness] = "relaxed"
     slot: ClassVar[str] = "attention"
@@ -156,12 +162,6 @@ class AttentionMethod(Method, ABC):
     """Whether layers read what another has chosen: then all must hold the same entries."""
     chooses_prompts: ClassVar[bool] = False
     """Whether it chooses for the queries of a prompt; later passes then attend to everything."""
-
-    def __post_init__(self) -> None:
-        hint = "give the fraction of blocks that a pass attends to; 1 attends to all"
-        check_number(f"{self.name}.budget", self.budget, 0, 1, hint, above_low=True)
-        check_int(f"{self.name}.block", self.block, 1, 1024, hint="16 suits most models")
-        check_int(f"{self.name}.first_layer", self.first_layer, 0, hint="2 suits most models")
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ class HiP(AttentionMethod):
         n_blocks = blocks.holds.shape[1]
         number = torch.arange(n_blocks, device=blocks.keys.device)
         span = (blocks.holds * (number + 1)).amax(1)[:, None]  # [R, 1], blocks up to the last
-        wanted = (blocks.counts * self.budget).ceil().long()[:, None]  # [R, 1], k
+        wanted = (blocks.counts * self.budget).ceil().long().clamp(min=1)[:, None]  # [R, 1], k
         most = min(int(n_blocks * self.budget) + 1, n_blocks)
 
         # chunks of the blocks low ... high - 1; those behind a row's 2k are empty

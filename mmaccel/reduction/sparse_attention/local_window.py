@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 
 
@@ -34,17 +34,10 @@ class LocalWindow(AttentionMethod):
     """
 
     budget: float = field(default=1.0, init=False, repr=False)  # the window is the budget
-    window: int = 1024
-    sinks: int = 4
-    columns: int = 0
-    radius: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.window", self.window, 1, hint="1024 suits most models")
-        check_int(f"{self.name}.sinks", self.sinks, 0, hint="4 suits most models")
-        check_int(f"{self.name}.columns", self.columns, 0, hint="0 reads the last entries")
-        check_int(f"{self.name}.radius", self.radius, 1, hint="give rows and columns of the grid")
+    window: int = within(1024, 1, hint="1024 suits most models")
+    sinks: int = within(4, hint="4 suits most models")
+    columns: int = within(0, hint="0 reads the last entries")
+    radius: int = within(4, 1, 256, hint="give rows and columns of the grid")
 
     @property
     def is_whole(self) -> bool:

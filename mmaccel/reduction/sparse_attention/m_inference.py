@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 
 
@@ -33,11 +33,7 @@ class MInference(PromptMethod):
     """
 
     budget: float = 0.2
-    window: int = 64
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_int(f"{self.name}.window", self.window, 1, hint="64 suits most models")
+    window: int = within(64, 1, hint="64 suits most models")
 
     def choose_prompt(self, prompt: PromptBlocks) -> Tensor:
         """The blocks of each key head's best pattern, `[R, H, N, N]` bool."""

@@ -17,8 +17,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import check_int, within
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
+
+_HINT = "give a layer in the middle of the model, after first_layer"
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,13 @@ class TidalDecode(AttentionMethod):
             model without such a layer keeps the first choice.
     """
 
-    reselect: int = 13
+    reselect: int = within(13, 1, hint=_HINT)
 
     shares_layers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = self.first_layer + 1
-        hint = "give a layer in the middle of the model, after first_layer"
-        check_int(f"{self.name}.reselect", self.reselect, least, hint=hint)
+        check_int(f"{self.name}.reselect", self.reselect, self.first_layer + 1, hint=_HINT)
 
     def source(self, layer: int) -> int:
         """The last choosing layer."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, pad
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 
 
@@ -32,12 +32,7 @@ class TokenSelect(AttentionMethod):
             which the choice is read again, in [0, 1]; 1 chooses at every pass.
     """
 
-    similarity: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        hint = "0.9 suits most models; 1 chooses at every pass"
-        check_number(f"{self.name}.similarity", self.similarity, 0, 1, hint)
+    similarity: float = within(0.9, 0, 1, "0.9 suits most models; 1 chooses at every pass")
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with most votes, alike for all heads: `[R, 1, N]` bool.

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_number
+from mmaccel.checks import one_of, within
 from mmaccel.reduction.ranking import choose_mass
 from mmaccel.reduction.sparse_attention.contract import AttentionMethod, LayerBlocks
 from mmaccel.reduction.sparse_attention.quest import score_bounds, summarise_bounds
@@ -39,14 +39,14 @@ class TopP(AttentionMethod):
     """
 
     budget: float = 1.0
-    p: float = 0.95
-    estimate: Literal["means", "bounds"] = "means"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        hint = "give the share of the estimated attention that is kept; 1 keeps all"
-        check_number(f"{self.name}.p", self.p, 0, 1, hint, above_low=True)
-        check_choice(f"{self.name}.estimate", self.estimate, ("means", "bounds"))
+    p: float = within(
+        0.95,
+        0,
+        1,
+        "give the share of attention that is kept; 1 keeps all",
+        above_low=True,
+    )
+    estimate: Literal["means", "bounds"] = one_of("means", ("means", "bounds"))
 
     @property
     def is_whole(self) -> bool:

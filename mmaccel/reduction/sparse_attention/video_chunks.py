@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
 
@@ -36,13 +36,11 @@ class VideoChunks(PromptMethod):
     """
 
     budget: float = 0.1
-    chunk: int = 1024
-    question: int = 64
+    chunk: int = within(1024, 1, hint="give the tokens of a few frames")
+    question: int = within(64, hint="give the tokens of a question")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int(f"{self.name}.chunk", self.chunk, 1, hint="give the tokens of a few frames")
-        check_int(f"{self.name}.question", self.question, 0, hint="give the tokens of a question")
         if self.chunk % self.block:
             raise OptionError(
                 f"{self.name}.chunk: expected a multiple of the block of {self.block}, received "

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from mmaccel.checks import check_int, check_number
+from mmaccel.checks import check_int, within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.ranking import choose_mass
 from mmaccel.reduction.sparse_attention.contract import PromptBlocks, PromptMethod
@@ -35,13 +35,17 @@ class XAttention(PromptMethod):
     """
 
     budget: float = field(default=1.0, init=False, repr=False)  # the share is the budget
-    threshold: float = 0.9
+    threshold: float = within(
+        0.9,
+        0,
+        1,
+        "give the share of attention that is computed; 1 computes all",
+        above_low=True,
+    )
     stride: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        hint = "give the share of the estimated attention that is computed; 1 computes all"
-        check_number(f"{self.name}.threshold", self.threshold, 0, 1, hint, above_low=True)
         check_int(f"{self.name}.stride", self.stride, 1, self.block, hint="8 suits most models")
         if self.block % self.stride:
             raise OptionError(

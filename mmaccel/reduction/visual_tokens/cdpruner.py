@@ -27,7 +27,7 @@ from math import exp
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -52,12 +52,11 @@ class CDPruner(TokenReducer):
     Cost: cosines of all pairs `[B, N, N]` once, and `[B, K, N]` numbers for K kept tokens.
     """
 
-    weight: float = 0.5
+    weight: float = within(0.5, 0, 1, "0.5 is the paper's")
     unlike: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("CDPruner.weight", self.weight, 0, 1, hint="0.5 is the paper's")
         if self.weight == 1:
             raise OptionError(
                 "CDPruner.weight: expected less than 1, received 1; nothing is diverse then"

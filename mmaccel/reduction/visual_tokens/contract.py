@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final, get_args
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_int, check_number, show
+from mmaccel.checks import MANY, check_int, show, within
 from mmaccel.contracts import Method, check_method
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.limits import check_length
@@ -52,8 +52,10 @@ class TokenReducer(Method):
         OptionError: neither or both, or a value out of range.
     """
 
-    keep: float | None = None
-    n_keep: int | None = None
+    keep: float | None = within(
+        None, 0, 1, "give the fraction of visual tokens that stays; 1 keeps all", above_low=True
+    )
+    n_keep: int | None = within(None, 1, hint="give the number that stays")
 
     stage: ClassVar[Stage] = "encoder_exit"
     exactness: ClassVar[Exactness] = "relaxed"
@@ -71,11 +73,7 @@ class TokenReducer(Method):
                 f"{self.name}: expected one of keep and n_keep, received {received}; write "
                 f"{self.name}(keep=0.25) for a quarter of the visual tokens"
             )
-        if self.keep is not None:
-            hint = "give the fraction of visual tokens that stays; 1 keeps all"
-            check_number(f"{self.name}.keep", self.keep, 0, 1, hint, above_low=True)
-        elif self.n_keep is not None:
-            check_int(f"{self.name}.n_keep", self.n_keep, 1, hint="give the number that stays")
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -195,7 +193,7 @@ def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> 
     Raises:
         OptionError: unless they ascend from 1 on and, with a depth, lie below it.
     """
-    last = None if depth is None else depth - 1
+    last = MANY if depth is None else depth - 1
     hint = "a plan is made from the layer before; list layers in ascending order"
     if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise OptionError(f"{name}: expected a list of layers, received {show(layers)}; {hint}")
@@ -204,12 +202,6 @@ def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> 
     if not layers or list(layers) != sorted(set(layers)):
         raise OptionError(f"{name}: expected ascending layers, received {tuple(layers)}; {hint}")
     return tuple(layers)
-
-
-def check_features(name: str, value: str) -> None:
-    """Raise OptionError unless a value is one of `Features`."""
-    hint = "merged shortens the prompt too, all leaves it as it is"
-    check_choice(f"{name}.features", value, get_args(Features), hint=hint)
 
 
 def stage_of(method: TokenReducer, context: VisualContext) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
 from mmaccel.reduction.visual_tokens.selection import invert, rank, top, union, unit
@@ -38,16 +38,14 @@ class DART(TokenReducer):
     """
 
     layer: int = 2
-    image_pivots: int = 4
-    text_pivots: int = 4
+    image_pivots: int = within(4, 1, hint="4 is the paper's")
+    text_pivots: int = within(4, hint="4 is the paper's, 0 for none")
 
     stage: ClassVar[Stage] = "llm_layer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layers("DART", (self.layer,))
-        check_int("DART.image_pivots", self.image_pivots, 1, hint="4 is the paper's")
-        check_int("DART.text_pivots", self.text_pivots, 0, hint="4 is the paper's, 0 for none")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -36,12 +36,7 @@ class EVS(TokenReducer):
             budget; None: keep the whole budget.
     """
 
-    least_change: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.least_change is not None:
-            check_number("EVS.least_change", self.least_change, 0, 2, "0.1 is a visible change")
+    least_change: float | None = within(None, 0, 2, "0.1 is a visible change")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
@@ -33,16 +33,15 @@ class FastV(TokenReducer):
     """
 
     layer: int = 2
-    top_p: float | None = None
+    top_p: float | None = within(
+        None, 0, 1, "give the fraction of attention that stays", above_low=True
+    )
 
     stage: ClassVar[Stage] = "llm_layer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_layers("FastV", (self.layer,))
-        if self.top_p is not None:
-            hint = "give the fraction of attention that stays"
-            check_number("FastV.top_p", self.top_p, 0, 1, hint, above_low=True)
 
     @property
     def needs(self) -> frozenset[str]:

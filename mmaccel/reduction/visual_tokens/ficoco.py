@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
 from mmaccel.reduction.visual_tokens.contract import (
     Features,
     Stage,
     TokenReducer,
-    check_features,
     check_layers,
     stage_of,
 )
@@ -48,7 +47,7 @@ class _FiCoCo(TokenReducer):
     """
 
     layers: tuple[int, ...] | None = None
-    attended: float = 0.0
+    attended: float = within(0.0, 0, 1, "a weight between 0 and 1")
 
     queries: ClassVar[Queries]
 
@@ -56,7 +55,6 @@ class _FiCoCo(TokenReducer):
         super().__post_init__()
         if self.layers is not None:
             check_layers(self.name, self.layers)
-        check_number(f"{self.name}.attended", self.attended, 0, 1, "a weight between 0 and 1")
 
     @property
     def needs(self) -> frozenset[str]:
@@ -118,10 +116,6 @@ class FiCoCoV(_FiCoCo):
 
     stage: ClassVar[Stage] = "encoder_layer"
     queries: ClassVar[Queries] = "cls"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_features(self.name, self.features)
 
     @property
     def remedy(self) -> str:

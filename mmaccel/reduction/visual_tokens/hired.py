@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_number, show
+from mmaccel.checks import MANY, one_of, show, within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.budgets import share_out
 from mmaccel.reduction.visual_tokens.context import Queries, VisualContext
@@ -44,20 +44,16 @@ class HiRED(TokenReducer):
             alone, such as EVS or RandomTokens; its own budget is not used.
     """
 
-    alpha: float = 0.5
-    early: int = 0
-    late: int = -2
-    queries: str = "cls"
+    alpha: float = within(0.5, 0, 1, "0.5 is the paper's")
+    early: int = within(0, -MANY, hint="0 is the paper's")
+    late: int = within(-2, -MANY, hint="-2 is the paper's")
+    queries: str = one_of("cls", ("cls", "all"))
     scorer: TokenReducer | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("HiRED.alpha", self.alpha, 0, 1, "0.5 is the paper's")
-        check_choice("HiRED.queries", self.queries, ("cls", "all"))
-        ranks = isinstance(self.scorer, TokenReducer) and (
-            type(self.scorer).select is TokenReducer.select
-        )
-        if self.scorer is not None and not ranks:
+        scorer = self.scorer
+        if scorer is not None and type(scorer).select is not TokenReducer.select:
             raise OptionError(
                 f"HiRED.scorer: expected a method that ranks tokens, received {show(self.scorer)}; "
                 "RandomTokens and EVS are such methods"

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
@@ -40,15 +40,10 @@ class PixelPrune(TokenReducer):
         threshold: the largest difference of two pixels that counts as none.
     """
 
-    threshold: float = 0.0
+    threshold: float = within(0.0, hint="0 drops repetitions alone")
 
     stage: ClassVar[Stage] = "pixels"
     needs_budget: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        hint = "0 drops repetitions alone"
-        check_number("PixelPrune.threshold", self.threshold, 0, float("inf"), hint)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import (
     Features,
     Stage,
     TokenReducer,
-    check_features,
     check_layers,
     stage_of,
 )
@@ -61,7 +60,7 @@ class ToMe(TokenReducer):
     """
 
     layers: tuple[int, ...] | None = None
-    threshold: float | None = None
+    threshold: float | None = within(None, -1, 1, "give a cosine, 0.8 for alike")
     features: Features = "auto"
 
     stage: ClassVar[Stage] = "encoder_layer"
@@ -70,9 +69,6 @@ class ToMe(TokenReducer):
         super().__post_init__()
         if self.layers is not None:
             check_layers("ToMe", self.layers)
-        check_features("ToMe", self.features)
-        if self.threshold is not None:
-            check_number("ToMe.threshold", self.threshold, -1, 1, "give a cosine, 0.8 for alike")
 
     @property
     def needs(self) -> frozenset[str]:

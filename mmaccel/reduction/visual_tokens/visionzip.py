@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_choice, check_number
+from mmaccel.checks import MANY, one_of, within
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
 from mmaccel.reduction.visual_tokens.plan import Plan, merge_tokens
@@ -37,14 +37,9 @@ class VisionZip(TokenReducer):
         layer: of the encoder, whose attention and keys are used.
     """
 
-    contextual: float = 10 / 64
-    queries: str = "cls"
-    layer: int = -2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("VisionZip.contextual", self.contextual, 0, 1, "10/64 is the paper's")
-        check_choice("VisionZip.queries", self.queries, ("cls", "all"))
+    contextual: float = within(10 / 64, 0, 1, "10/64 is the paper's")
+    queries: str = one_of("cls", ("cls", "all"))
+    layer: int = within(-2, -MANY, hint="-2 is the paper's")
 
     @property
     def needs(self) -> frozenset[str]:

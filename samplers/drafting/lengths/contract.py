@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mmaccel.checks import Checked
 from mmaccel.samplers.drafting.contract import OpenRun
 
 
@@ -36,7 +37,7 @@ class Drafted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DraftLength:
+class DraftLength(Checked):
     """Base of rules; a child implements `goes_on`, or `open` if it learns from passes."""
 
     def goes_on(self, drafted: Drafted) -> Tensor:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import OpenRun
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 
@@ -42,12 +42,8 @@ class DISCO(DraftLength):
         OptionError: a value out of range.
     """
 
-    threshold: float = 0.4
-    rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_number("DISCO.threshold", self.threshold, 0, 1, "0.4 is a start")
-        check_number("DISCO.rate", self.rate, 0, 10, "0.2 is a start")
+    threshold: float = within(0.4, 0, 1, "0.4 is a start")
+    rate: float = within(0.2, 0, 10, "0.2 is a start")
 
     def open(self, run: OpenRun) -> LengthJudge:
         return Classifier(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 
 
@@ -31,12 +31,8 @@ class SpecDecPP(DraftLength):
         OptionError: a value out of range.
     """
 
-    threshold: float = 0.7
-    power: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("SpecDecPP.threshold", self.threshold, 0, 1, "the paper takes 0.7")
-        check_number("SpecDecPP.power", self.power, 0, 16, "1 takes probabilities as they are")
+    threshold: float = within(0.7, 0, 1, "the paper takes 0.7")
+    power: float = within(1.0, 0, 16, "1 takes probabilities as they are")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
         """`[B]` bool: whether all drafts of the window are likely accepted."""

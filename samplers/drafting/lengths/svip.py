@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mmaccel.checks import check_number
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 
 
@@ -28,10 +28,7 @@ class SVIP(DraftLength):
         OptionError: a negative threshold.
     """
 
-    threshold: float = 0.6
-
-    def __post_init__(self) -> None:
-        check_number("SVIP.threshold", self.threshold, 0, float("inf"), "0.6 is a start")
+    threshold: float = within(0.6, hint="0.6 is a start")
 
     def goes_on(self, drafted: Drafted) -> Tensor:
         """`[B]` bool: whether the root of the last entropy is low enough."""

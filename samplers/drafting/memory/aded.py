@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
@@ -40,12 +40,9 @@ class ADED(CandidateSource):
         OptionError: a count out of range.
     """
 
-    occurrences: int = 16
+    occurrences: int = within(16, 1, 256, "16 suits most texts")
 
     name = "aded"
-
-    def __post_init__(self) -> None:
-        check_int("ADED.occurrences", self.occurrences, 1, 256, hint="16 suits most texts")
 
     def open(self, run: OpenRun) -> Drafter:
         return TrigramDrafter(self, reach=_REACH, occurrences=self.occurrences)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
@@ -52,15 +52,11 @@ class Lookahead(CandidateSource):
         OptionError: a value out of range.
     """
 
-    ngram: int = 4
-    pool: int = 1024
+    ngram: int = within(4, 2, 16, "4 suits most texts")
+    pool: int = within(1024, 16, 65536, "1024 suits most texts")
 
     learns_guesses = True
     name = "lookahead"
-
-    def __post_init__(self) -> None:
-        check_int("Lookahead.ngram", self.ngram, 2, 16, hint="4 suits most texts")
-        check_int("Lookahead.pool", self.pool, 16, 65536, hint="1024 suits most texts")
 
     def open(self, run: OpenRun) -> Drafter:
         return LookaheadDrafter(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import (
     CandidateDrafter,
@@ -40,13 +40,10 @@ class SiblingRows(CandidateSource):
         OptionError: an n-gram of no token.
     """
 
-    ngram: int = 3
+    ngram: int = within(3, 1, 64, "3 suits most texts")
 
     only_bitwise = True  # a row's drafts depend on the rows beside it, its tokens must not
     name = "sibling-rows"
-
-    def __post_init__(self) -> None:
-        check_int("SiblingRows.ngram", self.ngram, 1, 64, hint="3 suits most texts")
 
     def open(self, run: OpenRun) -> Drafter:
         return SiblingDrafter(self, reach=self.ngram)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import show, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
@@ -45,7 +45,7 @@ class SourceText(DraftSource):
     """
 
     tokens: tuple[int, ...] = field(repr=False)
-    ngram: int = 2
+    ngram: int = within(2, 1, _REACH, "2 suits most texts")
 
     is_capturable = True
     keeps_predictions = False
@@ -53,7 +53,6 @@ class SourceText(DraftSource):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", read_ids("SourceText.tokens", self.tokens))
-        check_int("SourceText.ngram", self.ngram, 1, _REACH, hint="2 suits most texts")
 
     def open(self, run: OpenRun) -> Drafter:
         device = run.prompt.tokens.device

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Children, Drafter, OpenRun, PassScores
 from mmaccel.samplers.drafting.memory.candidates import (
     RANKS,
@@ -53,13 +53,10 @@ class STAND(CandidateSource):
     Memory: eight tokens of 4 bytes and as many probabilities of 2 for each token of a row.
     """
 
-    ngram: int = 3
+    ngram: int = within(3, 1, 64, "3 suits most texts")
 
     reads_scores = True
     name = "stand"
-
-    def __post_init__(self) -> None:
-        check_int("STAND.ngram", self.ngram, 1, 64, hint="3 suits most texts")
 
     def open(self, run: OpenRun) -> Drafter:
         return StandDrafter(

@@ -16,11 +16,11 @@ and not at a multiple of the block; drafting and verifying are two passes, which
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 import torch
 
-from mmaccel.checks import check_int
+from mmaccel.checks import within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
@@ -40,16 +40,12 @@ class OwnCanvas(DraftSource):
         OptionError: a value out of range.
     """
 
-    mask_token: int
-    shift: int = 1
+    mask_token: int = within(MISSING, hint="it is an id of a mask")
+    shift: int = within(1, 0, 1, "1 suits models made from causal ones")
 
     keeps_predictions = False
     reads_last_scores = False
     needs_layers = True
-
-    def __post_init__(self) -> None:
-        check_int("OwnCanvas.mask_token", self.mask_token, 0, hint="it is an id of a mask")
-        check_int("OwnCanvas.shift", self.shift, 0, 1, hint="1 suits models made from causal ones")
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.

@@ -18,8 +18,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
-from mmaccel.errors import OptionError
+from mmaccel.checks import Checked
 from mmaccel.samplers.acceptance import draw, residual
 from mmaccel.samplers.noise import Noise, Stream
 
@@ -72,7 +71,7 @@ class SlotNoise:
 
 
 @dataclass(frozen=True)
-class SiblingRule(ABC):
+class SiblingRule(Checked, ABC):
     """Base of sibling rules: how siblings are drawn, and which one is accepted."""
 
     name: ClassVar[str] = ""
@@ -103,15 +102,6 @@ class SiblingRule(ABC):
             siblings: `[R, K]` int64, as `draw` has drawn them; -1 for those that are not there.
             uniforms: fresh.
         """
-
-
-def check_siblings(siblings: object) -> None:
-    """Raise OptionError unless a policy's field `siblings` is a rule."""
-    if not isinstance(siblings, SiblingRule):
-        raise OptionError(
-            f"siblings: expected a rule such as mmaccel.RSD(), received {show(siblings)}; give "
-            "one, or leave siblings out"
-        )
 
 
 def choose_in_turn(
