@@ -31,9 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import mmaccel
 from benchmarks.route_runs import Routes, Way
 from mmaccel.catalog import make_policy
-from mmaccel.commands.options import parse_fields
 from mmaccel.contracts import Policy
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
+from mmaccel.options import parse_fields
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -164,7 +164,9 @@ def main() -> None:
         for w in options.windows.split(",")
     ]
     if options.policy is not None:
-        policies = [make_policy(options.policy, **parse_fields(options.set))]
+        policies = [
+            make_policy(options.policy, **parse_fields("--set", options.set, "--set gamma=0.2"))
+        ]
     cells: dict[tuple[str, int, int], Job] = {}  # way, policy, rows
     if not options.no_library:
         cells["library", -1, 1] = Job()

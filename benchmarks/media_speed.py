@@ -35,7 +35,6 @@ from torch import Tensor
 import mmaccel
 from benchmarks.long_context import write_report
 from mmaccel.catalog import read_method
-from mmaccel.commands.options import parse_method
 from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.demo.voices.stacked import open_stacked
 from mmaccel.demo.voices.words import EVALUATION_SEED as SPOKEN_SEED
@@ -157,7 +156,7 @@ def list_policies(arguments: argparse.Namespace) -> list[Any]:
         found = ["chain", "generate", *found]
     for name, window in product(arguments.sources, arguments.windows):
         found.append(mmaccel.Jacobi(window=window, drafts=parse_source(name)))
-    trees = [read_method("tree", parse_method("tree", text)) for text in arguments.trees]
+    trees = [read_method("tree", text) for text in arguments.trees]
     for tree, window in product(trees, arguments.windows):
         drafts = parse_source(arguments.sources[0])
         found.append(mmaccel.Jacobi(window=window, drafts=drafts, tree=tree))

@@ -25,9 +25,10 @@ import typer
 
 from benchmarks.route_runs import FORWARDS, Piece, Routes, Way, make_ways, summarize
 from mmaccel.commands.files import open_folder
-from mmaccel.commands.options import check_count, parse_window
+from mmaccel.commands.options import check_count
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.errors import MMAccelError, OptionError
+from mmaccel.options import read_text
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import write_whole
 
@@ -60,7 +61,7 @@ def main(
         ways = make_ways(
             sizes,
             _numbers("guidance", guidance, float),
-            [parse_window(width) for width in windows.split(",")],
+            [read_text("--windows", width, int | str) for width in windows.split(",")],
             drafts,
             forwards.split(","),
             compiled_library,

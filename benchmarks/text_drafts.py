@@ -27,7 +27,6 @@ from torch import Tensor
 import mmaccel
 from benchmarks.long_context import write_report
 from mmaccel.catalog import read_method
-from mmaccel.commands.options import parse_method
 from mmaccel.demo.stdlib.prompts import make_prompts
 from mmaccel.samplers.drafting.sources import parse_source
 
@@ -81,7 +80,7 @@ def count_trees(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     prompts = make_prompts(tokenizer, arguments.count, arguments.prompt)
     options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "eos_token_id": None}
     options |= {"pad_token_id": tokenizer.pad_token_id, "top_k": 0}
-    named = (read_method("tree", parse_method("tree", text)) for text in arguments.trees)
+    named = (read_method("tree", text) for text in arguments.trees)
     trees = [None, *named]
     rows = []
 

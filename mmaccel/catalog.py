@@ -8,14 +8,15 @@ Those of other packages and of the user are found by `mmaccel.own_code`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mmaccel.checks import show, suggest
+from mmaccel.checks import field_types, members, show, suggest
 from mmaccel.errors import OptionError
+from mmaccel.options import parse_fields, read_text
 from mmaccel.own_code import ONLY_TYPED, find_named, installed, is_module_name
 
 
@@ -500,7 +501,7 @@ def make(slot: str, name: str, /, **options: Any) -> Any:
     preset = {} if entry is None else entry.preset
     method = load(target)
     _check_fields(f"{slot} {name}", method, preset, options, "method")
-    return method(**preset, **options)
+    return method(**preset, **_read_fields(method, options))
 
 
 def make_policy(name: str, /, **options: Any) -> Any:
@@ -508,9 +509,7 @@ def make_policy(name: str, /, **options: Any) -> Any:
 
     Args:
         name: as `find_policy` takes it. Choosing a relaxed policy by name is the opt-in to it.
-        **options: fields of the policy that the name does not fix; `drafts` of a window policy may
-            be the folder of a coarse model, or a typed `module:Name`; `tree` and `siblings` are
-            read by `read_method`.
+        **options: fields of the policy that the name does not fix.
 
     Returns:
         The policy, validated.
@@ -521,12 +520,30 @@ def make_policy(name: str, /, **options: Any) -> Any:
     entry = find_policy(name)
     policy = load(entry.target)
     _check_fields(f"policy {name}", policy, entry.preset, options, "policy")
-    drafts = options.get("drafts")
-    if isinstance(drafts, str):
-        options["drafts"] = _read_drafts(drafts) if entry.slot == "window" else str(drafts)
-    for slot in {"tree", "siblings"} & options.keys():
-        options[slot] = read_method(slot, options[slot])
-    return policy(**entry.preset, **options)
+    return policy(**entry.preset, **_read_fields(policy, options))
+
+
+def _read_fields(cls: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a class, where texts are read by the fields' types and methods may be named."""
+    kinds = field_types(cls)
+    return {name: _read_field(name, given, kinds.get(name)) for name, given in options.items()}
+
+
+def _read_field(name: str, given: Any, kind: Any) -> Any:
+    if not isinstance(given, str | Path | Mapping):
+        return given
+    bases = {f"{base.__module__}:{base.__qualname__}" for base in _parents(kind)}
+    slot = next((slot for slot, base in BASES.items() if base in bases), None)
+    if slot == "drafts" and not isinstance(given, Mapping):
+        return _read_drafts(given)
+    if slot is not None:
+        return _read_reducer(given) if slot == "visual_tokens" else read_method(slot, given)
+    return read_text(name, given, kind) if isinstance(given, str) else given
+
+
+def _parents(kind: Any) -> Iterator[type]:
+    for each in members(kind):
+        yield from getattr(each, "__mro__", ())
 
 
 def _check_fields(
@@ -553,20 +570,19 @@ def _check_fields(
             )
 
 
-def _read_drafts(text: str) -> Any:
+def _read_drafts(text: str | Path) -> Any:
     """The draft source of a window policy that a text names.
 
     Raises:
         OptionError: a folder without a coarse model, or a `module:Name` that is no draft source.
     """
-    source = load(f"{_DRAFTING}parse_source")(str(text))
+    if str(text).partition(":")[0] in METHODS["drafts"] and ":" in str(text):
+        return read_method("drafts", text)
+    source = load(f"{_DRAFTING}parse_source")(text)
     if not isinstance(source, str) or source in load(f"{_DRAFTING}NAMES"):
         return source
-    target = find_own("drafts", text)
-    if target is not None:
-        found = load(target)
-        _check_fields(f"drafts {text}", found, {}, {}, "source")
-        return found()
+    if find_own("drafts", source) is not None:
+        return read_method("drafts", source)
     if is_module_name(text):
         raise OptionError(
             f"drafts: expected a draft source or a folder, received {show(text)}; {ONLY_TYPED}"
@@ -578,36 +594,39 @@ def read_policy(policy: Any) -> Any:
     """The policy that a user names.
 
     Args:
-        policy: a policy; a short name, such as "jacobi"; or a dictionary of a name and fields, such
-            as `{"name": "jacobi", "window": 32}`.
+        policy: a policy; a short name, such as "jacobi" or "jacobi:window=32"; or a dictionary of a
+            name and fields, such as `{"name": "jacobi", "window": 32}`.
 
     Raises:
         OptionError: unknown name, a dictionary without one, or a bad field.
     """
-    if isinstance(policy, str):
-        return make_policy(policy)
-    if not isinstance(policy, Mapping):
+    if not isinstance(policy, str | Mapping):
         return policy
-    options = {str(option): value for option, value in policy.items()}
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise OptionError(
-            f"policy: expected a dictionary with a name, received {show(dict(policy))}; write for "
-            'example {"name": "jacobi", "window": 32}'
-        )
+    name, options = read_named("policy", policy, POLICIES, '{"name": "jacobi", "window": 32}')
     return make_policy(name, **options)
 
 
-def _read_named(slot: str, given: str | Mapping[Any, Any], example: str) -> tuple[str, Any]:
+def read_named(
+    slot: str, given: str | Mapping[Any, Any], known: Container[str], example: str = ""
+) -> tuple[str, dict[str, Any]]:
     """The name of a method, and its fields.
 
     Args:
-        slot: one of `METHODS`.
-        given: a short name, or a dictionary of a name and fields.
+        slot: for messages.
+        given: a short name or a `module:Name`, as `name:field=value:field=value` with fields; or a
+            dictionary of a name and fields.
+        known: short names.
         example: of a dictionary, for the message.
+
+    Raises:
+        OptionError: a field without a value, or a dictionary without a name.
     """
     if isinstance(given, str):
-        return given, {}
+        name, *own = (part.strip() for part in given.split(":"))
+        if own and "=" not in own[0] and name not in known:
+            name = f"{name}:{own.pop(0)}"
+        kind = type(given)
+        return kind(name), parse_fields(slot, map(kind, own), f"{name}:name=value")
     options = {str(option): value for option, value in given.items()}
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -623,8 +642,8 @@ def read_method(slot: str, given: Any) -> Any:
 
     Args:
         slot: one of `METHODS`.
-        given: a method; a short name, such as "snapkv"; or a dictionary of a name and fields, such
-            as `{"name": "snapkv", "budget": 1024}`.
+        given: a method; a short name, such as "snapkv" or "snapkv:budget=1024"; or a dictionary of
+            a name and fields, such as `{"name": "snapkv", "budget": 1024}`.
 
     Raises:
         OptionError: unknown name, a dictionary without one, or a bad field.
@@ -632,7 +651,7 @@ def read_method(slot: str, given: Any) -> Any:
     if not isinstance(given, str | Mapping):
         return given
     known = METHODS[slot]
-    name, options = _read_named(slot, given, f'{{"name": "{next(iter(known))}"}}')
+    name, options = read_named(slot, given, known, f'{{"name": "{next(iter(known))}"}}')
     return make(slot, name, **options)
 
 
@@ -654,7 +673,8 @@ def read_reducers(given: Any) -> Any:
 def _read_reducer(given: Any) -> Any:
     if not isinstance(given, str | Mapping):
         return given
-    name, options = _read_named("visual_tokens", given, '{"name": "dart", "keep": 0.22}')
+    example = '{"name": "dart", "keep": 0.22}'
+    name, options = read_named("visual_tokens", given, REDUCERS, example)
     if not {"keep", "n_keep"} & options.keys():
         options["keep"] = KEEP
     return make("visual_tokens", name, **options)

@@ -53,11 +53,12 @@ def suggest(value: Any, known: Iterable[str], otherwise: str) -> str:
 
 def check_int(name: str, value: Any, low: float, high: float = MANY, *, hint: str) -> None:
     """Raise OptionError unless `value` is an integer in low..high."""
-    is_int = _is_one(value, int)
+    is_int = is_one(value, int)
     if not is_int or not low <= value <= high:
         is_open = high >= MANY and not (is_int and value > high)
-        domain = f">= {low}" if is_open else f"in {low}..{high}"
-        raise OptionError(f"{name}: expected an integer {domain}, received {show(value)}; {hint}")
+        domain = f" >= {low}" if is_open else f" in {low}..{high}"
+        domain = "" if is_open and low <= -MANY else domain
+        raise OptionError(f"{name}: expected an integer{domain}, received {show(value)}; {hint}")
 
 
 def check_number(
@@ -73,12 +74,12 @@ def check_number(
         hint: how to repair the call.
         above_low: `low` itself is refused too.
     """
-    is_number = _is_one(value, float) and _is_finite(value)
+    is_number = is_one(value, float) and _is_finite(value)
     if is_number and low <= value <= high:
         if not above_low or value > low:
             return
     is_open = high >= MANY and not (is_number and math.inf > high < value)
-    if low == -math.inf:
+    if low <= -MANY:
         expected = "a finite number"
     elif is_open:
         expected = f"a finite number {'>' if above_low else '>='} {low:g}"
@@ -92,6 +93,31 @@ def _is_finite(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:  # an integer that no float can hold
         return False
+
+
+def check_most(option: str, value: int, most: int, remedy: str) -> None:
+    """Refuse a number above a limit.
+
+    Raises:
+        OptionError: with the limit.
+    """
+    if value > most:
+        raise OptionError(f"{option}: expected at most {most}, received {show(value)}; {remedy}")
+
+
+def check_length(option: str, values: Sequence[Any], most: int = 2 * MANY) -> None:
+    """Refuse a sequence that is too long to walk through, such as `range(10**9)`.
+
+    Raises:
+        OptionError: with the limit.
+    """
+    try:
+        count = len(values)
+    except OverflowError:  # of a range
+        raise OptionError(
+            f"{option}: expected at most {most}, received {show(values)}; give fewer"
+        ) from None
+    check_most(option, count, most, "give fewer")
 
 
 def check_choice(
@@ -159,7 +185,8 @@ def check_fields(owner: Any, prefix: str = "") -> None:
     Raises:
         OptionError: with the first such field.
     """
-    kinds, known = field_types(type(owner)), domains(type(owner))
+    cls: Any = type(owner)
+    kinds, known = field_types(cls), domains(cls)
     for each in fields(owner):
         given = getattr(owner, each.name)
         domain = known.get(each.name, Domain())
@@ -203,7 +230,7 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = Domain()) -> 
     if value is None and NoneType in kinds:
         return value
     kinds = [each for each in kinds if each is not NoneType]
-    kind = next((each for each in kinds if _is_one(value, each)), kinds[0])
+    kind = next((each for each in kinds if is_one(value, each)), kinds[0])
     if get_origin(kind) is Literal or kind is bool or domain.choices:
         known = domain.choices or get_args(kind) or (False, True)
         check_choice(name, value, known, hint=domain.hint)
@@ -211,21 +238,26 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = Domain()) -> 
         check_int(name, value, domain.low, domain.high, hint=domain.hint)
     elif kind is float:
         check_number(name, value, domain.low, domain.high, domain.hint, above_low=domain.above_low)
-    elif not _is_one(value, kind):
+    elif not is_one(value, kind):
         known = " or ".join(getattr(each, "__name__", str(each)) for each in members(kind))
         raise OptionError(f"{name}: expected a {known}, received {show(value)}; {domain.hint}")
     elif get_origin(kind) is tuple:
-        if len(value) > MANY:
+        check_length(name, value)
+        inner, *more = get_args(kind)
+        if inner is int and {int} == set(map(type, value)):  # ids, a million of them
+            check_value(name, min(value), int, domain)
+            check_value(name, max(value), int, domain)
+            inner = Any
+        if more != [...] and len(value) != len(more) + 1:
             raise OptionError(
-                f"{name}: expected at most {MANY} values, received {len(value)}; give fewer"
+                f"{name}: expected {len(more) + 1} values, received {show(value)}; {domain.hint}"
             )
-        inner = get_args(kind)[0]
         made = tuple(check_value(name, each, inner, domain) for each in value)
         return value if made == value else made
     return value
 
 
-def _is_one(value: Any, kind: Any) -> bool:
+def is_one(value: Any, kind: Any) -> bool:
     """Whether a value is of a type, as far as the type alone says."""
     if kind in (int, float):
         number = Integral if kind is int else Real

@@ -13,11 +13,14 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.checks import Domain, check_value, domains, field_types
+from mmaccel.errors import OptionError, UnsupportedModelError
+
+Settings = TypeVar("Settings")
 
 LIMIT = 16 * 2**20  # bytes of a configuration
 _DEPTH = 64  # nested lists and objects; published configurations have at most ten
@@ -133,6 +136,49 @@ def shorten(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
+def read_settings(
+    kind: type[Settings], content: Mapping[str, Any], file: Path, option: str = "model"
+) -> Settings:
+    """A dataclass out of a file of settings, by the types and domains that its fields declare.
+
+    Args:
+        kind: the dataclass.
+        content: of `read_json`. None means the default everywhere; names that are no fields are
+            left out.
+        file, option: for messages.
+
+    Raises:
+        UnsupportedModelError: see `read_value`.
+    """
+    kinds, known = field_types(kind), domains(kind)
+    made = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if content.get(each.name) is not None or each.default is MISSING:
+            domain = known.get(each.name, Domain())
+            made[each.name] = read_value(content, each.name, kinds[each.name], file, option, domain)
+    return kind(**made)
+
+
+def read_value(
+    content: Mapping[str, Any],
+    name: str,
+    kind: Any,
+    file: Path,
+    option: str = "model",
+    domain: Domain = Domain(),
+) -> Any:
+    """A value out of a file of settings, of a type; lists become tuples.
+
+    Raises:
+        UnsupportedModelError: none, or another one.
+    """
+    domain = replace(domain, hint="copy the folder again")
+    try:
+        return check_value(f"{option}: {name} in {file}", content.get(name), kind, domain)
+    except OptionError as error:
+        raise UnsupportedModelError(str(error)) from error
+
+
 @dataclass(frozen=True)
 class Range:
     """Values that a name of a configuration may have.
@@ -186,10 +232,10 @@ def check_ranges(
     """
     any_range = re.compile("|".join(f"(?:{pattern})" for pattern in ranges))
     for name, value in config.items():
-        if isinstance(value, dict):
+        is_ours = any_range.fullmatch(name) is not None
+        if isinstance(value, dict) and not is_ours:
             check_ranges(value, ranges, file, option)
-            continue
-        if value is None or not any_range.fullmatch(name):
+        if value is None or not is_ours:
             continue
         found = next(r for pattern, r in ranges.items() if re.fullmatch(pattern, name))
         if not found.accepts(value):

@@ -12,11 +12,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from mmaccel.checks import show
 from mmaccel.errors import OptionError
 
 # Counts.
@@ -54,31 +52,6 @@ _OPENING = "([{"
 _QUOTED = re.compile(r""""(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?""", re.DOTALL)
 _BRACKETS = re.compile(r"[()\[\]{}]")
 _MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
-
-
-def check_most(option: str, value: int, most: int, remedy: str) -> None:
-    """Refuse a number above a limit.
-
-    Raises:
-        OptionError: with the limit.
-    """
-    if value > most:
-        raise OptionError(f"{option}: expected at most {most}, received {show(value)}; {remedy}")
-
-
-def check_length(option: str, values: Sequence[Any], most: int = MAX_ITEMS) -> None:
-    """Refuse a sequence that is too long to walk through, such as `range(10**9)`.
-
-    Raises:
-        OptionError: with the limit.
-    """
-    try:
-        count = len(values)
-    except OverflowError:  # of a range
-        raise OptionError(
-            f"{option}: expected at most {most}, received {show(values)}; give fewer"
-        ) from None
-    check_most(option, count, most, "give fewer")
 
 
 def read_whole(file: str | Path, option: str) -> bytes:

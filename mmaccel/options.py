@@ -7,17 +7,25 @@ of every field that has a `help`, and hands the object on; ComfyUI's nodes make 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import warnings
+from ast import literal_eval
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar
 
-from mmaccel.checks import show, suggest
+from mmaccel.checks import is_one, members, show, suggest
 from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_DIGITS, MAX_EXPRESSION_DEPTH, MAX_VALUE, is_deeper
 
 Switch = Literal["auto"] | bool
 """Whether something is done; "auto" does it where it works."""
+
+_SWITCHES = {
+    **dict.fromkeys(("true", "on", "yes"), True),
+    **dict.fromkeys(("false", "off", "no"), False),
+}
 
 Options = TypeVar("Options")
 Arguments = ParamSpec("Arguments")
@@ -225,3 +233,71 @@ def read_options(kind: type[Options], where: str, keywords: Mapping[str, Any]) -
                 f"{suggest(name, known, 'leave it out')}"
             )
     return kind(**keywords)
+
+
+def parse_fields(option: str, texts: Iterable[str], example: str) -> dict[str, Any]:
+    """The fields in texts `name=value`, whose values `read_text` reads once their types are known.
+
+    Args:
+        option, example: for messages.
+        texts: of one type, which the values have too; see `mmaccel.own_code.TypedName`.
+
+    Raises:
+        OptionError: no name, no value, or a name twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, is_given, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not is_given or not name.isidentifier() or name in found:
+            raise OptionError(
+                f"{option}: expected name=value, each name once, received {show(text)}; "
+                f"write for example {example}"
+            )
+        found[name] = type(text)(value.strip())
+    return found
+
+
+def read_text(name: str, text: str, kind: Any) -> Any:
+    """The value that a text is for a field of a type.
+
+    Args:
+        name: of the field, for messages.
+        text: a Python literal, a word for a switch, or a text.
+        kind: the field's type.
+
+    Returns:
+        The text itself where it is no value of the type, which the check of the field refuses.
+
+    Raises:
+        OptionError: a text that is too long or too deep, or with an integer of too many digits.
+    """
+    if len(text) > MAX_VALUE:
+        raise _refuse(name, text, f"at most {MAX_VALUE} characters")
+    if is_deeper(text, MAX_EXPRESSION_DEPTH):
+        raise _refuse(name, text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
+    kinds = members(kind)
+    if bool in kinds and text.lower() in _SWITCHES:
+        return _SWITCHES[text.lower()]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if
+            value = literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
+    if _has_long_integer(value):
+        raise _refuse(name, text, f"integers of at most {MAX_DIGITS} digits")
+    is_text = str in kinds and not any(is_one(value, each) for each in kinds)
+    return text if is_text else value
+
+
+def _refuse(option: str, text: str, expected: str) -> OptionError:
+    return OptionError(f"{option}: expected {expected}, received {show(text)}; shorten the value")
+
+
+def _has_long_integer(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_long_integer, (*value, *value.values())))
+    if isinstance(value, list | tuple | set):
+        return any(map(_has_long_integer, value))
+    return isinstance(value, int) and abs(value) >= 10**MAX_DIGITS

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import Checked, check_int, check_length, show
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch, noise_numpy
 from mmaccel.kernels.noise import (
@@ -29,7 +29,7 @@ from mmaccel.kernels.noise import (
     to_uniform,
     uniforms,
 )
-from mmaccel.limits import MAX_ITEMS, check_length
+from mmaccel.limits import MAX_ITEMS
 
 _LOW = 0xFFFFFFFF
 
@@ -125,7 +125,7 @@ def _to_integer(value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(Checked):
     """Counter-based noise of a batch.
 
     Args:

@@ -34,7 +34,7 @@ from mmaccel.limits import (
     read_stream,
     read_whole,
 )
-from mmaccel.options import SAMPLING_FIELDS
+from mmaccel.options import SAMPLING_FIELDS, read_text
 from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
@@ -397,10 +397,7 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 def _number(name: str, value: Any) -> Any:
     """A number; the model says later which it takes."""
     if isinstance(value, str):  # a CSV cell
-        try:
-            value = parse_json(value)
-        except ValueError:
-            pass
+        value = read_text(name, value, float)
     check_number(name, value, -math.inf, math.inf, "write one without quotes")
     return value
 

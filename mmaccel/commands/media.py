@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.checks import show
+from mmaccel.checks import check_most, show
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import (
@@ -26,7 +26,7 @@ from mmaccel.commands.options import (
     WindowPolicyFlags,
 )
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES, check_most
+from mmaccel.limits import MAX_ACTORS, MAX_BATCH, MAX_IMAGES, MAX_RETRIES
 from mmaccel.options import LoadOptions, SamplingOptions
 
 LOCAL, RAY = "local", "ray"

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import secrets
-import warnings
-from ast import literal_eval
-from collections.abc import Container
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read_method
-from mmaccel.checks import show
+from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read_method, read_named
+from mmaccel.checks import check_most, show
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
-from mmaccel.limits import (
-    MAX_DIGITS,
-    MAX_EXPRESSION_DEPTH,
-    MAX_THREADS,
-    MAX_VALUE,
-    MAX_VALUES,
-    check_most,
-    is_deeper,
-)
+from mmaccel.limits import MAX_THREADS, MAX_VALUES
+from mmaccel.options import parse_fields
 from mmaccel.own_code import TypedName
 
 _HELP_ANY = f"one of {', '.join(POLICIES)}; or module:Name; by default one that is exact"
@@ -51,7 +41,6 @@ _HELP_TOKENS = (
     f"a method, one of {', '.join(REDUCERS)}, or module:Name, with its fields as "
     "name:field=value; once a stage"
 )
-_BOOLEANS = {"true": True, "false": False}
 _HELP_SET = "a field of the policy as name=value, as often as needed; see mmaccel models"
 
 
@@ -110,7 +99,9 @@ class PolicyFlags:
     drafts: Annotated[
         str | None, typer.Option(help=_HELP_DRAFTS, parser=TypedName, metavar="TEXT")
     ] = None
-    tree: Annotated[str | None, typer.Option(help=_help_method("tree"))] = None
+    tree: Annotated[
+        str | None, typer.Option(help=_help_method("tree"), parser=TypedName, metavar="TEXT")
+    ] = None
 
     def fields(self) -> dict[str, Any]:
         """The given fields of the policy.
@@ -121,10 +112,6 @@ class PolicyFlags:
         own = {each.name: getattr(self, each.name) for each in fields(self)}
         del own["policy"], own["set_fields"]
         named = given(**own)
-        if "window" in named:
-            named["window"] = parse_window(self.window)
-        if self.tree is not None:
-            named["tree"] = parse_method("tree", self.tree)
         return merge_fields(named, self.set_fields)
 
     def read(self) -> dict[str, Any]:
@@ -211,7 +198,7 @@ class LayerFlags:
             OptionError: an unknown method or field, or a bad value.
         """
         texts = given(kv_cache=self.kv_cache, attention=self.attention)
-        return {slot: read_method(slot, parse_method(slot, text)) for slot, text in texts.items()}
+        return {slot: read_method(slot, TypedName(text)) for slot, text in texts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,79 +288,6 @@ def split_values(option: str, text: str) -> list[str]:
     return parts
 
 
-def parse_window(text: str | None) -> int | str | None:
-    """The value of `--window`: an integer, or the text itself, which the policy checks."""
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        return text
-
-
-def parse_fields(
-    texts: list[str], option: str = "--set", example: str = "--set gamma=0.2"
-) -> dict[str, Any]:
-    """The values of `--set name=value`: Python literals, or texts.
-
-    Args:
-        texts: values of the option.
-        option, example: for messages.
-
-    Raises:
-        OptionError: no name, no value, a name twice, or a value beyond the limits.
-    """
-    parsed_fields: dict[str, Any] = {}
-    for text in texts:
-        name, is_given, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not is_given or not name.isidentifier() or name in parsed_fields:
-            raise OptionError(
-                f"{option}: expected name=value, each name once, received {show(text)}; "
-                f"write for example {example}"
-            )
-        parsed = _parse_value(value.strip(), option)
-        is_source = name == "drafts" and isinstance(parsed, str)
-        parsed_fields[name] = TypedName(parsed) if is_source else parsed
-    return parsed_fields
-
-
-def _parse_value(text: str, option: str) -> Any:
-    """A Python literal, or the text itself; true and false also in lower case.
-
-    Raises:
-        OptionError: a text that is too long or too deep, or with an integer of too many digits.
-    """
-    if len(text) > MAX_VALUE:
-        raise _refuse(option, text, f"at most {MAX_VALUE} characters")
-    if is_deeper(text, MAX_EXPRESSION_DEPTH):
-        raise _refuse(option, text, f"at most {MAX_EXPRESSION_DEPTH} brackets within brackets")
-    if text.lower() in _BOOLEANS:
-        return _BOOLEANS[text.lower()]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if
-            value = literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
-    if _has_long_integer(value):
-        raise _refuse(option, text, f"integers of at most {MAX_DIGITS} digits")
-    return value
-
-
-def _refuse(option: str, text: str, expected: str) -> OptionError:
-    return OptionError(f"{option}: expected {expected}, received {show(text)}; shorten the value")
-
-
-def parse_method(slot: str, text: str) -> dict[str, Any]:
-    """A method `NAME[:field=value…]` as `mmaccel.catalog.read_method` takes it.
-
-    Raises:
-        OptionError: a field without a value, or a value beyond the limits.
-    """
-    name, own = _split_method(text, METHODS[slot])
-    option = "--" + slot.replace("_", "-")
-    return {"name": name, **parse_fields(own, option, f"{option} {next(iter(METHODS[slot]))}:…")}
-
-
 def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | None) -> list[Any]:
     """The methods of `--visual-tokens NAME[:field=value…]`.
 
@@ -394,28 +308,11 @@ def parse_reducers(texts: list[str] | None, keep: float | None, n_keep: int | No
         return []
     methods = []
     for text in texts:
-        name, own = _split_method(text, REDUCERS)
-        chosen = parse_fields(own, "--visual-tokens", "--visual-tokens hired:queries=all")
+        name, chosen = read_named("visual_tokens", TypedName(text), REDUCERS)
         if not {"keep", "n_keep"} & set(chosen):
             chosen |= given(keep=keep, n_keep=n_keep)
         methods.append(make("visual_tokens", name, **chosen))
     return methods
-
-
-def _split_method(text: str, known: Container[str]) -> tuple[TypedName, list[str]]:
-    """The name of a method, which may be a `module:Name`, and the texts of its fields."""
-    name, *own = text.split(":")
-    if own and "=" not in own[0] and name.strip() not in known:
-        name = f"{name.strip()}:{own.pop(0).strip()}"
-    return TypedName(name.strip()), own
-
-
-def _has_long_integer(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_long_integer, (*value, *value.values())))
-    if isinstance(value, list | tuple | set):
-        return any(map(_has_long_integer, value))
-    return isinstance(value, int) and abs(value) >= 10**MAX_DIGITS
 
 
 def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, Any]:
@@ -424,7 +321,7 @@ def merge_fields(named: dict[str, Any], texts: list[str] | None) -> dict[str, An
     Raises:
         OptionError: see `parse_fields`; or a field given in both ways.
     """
-    texted = parse_fields(texts or [])
+    texted = parse_fields("--set", map(TypedName, texts or []), "--set gamma=0.2")
     for name in texted.keys() & named.keys():
         option = name.replace("_", "-")
         raise OptionError(

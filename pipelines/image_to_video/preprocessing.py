@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_length
 from mmaccel.errors import OptionError
-from mmaccel.limits import check_length
 
 if TYPE_CHECKING:
     from PIL.Image import Image

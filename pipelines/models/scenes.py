@@ -125,7 +125,7 @@ def load_masked_words(folder: Path, load_config: LoadConfig) -> WordImages:
             f"{masked['mask']}; the files do not belong together"
         )
     window = MaskedLM(
-        model, masked["mask"], shift=masked.get("logit_shift", 0), vocab_size=tokenizer.vocab_size
+        model, masked["mask"], shift=masked["logit_shift"], vocab_size=tokenizer.vocab_size
     )
     return WordImages(window, tokenizer, words)
 

@@ -12,25 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmaccel.checks import show
-from mmaccel.config_files import Range, check_ranges, read_json, shorten
+from mmaccel.checks import show, within
+from mmaccel.config_files import read_json, read_settings, shorten
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 FILE = "words.json"
 _N_SPECIAL = 3
 _NAMED = 5  # unknown words that a message names
 _MOST_WORDS = 2**16
-_RANGES = {
-    "max_words": Range(1, 4096),
-    "mask": Range(0, 2**22),
-    "logit_shift": Range(0, 1),
-    "n_frames": Range(1, 4096),
-    "fps": Range(1, 240),
-}
+
+
+@dataclass(frozen=True)
+class _WordsFile:
+    """What `words.json` may have; see `read_words`."""
+
+    words: tuple[str, ...] = ()
+    max_words: int | None = within(None, 1, 4096)
+    mask: int | None = within(None, 0, 2**22)
+    logit_shift: int = within(0, 0, 1)
+    n_frames: int | None = within(None, 1, 4096)
+    fps: int | None = within(None, 1, 240)
+    picture_tokenizer: str | None = None
 
 
 def read_words(folder: Path) -> dict[str, Any]:
-    """The checked content of `words.json`; empty where there is no such file.
+    """The content of `words.json` as it is declared; empty where there is no such file.
 
     Its keys are `words`, `max_words` (not for grammar-masked), for a masked model `mask` (the mask
     token's id) and `logit_shift`, for a model of clips `n_frames` and `fps`, and
@@ -42,17 +48,14 @@ def read_words(folder: Path) -> dict[str, Any]:
     file = folder / FILE
     if not file.exists():
         return {}
-    content = read_json(file)
-    check_ranges(content, _RANGES, file)
-    words = content.get("words", [])
-    sibling = content.get("picture_tokenizer")
-    is_list = isinstance(words, list) and len(words) <= _MOST_WORDS
-    if not is_list or not all(isinstance(word, str) for word in words):
+    content = vars(read_settings(_WordsFile, read_json(file), file))
+    sibling = content["picture_tokenizer"]
+    if len(content["words"]) > _MOST_WORDS:
         raise UnsupportedModelError(
-            f"model: expected words as a list of at most {_MOST_WORDS} texts in {file}, received "
-            f"{shorten(words)}; copy the folder again"
+            f"model: expected at most {_MOST_WORDS} words in {file}, received "
+            f"{len(content['words'])}; copy the folder again"
         )
-    if sibling is not None and not re.fullmatch(r"\w[\w.-]*", str(sibling)):
+    if sibling is not None and not re.fullmatch(r"\w[\w.-]*", sibling):
         raise UnsupportedModelError(
             f"model: expected picture_tokenizer as the name of a folder next to {folder} in "
             f"{file}, received {shorten(sibling)}; copy the folder again"
@@ -123,13 +126,13 @@ class CaptionWords:
             UnsupportedModelError: see `read_words`.
         """
         content = read_words(Path(folder))
-        if content.get("max_words") is None or "words" not in content:
+        if content.get("max_words") is None or not content["words"]:
             raise OptionError(
                 f"model: expected {FILE} with words and max_words in {folder}, received none; "
                 "give a model of this package"
             )
-        other = "" if "n_frames" in content else cls.other  # it draws images
-        return cls(n_image_tokens, tuple(content["words"]), content["max_words"], other)
+        other = "" if content["n_frames"] is not None else cls.other  # it draws images
+        return cls(n_image_tokens, content["words"], content["max_words"], other)
 
     @property
     def bos(self) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.checks import show, suggest
-from mmaccel.config_files import read_json
+from mmaccel.config_files import read_json, read_value
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt
@@ -35,7 +35,11 @@ from mmaccel.tokenizers_vq.speech_codec import SpeechCodec, load_codec
 FILE = "voices.json"
 _SENTENCE_ENDS = re.compile(r"[.!?;:\n]+")
 _MOST_PARTS = 200
-_KEYS = {"longest": int, "sample_rate": int, "frame_samples": int, "speakers": list, "words": dict}
+_KEYS: dict[str, Any] = {
+    **dict.fromkeys(("longest", "sample_rate", "frame_samples"), int),
+    "speakers": tuple[str, ...],
+    "words": dict,
+}
 
 
 class VoicesSpeech:
@@ -167,9 +171,9 @@ def read_facts(file: Path) -> dict[str, Any]:
     """
     facts = read_json(file)
     for name, kind in _KEYS.items():
-        if type(facts.get(name)) is not kind or not facts[name]:
+        if not read_value(facts, name, kind, file):
             raise UnsupportedModelError(
-                f"model: expected {name} in {file} as {kind.__name__}, received "
-                f"{show(facts.get(name))}; copy the folder again"
+                f"model: expected {name} in {file}, received {show(facts[name])}; copy the folder "
+                "again"
             )
     return facts

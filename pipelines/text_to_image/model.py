@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import read_policy
-from mmaccel.checks import show
+from mmaccel.checks import check_length, show
 from mmaccel.contracts import Denoiser, Layout, Prompt, TokenModel, check_policy
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.limits import check_length
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_size
 from mmaccel.pipelines.text_to_image.outputs import to_images
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import check_length, show
 from mmaccel.errors import OptionError
-from mmaccel.limits import check_length
 from mmaccel.results import Exactness, ShortRepr, Stats, add_stats
 from mmaccel.samplers.noise import check_seed
 

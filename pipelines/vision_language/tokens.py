@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mmaccel.checks import check_int
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.vision_language.visuals import Visual, find_placeholders
 from mmaccel.reduction.visual_tokens.attention_mass import attention_mass
@@ -413,7 +414,10 @@ class TowerTokens:
 
     def _split(self, layer: int, name: str) -> Tensor:
         """`[tiles, H, S, D]` of the queries or keys of a layer."""
-        values = self.record.layers[layer][name]
+        layers = self.record.layers
+        hint = "it is one of the encoder's, -1 the last"
+        check_int("visual_tokens: layer", layer, -len(layers), len(layers) - 1, hint=hint)
+        values = layers[layer][name]
         return values.unflatten(-1, (self.record.heads, -1)).transpose(1, 2)
 
     def _arrange(self, values: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ Departures: a selector receives sealed predictions, without the tokens that were
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Checked, within
+from mmaccel.checks import Checked, Domain
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
@@ -170,7 +170,7 @@ class Or(_Pair):
 class _Counted(Checked):
     """A number of slots, from the top of a selector's rank."""
 
-    n: int = within(MISSING, 1, hint="1 slot is the least")
+    n: int = field(metadata={"domain": Domain(1, hint="1 slot is the least")})
     selector: Selector
 
     @property

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from mmaccel.checks import show, within
+from mmaccel.checks import within
 from mmaccel.contracts import Layout
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.coarse_drafter import CoarseDrafter, OpenedCoarse
@@ -58,11 +58,9 @@ class Coarse(DraftSource):
         return True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | Path):
-            raise OptionError(
-                f"Coarse: expected a folder, received {show(self.folder)}; give its path"
-            )
-        object.__setattr__(self, "folder", str(self.folder))
+        if isinstance(self.folder, Path):
+            object.__setattr__(self, "folder", str(self.folder))
+        super().__post_init__()
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`.

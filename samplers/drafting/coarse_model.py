@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.checks import show
-from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
+from mmaccel.checks import Domain, show, within
+from mmaccel.config_files import check_shapes, read_json, read_settings, read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.kernels.coarse_sweep import SweepWeights
 from mmaccel.kernels.coarse_sweep_numpy import SlotWeights
@@ -42,13 +42,6 @@ GRID_NEIGHBOURS = (  # (frames back, rows up, columns to the right)
 )  # fmt: skip
 VIDEO_NEIGHBOURS = (*GRID_NEIGHBOURS, (1, 0, 0), (1, -1, 0), (1, 0, 1), (1, 0, -1), (1, 1, 0))
 TEXT_NEIGHBOURS = tuple((0, 0, -k) for k in range(1, 9))
-_RANGES = {
-    "vocab_size": Range(2, 2**20),
-    "hidden_size": Range(1, 2**16),
-    "columns|frame|n_slots": Range(0, 2**20),
-    "embedding|width": Range(1, 4096),
-    "reach": Range(1, 4096),
-}
 _RELATIVE = 0.02  # by which two fingerprints of one model may differ: other dtypes, quantization
 
 
@@ -68,15 +61,15 @@ class CoarseConfig:
         reach: the largest distance that has an embedding of its own.
     """
 
-    vocab_size: int
-    hidden_size: int
-    neighbours: tuple[tuple[int, int, int], ...] = GRID_NEIGHBOURS
+    vocab_size: int = field(metadata={"domain": Domain(2)})
+    hidden_size: int = field(metadata={"domain": Domain(1, 2**16)})
+    neighbours: tuple[tuple[int, int, int], ...] = within(GRID_NEIGHBOURS, -4095, 4095)
     columns: int = 0
     frame: int = 0
     n_slots: int = 0
-    embedding: int = 48
-    width: int = 256
-    reach: int = 32
+    embedding: int = within(48, 1, 4096)
+    width: int = within(256, 1, 4096)
+    reach: int = within(32, 1, 4096)
 
     def find_neighbours(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Slots `[..., N]` int64 of the neighbours of `slots` `[...]`, and which exist, bool.
@@ -331,24 +324,11 @@ def _is_same(known: Any, own: list[float]) -> bool:
 
 
 def _read_config(content: dict[str, Any], folder: Path) -> CoarseConfig:
-    given = content.get("config")
-    names = {field.name for field in fields(CoarseConfig)}
-    if not isinstance(given, dict) or set(given) != names:
+    given = read_value(content, "config", dict, folder / CONFIG, "drafts")
+    config = read_settings(CoarseConfig, given, folder / CONFIG, "drafts")
+    if not 1 <= len(config.neighbours) <= 256:
         raise UnsupportedModelError(
-            f"drafts: expected the sizes {', '.join(sorted(names))} under 'config' in "
-            f"{folder / CONFIG}, received others; copy the file again"
+            f"drafts: expected 1 to 256 neighbours in {folder / CONFIG}, received "
+            f"{len(config.neighbours)}; copy the file again"
         )
-    check_ranges(
-        {k: v for k, v in given.items() if k != "neighbours"}, _RANGES, folder / CONFIG, "drafts"
-    )
-    neighbours = given["neighbours"]
-    is_list = isinstance(neighbours, list) and 1 <= len(neighbours) <= 256
-    if not is_list or not all(
-        isinstance(n, list) and len(n) == 3 and all(type(k) is int and abs(k) < 4096 for k in n)
-        for n in neighbours
-    ):
-        raise UnsupportedModelError(
-            f"drafts: expected 1 to 256 neighbours of three integers in {folder / CONFIG}, "
-            "received others; copy the file again"
-        )
-    return CoarseConfig(**{**given, "neighbours": tuple(tuple(n) for n in neighbours)})
+    return config

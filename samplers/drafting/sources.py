@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import METHODS, load
-from mmaccel.checks import check_choice
+from mmaccel.checks import check_choice, check_path
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness
@@ -89,7 +89,7 @@ def check_drafts(
         )
 
 
-def parse_source(text: str) -> str | DraftSource:
+def parse_source(text: str | Path) -> str | DraftSource:
     """A draft source from a text: a name, or the folder of a coarse model or of an EAGLE head.
 
     A text that is no name counts as a folder if it is one or has a separator of paths in it.
@@ -97,11 +97,14 @@ def parse_source(text: str) -> str | DraftSource:
     Raises:
         OptionError: a folder without either.
     """
-    is_path = "/" in text or os.sep in text or os.path.isdir(text)
-    if text in NAMES or not is_path:
-        return text
     folder = Path(text)
+    is_path = text is folder or len(folder.parts) > 1 or os.path.isdir(text)
+    if isinstance(text, str) and (text in NAMES or not is_path):
+        return text
+    check_path(
+        "drafts", folder, "folder", hint="of a coarse model or an EAGLE head, or name a source"
+    )
     if (folder / EAGLE_CONFIG).is_file() and find_coarse(folder) is None:
-        return Eagle(text)
+        return Eagle(str(text))
     check_coarse(folder)
-    return Coarse(text)
+    return Coarse(str(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from mmaccel.checks import check_fields
@@ -9,7 +10,7 @@ from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
 from mmaccel.samplers.drafting.contract import DraftSource
-from mmaccel.samplers.drafting.sources import check_drafts, find_source
+from mmaccel.samplers.drafting.sources import check_drafts, find_source, parse_source
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import TreeShape, check_tree
@@ -52,7 +53,8 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
-        check_fields(self)
+        if isinstance(self.drafts, str | Path):
+            object.__setattr__(self, "drafts", parse_source(self.drafts))
         check_drafts(self.drafts, self.exactness, self.takes_corrections, self.takes_guesses)
         if self.tree is not None:
             check_tree(
@@ -64,6 +66,7 @@ class WindowPolicy:
                 takes=self.takes_tree,
                 remedy=self.tree_remedy,
             )
+        check_fields(self)
 
     @classmethod
     def takes_tree(cls, tree: TreeShape, source: DraftSource) -> bool:

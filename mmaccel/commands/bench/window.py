@@ -24,14 +24,14 @@ from mmaccel.commands.bench.setup import (
     write_rows,
 )
 from mmaccel.commands.files import new_report
-from mmaccel.commands.options import parse_window, split_values
+from mmaccel.commands.options import split_values
 from mmaccel.commands.process import Stopped
 from mmaccel.commands.terminal import count_of, make_table, wide_console
 from mmaccel.contracts import check_window
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.speed.measure import Side
 from mmaccel.loading import open_pipeline, place
-from mmaccel.options import LoadOptions
+from mmaccel.options import LoadOptions, read_text
 from mmaccel.own_code import TypedName
 from mmaccel.results import exactness_in
 from mmaccel.samplers.drafting.coarse import Coarse
@@ -106,7 +106,11 @@ def _list_policies(sweep: SweepFlags) -> list[tuple[str, Any]]:
         find_policy(TypedName(text), "window")
     names = [TypedName(text) for text in listed if text not in left_out]
     windows = WINDOWS if sweep.windows is None else sweep.windows
-    widths = list(dict.fromkeys(parse_window(text) for text in split_values("--windows", windows)))
+    widths = list(
+        dict.fromkeys(
+            read_text("--windows", text, int | str) for text in split_values("--windows", windows)
+        )
+    )
     for width in widths:
         check_window(width, adaptive=True)
     check_some("policies", policies)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.catalog import METHODS
+from mmaccel.catalog import METHODS, read_named
 from mmaccel.commands import options as shared
 from mmaccel.commands.evaluate.measuring import MeasureFlags, RecordFile, measure_rounds
 from mmaccel.commands.flags import with_flags
@@ -84,7 +84,8 @@ def cache(
     flags.check()
     load = place(LoadOptions(device=device, dtype=dtype))
     texts = shared.split_values("--methods", flags.methods)
-    methods = parse_methods(_parse_method(text) for text in texts)
+    known = METHODS["kv_cache"] | METHODS["attention"]
+    methods = parse_methods(read_named("--methods", TypedName(text), known) for text in texts)
     budgets = parse_budgets(shared.split_values("--budgets", flags.budgets))
     asked = None if flags.data is None else read_questions(flags.data, flags.questions)
     text_model = open_model(model, load.device, choose_dtype(load.dtype))
@@ -122,16 +123,6 @@ def cache(
     if flags.plot is not None:
         write_whole(flags.plot, lambda path: draw_plots(path, report))
     _print(report)
-
-
-def _parse_method(text: str) -> dict[str, Any]:
-    """The name and the fields in `NAME[:field=value…]`, where the name may be a `module:Name`."""
-    name, *own = text.split(":")
-    is_known = name.strip() in METHODS["kv_cache"] | METHODS["attention"]
-    if own and "=" not in own[0] and not is_known:
-        name = f"{name}:{own.pop(0)}"
-    options = shared.parse_fields(own, "--methods", "--methods snapkv:window=16")
-    return {"name": TypedName(name.strip()), **options}
 
 
 def _run(

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.checks import check_most
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
 from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES, check_most
+from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES
 from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _BROKEN = 3  # exit code

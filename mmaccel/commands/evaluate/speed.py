@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from mmaccel.checks import check_most
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, with_flags
 from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_RUNS, check_most
+from mmaccel.limits import MAX_RUNS
 from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _HELP_PROMPTS = "a prompt a line; by default the model's examples"

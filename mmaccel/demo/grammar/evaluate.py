@@ -71,7 +71,7 @@ class GrammarText:
         from transformers import AutoModelForCausalLM
 
         said = read_words(Path(folder))
-        if said.get("mask") != MASK or said.get("words") != list(WORDS):
+        if said.get("mask") != MASK or said.get("words") != tuple(WORDS):
             raise OptionError(
                 f"model: expected a masked model of images or the folder of grammar-masked, "
                 f"received {str(folder)!r}, whose words.json is missing or says otherwise; see "
@@ -79,7 +79,7 @@ class GrammarText:
             )
         device, _ = choose_placement(device, torch.float32)
         model = load_model(AutoModelForCausalLM, Path(folder), LoadConfig(device))
-        self.model = MaskedLM(model, MASK, shift=said.get("logit_shift", 0), vocab_size=MASK)
+        self.model = MaskedLM(model, MASK, shift=said["logit_shift"], vocab_size=MASK)
 
     def prompt(self, prompts: Sequence[Words]) -> Prompt:
         """Prompts of B rows; a row ends after its first `end`."""

@@ -98,22 +98,17 @@ class Side:
         return LayerMethods(**{self.method.slot: made})
 
 
-def parse_methods(texts: Iterable[Mapping[str, Any]]) -> list[Method]:
+def parse_methods(named: Iterable[tuple[str, dict[str, Any]]]) -> list[Method]:
     """Methods, the controls first; none given: all of the catalog.
 
     Args:
-        texts: a name and fields each, as `mmaccel.commands.options.parse_method` reads them; names
-            of the catalog, of an entry point, or a typed `module:Name`.
+        named: of the catalog, of an entry point, or a typed `module:Name`, with fields.
 
     Raises:
         OptionError: an unknown name.
     """
     controls = [Method(*control) for control in CONTROLS if control[1] in METHODS[control[0]]]
-    chosen = []
-    for text in texts:
-        options = dict(text)
-        name = options.pop("name")
-        chosen.append(Method(_find_slot(name), name, options))
+    chosen = [Method(_find_slot(name), name, options) for name, options in named]
     every = [Method(slot, name) for slot in SLOTS for name in METHODS[slot]]
     found: list[Method] = []
     for method in [*controls, *(chosen or every)]:

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from mmaccel.checks import MANY, check_int, show, within
+from mmaccel.checks import MANY, check_int, check_length, show, within
 from mmaccel.contracts import Method, check_method
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
-from mmaccel.limits import check_length
 from mmaccel.reduction.visual_tokens import budgets
 from mmaccel.reduction.visual_tokens.context import NEEDS, VisualContext
 from mmaccel.reduction.visual_tokens.plan import Plan, check_plan, keep_tokens

@@ -16,14 +16,14 @@ branches: it reads the guided states of passes, and those of the first branch of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import show, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
@@ -158,7 +158,9 @@ class Eagle(HeadSource):
     """
 
     folder: str
-    ids: tuple[int, ...] | None = field(default=None, repr=False)
+    ids: tuple[int, ...] | None = within(
+        None, hint="mmaccel.frequent_ids(texts, n) makes one", repr=False
+    )
 
     has_children = True
     name = "eagle"
@@ -168,16 +170,9 @@ class Eagle(HeadSource):
         return True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | Path):
-            raise OptionError(
-                f"Eagle: expected a folder, received {show(self.folder)}; give its path"
-            )
-        object.__setattr__(self, "folder", str(self.folder))
-        if self.ids is not None and not isinstance(self.ids, tuple):
-            raise OptionError(
-                f"Eagle.ids: expected a tuple of ids, received {show(self.ids)}; "
-                "mmaccel.frequent_ids(texts, n) makes one"
-            )
+        if isinstance(self.folder, Path):
+            object.__setattr__(self, "folder", str(self.folder))
+        super().__post_init__()
 
     def file_time(self) -> float:
         """See `HeadSource.file_time`."""

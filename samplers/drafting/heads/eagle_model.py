@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,19 +27,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.checks import show
-from mmaccel.config_files import Range, check_ranges, read_json
+from mmaccel.checks import Domain, is_one, show, within
+from mmaccel.config_files import read_json, read_settings, read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.samplers.drafting.shared_ids import spread_logits
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-_RANGES = {
-    "vocab_size|draft_vocab_size": Range(2, 2**20),
-    "hidden_size|intermediate_size": Range(1, 2**17),
-    "num_attention_heads|num_key_value_heads": Range(1, 1024),
-    "head_dim": Range(2, 4096),
-}
+_VOCABULARY = Domain(2)
+_WIDTH = Domain(1, 2**17)
+_HEADS = Domain(1, 1024)
 _PUBLISHED = {  # the authors' prefix of our names
     **dict.fromkeys(("fc", "norm", "lm_head"), ""),
     **dict.fromkeys(("input_layernorm", "hidden_norm", "post_attention_layernorm"), "midlayer."),
@@ -66,17 +63,17 @@ class EagleConfig:
         norm_before_residual: whether the residual stream begins behind the norm of f.
     """
 
-    vocab_size: int
-    draft_vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    features: int
+    vocab_size: int = field(metadata={"domain": _VOCABULARY})
+    draft_vocab_size: int = field(metadata={"domain": _VOCABULARY})
+    hidden_size: int = field(metadata={"domain": _WIDTH})
+    intermediate_size: int = field(metadata={"domain": _WIDTH})
+    num_attention_heads: int = field(metadata={"domain": _HEADS})
+    num_key_value_heads: int = field(metadata={"domain": _HEADS})
+    head_dim: int = field(metadata={"domain": Domain(2, 4096)})
+    features: int = 0
     aux_layers: tuple[int, ...] = ()
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
+    rope_theta: float = within(10000.0, 0, 1e12, above_low=True)
     norm_before_residual: bool = False
 
     @property
@@ -409,29 +406,32 @@ def _read_config(
     folder: Path, tensors: dict[str, Tensor], embedding: Tensor, n_layers: int
 ) -> EagleConfig:
     """The sizes in `config.json`, and the layout that the tensors have."""
-    found = read_json(folder / CONFIG, option="drafts")
-    sizes: dict[str, Any] = {**found, **found.get("transformer_layer_config", {})}
-    sizes.setdefault("num_key_value_heads", sizes.get("num_attention_heads"))
+    file = folder / CONFIG
+    found = read_json(file, option="drafts")
+    inner = read_value(found, "transformer_layer_config", dict | None, file, "drafts")
+    sizes: dict[str, Any] = {**found, **(inner or {})}
+    rope = read_value(sizes, "rope_parameters", dict | None, file, "drafts") or {}
+    heads, wide = sizes.get("num_attention_heads"), sizes.get("hidden_size")
+    sizes.setdefault("num_key_value_heads", heads)
+    sizes.setdefault("rope_theta", rope.get("rope_theta"))
+    sizes["draft_vocab_size"] = found.get("draft_vocab_size", sizes.get("vocab_size"))
+    sizes["norm_before_residual"] = found.get("norm_before_residual")
+    if sizes.get("head_dim") is None and is_one(heads, int) and is_one(wide, int) and heads:
+        sizes["head_dim"] = wide // heads
+    config = read_settings(EagleConfig, sizes, file, "drafts")
     vocab_size, width = embedding.shape
-    known: dict[str, Any] = {
-        name: sizes.get(name) for names in _RANGES for name in names.split("|")
-    }
-    known["draft_vocab_size"] = found.get("draft_vocab_size", sizes.get("vocab_size"))
-    if known["head_dim"] is None and isinstance(known["hidden_size"], int):
-        known["head_dim"] = known["hidden_size"] // int(known["num_attention_heads"] or 1)
-    check_ranges(known, _RANGES, folder / CONFIG, "drafts")
     fc = tensors.get("fc.weight")
     is_third = "hidden_norm.weight" in tensors
     features = 0
     if fc is not None and fc.ndim == 2:
-        features = fc.shape[1] if is_third else fc.shape[1] - known["hidden_size"]
-    aux_layers = _read_layers(found, n_layers) if is_third else ()
+        features = fc.shape[1] if is_third else fc.shape[1] - config.hidden_size
+    aux_layers = _read_layers(found, n_layers, file) if is_third else ()
     wanted = width * max(1, len(aux_layers))
-    is_fit = known["vocab_size"] == vocab_size and known["hidden_size"] == width
+    is_fit = config.vocab_size == vocab_size and config.hidden_size == width
     if not is_fit or features != wanted:
         raise OptionError(
             f"drafts: expected a head of width {width} for {vocab_size} tokens and states of "
-            f"{wanted}, received one of width {known['hidden_size']} for {known['vocab_size']} and "
+            f"{wanted}, received one of width {config.hidden_size} for {config.vocab_size} and "
             f"{features} in {folder}; take the head of this model"
         )
     if sizes.get("rope_scaling") is not None:
@@ -439,20 +439,12 @@ def _read_config(
             f"drafts: expected a head without rope_scaling in {folder / CONFIG}, received "
             f"{show(sizes['rope_scaling'])}; take another head"
         )
-    theta = sizes.get("rope_theta") or (sizes.get("rope_parameters") or {}).get("rope_theta")
-    return EagleConfig(
-        **known,
-        features=features,
-        aux_layers=aux_layers,
-        rms_norm_eps=float(sizes.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(theta or 10000.0),
-        norm_before_residual=bool(found.get("norm_before_residual", False)),
-    )
+    return replace(config, features=features, aux_layers=aux_layers)
 
 
-def _read_layers(found: dict[str, Any], n_layers: int) -> tuple[int, ...]:
+def _read_layers(found: dict[str, Any], n_layers: int, file: Path) -> tuple[int, ...]:
     """The layers whose inputs an EAGLE 3 head reads: those that it names, else the authors'."""
-    nested = found.get("eagle_config") or {}
+    nested = read_value(found, "eagle_config", dict | None, file, "drafts") or {}
     named = found.get("eagle_aux_hidden_state_layer_ids")
     named = named or nested.get("eagle_aux_hidden_state_layer_ids")
     named = (2, n_layers // 2, n_layers - 3) if named is None else named

@@ -13,7 +13,6 @@ where the text was. The paper's suffix has to be unique, and decodes token by to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show, within
+from mmaccel.checks import Domain, check_value, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
@@ -53,6 +52,7 @@ class SourceText(DraftSource):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", read_ids("SourceText.tokens", self.tokens))
+        super().__post_init__()
 
     def open(self, run: OpenRun) -> Drafter:
         device = run.prompt.tokens.device
@@ -119,15 +119,12 @@ def read_ids(what: str, given: object) -> tuple[int, ...]:
     Raises:
         OptionError: no ids, or negative ones.
     """
-    plain = given.flatten().tolist() if isinstance(given, Tensor) else given
-    values = tuple(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else ()
-    is_id = [isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in values]
-    if not values or not all(is_id):
-        raise OptionError(
-            f"{what}: expected token ids of 0 or more, received {show(given)}; give for example "
-            "tokenizer(text).input_ids"
-        )
-    return values
+    plain = given.flatten().tolist() if hasattr(given, "flatten") else given
+    hint = "give for example tokenizer(text).input_ids"
+    values: tuple[int, ...] = check_value(what, plain, tuple[int, ...], Domain(hint=hint))
+    if not values:
+        raise OptionError(f"{what}: expected token ids, received none; {hint}")
+    return tuple(values)
 
 
 @dataclass(eq=False)

@@ -48,11 +48,9 @@ class DFlash(DraftSource):
     reads_scores = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | Path):
-            raise OptionError(
-                f"DFlash: expected a folder, received {show(self.folder)}; give its path"
-            )
-        object.__setattr__(self, "folder", str(self.folder))
+        if isinstance(self.folder, Path):
+            object.__setattr__(self, "folder", str(self.folder))
+        super().__post_init__()
 
     def file_time(self) -> float:
         """When the weights were written."""

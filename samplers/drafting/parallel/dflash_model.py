@@ -17,7 +17,7 @@ convolutions and a selector of candidates, is refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mmaccel.checks import show
-from mmaccel.config_files import Range, check_ranges, read_json
+from mmaccel.checks import Domain, show, within
+from mmaccel.config_files import read_json, read_settings, read_value
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.samplers.drafting.heads.eagle_model import (
     CONFIG,
@@ -36,14 +36,8 @@ from mmaccel.samplers.drafting.heads.eagle_model import (
     turn,
 )
 
-_RANGES = {
-    "block_size": Range(2, 4096),
-    "mask_token_id": Range(0, 2**20),
-    "hidden_size|intermediate_size": Range(1, 2**17),
-    "num_hidden_layers": Range(1, 256),
-    "num_attention_heads|num_key_value_heads": Range(1, 1024),
-    "head_dim": Range(2, 4096),
-}
+_WIDTH = Domain(1, 2**17)
+_HEADS = Domain(1, 1024)
 _AUTHORS = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
 _SECOND = ("selector_rank", "conv_kernel_size")  # of DFlash 2
 
@@ -66,19 +60,19 @@ class DFlashConfig:
         embedding_scale, output_multiplier: factors of embeddings and of logits.
     """
 
-    block_size: int
+    block_size: int = field(metadata={"domain": Domain(2, 4096)})
     mask_token_id: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    target_layers: tuple[int, ...]
-    spans: tuple[int | None, ...]
-    causal: tuple[bool, ...]
+    hidden_size: int = field(metadata={"domain": _WIDTH})
+    intermediate_size: int = field(metadata={"domain": _WIDTH})
+    num_hidden_layers: int = field(metadata={"domain": Domain(1, 256)})
+    num_attention_heads: int = field(metadata={"domain": _HEADS})
+    num_key_value_heads: int = field(metadata={"domain": _HEADS})
+    head_dim: int = field(metadata={"domain": Domain(2, 4096)})
+    target_layers: tuple[int, ...] = ()
+    spans: tuple[int | None, ...] = ()
+    causal: tuple[bool, ...] = ()
     rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
+    rope_theta: float = within(10000.0, 0, 1e12, above_low=True)
     embedding_scale: float = 1.0
     output_multiplier: float = 1.0
 
@@ -253,11 +247,16 @@ def load_dflash(
 
 
 def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig:
-    found = read_json(folder / CONFIG, option="drafts")
-    own = found.get("dflash_config") or {}
+    file = folder / CONFIG
+    found = read_json(file, option="drafts")
+    own = read_value(found, "dflash_config", dict | None, file, "drafts") or {}
     sizes: dict[str, Any] = {**found, **own}
     named = [name for name in _SECOND if name in sizes]
-    rope = sizes.get("rope_parameters") or sizes.get("rope_scaling") or {}
+    parts = (
+        read_value(sizes, name, dict | None, file, "drafts")
+        for name in ("rope_parameters", "rope_scaling")
+    )
+    rope = next(filter(None, parts), {})
     others = {
         "hidden_act": sizes.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(sizes.get("attention_bias")),
@@ -270,14 +269,14 @@ def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig
             f"drafts: expected a DFlash network (DFlash 2 is not read) in {folder / CONFIG}, "
             f"received one with {', '.join(named)}; take another draft model"
         )
-    names = [name for each in _RANGES for name in each.split("|")]
-    known: dict[str, Any] = {name: sizes.get(name) for name in names}
-    check_ranges(known, _RANGES, folder / CONFIG, "drafts")
+    sizes["rope_theta"] = rope.get("rope_theta") or sizes.get("rope_theta")
+    sizes["embedding_scale"] = sizes.get("input_embedding_scale")
+    known = read_settings(DFlashConfig, sizes, file, "drafts")
     vocab_size, width = embedding.shape
-    if known["hidden_size"] != width or known["mask_token_id"] >= vocab_size:
+    if known.hidden_size != width or known.mask_token_id >= vocab_size:
         raise OptionError(
             f"drafts: expected a network of width {width} with a mask among {vocab_size} tokens, "
-            f"received one of width {known['hidden_size']} with mask {known['mask_token_id']} in "
+            f"received one of width {known.hidden_size} with mask {known.mask_token_id} in "
             f"{folder}; take the draft model of this model"
         )
     layers: Any = sizes.get("target_layer_ids")
@@ -287,8 +286,9 @@ def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig
             f"drafts: expected target_layer_ids in 0..{n_layers - 2}, received {show(layers)}; "
             "take the draft model of this model"
         )
-    n_own = known["num_hidden_layers"]
-    kinds = sizes.get("layer_types") or ["full_attention"] * n_own
+    n_own = known.num_hidden_layers
+    kinds = read_value(sizes, "layer_types", tuple[str, ...] | None, file, "drafts")
+    kinds = kinds or ["full_attention"] * n_own
     is_sliding = [kind == "sliding_attention" for kind in kinds]
     span: Any = sizes.get("sliding_window")
     if len(kinds) != n_own or (any(is_sliding) and type(span) is not int):
@@ -303,13 +303,9 @@ def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig
     else:
         causal = [bool(causal)] * n_own
     reach = span - 1 if is_authors and any(is_sliding) else span
-    return DFlashConfig(
-        **known,
+    return replace(
+        known,
         target_layers=tuple(layers),
         spans=tuple(reach if sliding else None for sliding in is_sliding),
         causal=tuple(causal),
-        rms_norm_eps=float(sizes.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta") or sizes.get("rope_theta") or 10000.0),
-        embedding_scale=float(sizes.get("input_embedding_scale", 1.0)),
-        output_multiplier=float(sizes.get("output_multiplier", 1.0)),
     )

@@ -16,11 +16,11 @@ and not at a multiple of the block; drafting and verifying are two passes, which
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from mmaccel.checks import within
+from mmaccel.checks import Domain, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
@@ -40,7 +40,7 @@ class OwnCanvas(DraftSource):
         OptionError: a value out of range.
     """
 
-    mask_token: int = within(MISSING, hint="it is an id of a mask")
+    mask_token: int = field(metadata={"domain": Domain(hint="it is an id of a mask")})
     shift: int = within(1, 0, 1, "1 suits models made from causal ones")
 
     keeps_predictions = False
