@@ -147,6 +147,9 @@ class Domain:
     choices: Collection[Any] = ()
 
 
+ANY = Domain()
+
+
 def within(
     default: Any,
     low: float = 0,
@@ -189,7 +192,7 @@ def check_fields(owner: Any, prefix: str = "") -> None:
     kinds, known = field_types(cls), domains(cls)
     for each in fields(owner):
         given = getattr(owner, each.name)
-        domain = known.get(each.name, Domain())
+        domain = known.get(each.name, ANY)
         value = check_value(prefix + each.name, given, kinds.get(each.name, Any), domain)
         if value is not given:
             object.__setattr__(owner, each.name, value)
@@ -220,7 +223,7 @@ def members(kind: Any) -> list[Any]:
     return list(get_args(kind)) if get_origin(kind) in (Union, UnionType) else [kind]
 
 
-def check_value(name: str, value: Any, kind: Any, domain: Domain = Domain()) -> Any:
+def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
     """A value of a type, lists as tuples.
 
     Raises:
@@ -239,19 +242,19 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = Domain()) -> 
     elif kind is float:
         check_number(name, value, domain.low, domain.high, domain.hint, above_low=domain.above_low)
     elif not is_one(value, kind):
-        known = " or ".join(getattr(each, "__name__", str(each)) for each in members(kind))
+        known = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
         raise OptionError(f"{name}: expected a {known}, received {show(value)}; {domain.hint}")
     elif get_origin(kind) is tuple:
         check_length(name, value)
         inner, *more = get_args(kind)
-        if inner is int and {int} == set(map(type, value)):  # ids, a million of them
-            check_value(name, min(value), int, domain)
-            check_value(name, max(value), int, domain)
-            inner = Any
         if more != [...] and len(value) != len(more) + 1:
             raise OptionError(
                 f"{name}: expected {len(more) + 1} values, received {show(value)}; {domain.hint}"
             )
+        if inner is int and {int} == set(map(type, value)):  # ids, of which there may be a million
+            check_value(name, min(value), int, domain)
+            check_value(name, max(value), int, domain)
+            return value if isinstance(value, tuple) else tuple(value)
         made = tuple(check_value(name, each, inner, domain) for each in value)
         return value if made == value else made
     return value
@@ -264,7 +267,7 @@ def is_one(value: Any, kind: Any) -> bool:
         return isinstance(value, number) and not isinstance(value, bool)
     if get_origin(kind) is tuple:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    return not isinstance(kind, type) or isinstance(value, kind)
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
 
 
 @contextmanager

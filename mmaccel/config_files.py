@@ -17,7 +17,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmaccel.checks import Domain, check_value, domains, field_types
+from mmaccel.checks import ANY, Domain, check_value, domains, field_types
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 Settings = TypeVar("Settings")
@@ -154,7 +154,7 @@ def read_settings(
     made = {}
     for each in fields(kind):  # type: ignore[arg-type]
         if content.get(each.name) is not None or each.default is MISSING:
-            domain = known.get(each.name, Domain())
+            domain = known.get(each.name, ANY)
             made[each.name] = read_value(content, each.name, kinds[each.name], file, option, domain)
     return kind(**made)
 
@@ -165,7 +165,7 @@ def read_value(
     kind: Any,
     file: Path,
     option: str = "model",
-    domain: Domain = Domain(),
+    domain: Domain = ANY,
 ) -> Any:
     """A value out of a file of settings, of a type; lists become tuples.
 
