@@ -150,9 +150,10 @@ def read_settings(
     Raises:
         UnsupportedModelError: see `read_value`.
     """
-    kinds, known = field_types(kind), domains(kind)
+    cls: Any = kind
+    kinds, known = field_types(cls), domains(cls)
     made = {}
-    for each in fields(kind):  # type: ignore[arg-type]
+    for each in fields(cls):
         if content.get(each.name) is not None or each.default is MISSING:
             domain = known.get(each.name, ANY)
             made[each.name] = read_value(content, each.name, kinds[each.name], file, option, domain)

@@ -79,7 +79,6 @@ class Speculative(WindowPolicy):
                 f"verification: expected no tree for 'block', which verifies a chain, received "
                 f"{self.tree!r}; choose 'token', or leave tree out"
             )
-        super().__post_init__()
 
     def draft_source(self) -> DraftSource:
         if self.draft_model is None:

@@ -323,7 +323,7 @@ def test_names_and_budgets() -> None:
     every = parse_methods([])
     assert {method.name for method in every} == {*METHODS["kv_cache"], *METHODS["attention"]}
     assert RECENT in every
-    quest = parse_methods([{"name": "quest", "block": 8}])
+    quest = parse_methods([("quest", {"block": 8})])
     assert quest[-1] == Method("attention", "quest", {"block": 8})
     assert len(quest) == len(every) - len(METHODS["kv_cache"] | METHODS["attention"]) + 1 + (
         CHANCE in METHODS["kv_cache"]
@@ -335,7 +335,7 @@ def test_names_and_budgets() -> None:
         "attention", "quest", budget=0.3, **QUEST.options
     )
     with pytest.raises(OptionError, match="--methods: .*received 'quest2'.*quest"):
-        parse_methods([{"name": "quest2"}])
+        parse_methods([("quest2", {})])
     assert parse_budgets(["0.5", ".1", "0.50"]) == [0.5, 0.1]
     for wrong in (["1"], ["0"], ["x"], [], ["nan"]):
         with pytest.raises(OptionError, match="--budgets: expected a number in"):

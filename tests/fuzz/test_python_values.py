@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from PIL import Image
 
 import mmaccel
-from mmaccel.catalog import POLICIES, REDUCERS, load
+from mmaccel.catalog import METHODS, load, read_method, read_policy, read_reducers
 from mmaccel.checks import check_path, show
 from mmaccel.errors import MMAccelError, OptionError
 from tests.fixtures.media import MEDIA, build_media, image, open_media
@@ -46,6 +48,8 @@ VALUES: dict[str, Any] = {
     "long text": "x" * 30_000, "long list": ["x" * 100] * 300, "many": Walked(),
     "range": range(10**400), "object": object(), "bytes": b"x",
     "large": 10**400, "nan": float("nan"), "set": {1}, "negative": -1, "a type": str,
+    "infinite": float("inf"), "below": float("-inf"), "64 bits": 2**63, "many digits": 10**30,
+    "tiny": 1e-300, "word": "no", "nan inside": ((float("nan"),) * 2,), "a range": range(10**9),
 }  # fmt: skip
 
 
@@ -78,15 +82,23 @@ def names_of(call: Callable[..., Any], *but: str) -> list[str]:
     return [name for name in inspect.signature(call).parameters if name not in but]
 
 
-@pytest.mark.parametrize("name", [*POLICIES, *REDUCERS])
-def test_fields_of_methods(name: str) -> None:
-    method = load((POLICIES | REDUCERS)[name].target)
-    assert complaints(method, [field.name for field in fields(method)]) == []
+@pytest.mark.parametrize(
+    "target", {each.target: 0 for entries in METHODS.values() for each in entries.values()}
+)
+def test_fields_of_methods(target: str) -> None:
+    method = load(target)
+    begin = process_time()
+    assert complaints(method, [field.name for field in fields(method) if field.init]) == []
+    assert process_time() - begin < 10
 
 
 @pytest.mark.parametrize(
     ("made", "fixed"),
     [
+        *((each, {}) for each in (mmaccel.DISCO, mmaccel.SpecDecPP, mmaccel.SVIP)),
+        (mmaccel.SourceText, {"tokens": (1, 2)}),
+        (mmaccel.SourceImage, {}),
+        (mmaccel.Noise, {"seeds": torch.tensor([0]), "items": torch.tensor([0])}),
         (mmaccel.SamplingParams, {}),
         (mmaccel.Grid, {"rows": 2, "width": 2, "vocab_size": 8}),
         (mmaccel.Frames, {"ranges": ((0, 4),), "vocab_size": 8}),
@@ -214,3 +226,36 @@ def test_messages_show_what_fits_on_a_screen() -> None:
 def test_a_long_path_is_no_file() -> None:
     with pytest.raises(OptionError, match="a: expected a file, received 'xxx"):
         check_path("a", "x" * 5_000, "file")
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (read_reducers, "cdpruner:unlike=no", mmaccel.CDPruner(keep=0.22, unlike=False)),
+        (read_reducers, {"name": "ficoco-v", "local_penalty": "off"},
+         mmaccel.FiCoCoV(0.22, local_penalty=False)),
+        (read_reducers, "cdpruner:unlike=maybe", "CDPruner.unlike: expected one of False, True"),
+        (read_reducers, "visionzip:layer=nan", "VisionZip.layer: expected an integer, .*'nan'"),
+        (read_reducers, "hired:scorer=evs", mmaccel.HiRED(0.22, scorer=mmaccel.EVS(0.22))),
+        (partial(read_method, "tree"), "comb:length=3", mmaccel.Comb(length=3)),
+        (partial(read_method, "tree"), "sequoia:acceptance=0.5", "acceptance: expected a tuple"),
+        (partial(read_method, "tree"), "sequoia:acceptance=((.5,.4),)",
+         mmaccel.Sequoia(acceptance=((0.5, 0.4),))),
+        (partial(read_method, "kv_cache"), "snapkv:every=None", mmaccel.SnapKV()),
+        (partial(read_method, "kv_cache"), "quantized-cache:over=tova",
+         mmaccel.QuantizedCache(over=mmaccel.TOVA())),
+        (partial(read_method, "kv_cache"), "tova:every=50000000", "TOVA.every: .* 1..65536, received"),
+        (read_policy, "jacobi:window=16:tree=comb", mmaccel.Jacobi(16, tree=mmaccel.Comb())),
+        (read_policy, "speculative:siblings=mcsd", mmaccel.Speculative(siblings=mmaccel.MCSD())),
+        (read_policy, "adaptive-block:delimiters=[3]", mmaccel.AdaptiveBlock(delimiters=(3,))),
+        (read_policy, "lossless-unmask:drafts=900", "drafts: expected an integer in 1..256"),
+        (read_policy, {"name": "jacobi", "drafts": Path("none")}, "drafts: expected a folder"),
+        (lambda drafts: mmaccel.Jacobi(drafts=drafts), Path(), "expected a coarse model"),
+    ],
+)  # fmt: skip
+def test_texts_are_read_by_the_types_of_fields(read: Any, text: Any, said: Any) -> None:
+    if isinstance(said, str):
+        with pytest.raises(OptionError, match=said):
+            read(text)
+    else:
+        assert read(text) == said

@@ -160,7 +160,7 @@ class CacheMethod(KVCacheMethod, ABC):
     """
 
     budget: int = within(1024, 1, hint="give the entries a row keeps")
-    every: int | None = within(None, 1, hint="64 suits most; None asks once", kw_only=True)
+    every: int | None = within(None, 1, 2**16, "64 suits most; None asks once", kw_only=True)
 
     accumulates: ClassVar[bool] = False
     remembers: ClassVar[bool] = False

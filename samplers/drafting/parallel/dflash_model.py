@@ -256,7 +256,7 @@ def _read_config(folder: Path, embedding: Tensor, n_layers: int) -> DFlashConfig
         read_value(sizes, name, dict | None, file, "drafts")
         for name in ("rope_parameters", "rope_scaling")
     )
-    rope = next(filter(None, parts), {})
+    rope: dict[str, Any] = next(filter(None, parts), {})
     others = {
         "hidden_act": sizes.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(sizes.get("attention_bias")),
