@@ -74,6 +74,7 @@ class Speculative(WindowPolicy):
                 f"draft_model: expected a causal LM of transformers or None, received "
                 f"{show(model)}; load it with AutoModelForCausalLM.from_pretrained"
             )
+        super().__post_init__()
         if self.verification == "block" and self.tree is not None:
             raise OptionError(
                 f"verification: expected no tree for 'block', which verifies a chain, received "
