@@ -242,7 +242,8 @@ def check_value(name: str, value: Any, kind: Any, domain: Domain = ANY) -> Any:
     elif kind is float:
         check_number(name, value, domain.low, domain.high, domain.hint, above_low=domain.above_low)
     elif not is_one(value, kind):
-        known = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
+        names = ("list" if get_origin(each) is tuple else each.__name__ for each in kinds)
+        known = " or ".join(names)
         raise OptionError(f"{name}: expected a {known}, received {show(value)}; {domain.hint}")
     elif get_origin(kind) is tuple:
         check_length(name, value)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_int
+from mmaccel.checks import ANY_INT, check_int
 
 Entries = Sequence[tuple[Tensor, Tensor]]
 """Of every layer, keys and values `[H, n, D]` of n tokens that follow each other."""
@@ -107,7 +107,7 @@ class PrefixTree:
         least: int = 16,
         shared_from: int | None = None,
     ) -> None:
-        check_int("max_tokens", max_tokens, 1, hint="try 65536")
+        check_int("max_tokens", max_tokens, 1, ANY_INT, hint="try 65536")
         check_int("chunk_size", chunk_size, 1, hint="try 64")
         check_int("least", least, 1, hint="try 16")
         if shared_from is not None:

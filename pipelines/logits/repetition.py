@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import ANY_INT, check_choice, check_int, check_number
 
 _WINDOW_HINT = "it counts recent tokens"
 
@@ -113,7 +113,7 @@ class RepetitionAwareSampling(WindowRule):
         for name, hint in (("top_p", "1 keeps all"), ("share", "1 requires a full window")):
             check_number(name, getattr(self, name), 0, 1, hint, above_low=True)
         check_int("top_k", self.top_k, 1, hint="the vocabulary's size keeps all")
-        check_int("window", self.window, 1, hint=_WINDOW_HINT)
+        check_int("window", self.window, 1, ANY_INT, hint=_WINDOW_HINT)
         check_int("start", self.start, 0, hint="the prompt's length leaves the prompt out")
         check_choice("redraw", self.redraw, ("all", "others"), hint="'all' is VALL-E 2's")
 
@@ -190,7 +190,7 @@ class WindowedRepetitionPenalty(WindowRule):
 
     def __post_init__(self) -> None:
         check_number("penalty", self.penalty, 0, math.inf, "1 turns it off", above_low=True)
-        check_int("window", self.window, 1, hint=_WINDOW_HINT)
+        check_int("window", self.window, 1, ANY_INT, hint=_WINDOW_HINT)
 
     def over_window(self, scores: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
         """All positions of a window; a `Processor` (see `mmaccel.samplers.sampling_params`).

@@ -64,7 +64,9 @@ class BanditSpec(DraftSource):
         OptionError: a value out of range, or a source that needs more than tokens and scores.
     """
 
-    sources: tuple[DraftSource, ...] = (ADED(), TokenRecycling(), STAND())
+    sources: tuple[DraftSource, ...] = within(
+        (ADED(), TokenRecycling(), STAND()), hint="give draft sources such as (ADED(), STAND())"
+    )
     widths: tuple[int, ...] = within((2, 4, 8, 16, 32), 2, 1024, "give (2, 4, 8, 16, 32)")
     risk: float = within(0.03, 0, 1, "try 0.03")
     token_cost: float | None = within(None, 0, 1, "0.03 suits small models")

@@ -50,7 +50,9 @@ class DraftModel(DraftSource):
     """
 
     model: TokenModel = field(repr=False)
-    length: DraftLength | None = within(None, hint="give a rule such as mmaccel.SVIP()")
+    length: DraftLength | None = within(
+        None, hint="give a rule such as mmaccel.SVIP(), or leave length out"
+    )
 
     reads_last_scores = False
     has_model = True

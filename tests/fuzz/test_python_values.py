@@ -238,7 +238,7 @@ def test_a_long_path_is_no_file() -> None:
         (read_reducers, "visionzip:layer=nan", "VisionZip.layer: expected an integer, .*'nan'"),
         (read_reducers, "hired:scorer=evs", mmaccel.HiRED(0.22, scorer=mmaccel.EVS(0.22))),
         (partial(read_method, "tree"), "comb:length=3", mmaccel.Comb(length=3)),
-        (partial(read_method, "tree"), "sequoia:acceptance=0.5", "acceptance: expected a tuple"),
+        (partial(read_method, "tree"), "sequoia:acceptance=0.5", "acceptance: expected a list"),
         (partial(read_method, "tree"), "sequoia:acceptance=((.5,.4),)",
          mmaccel.Sequoia(acceptance=((0.5, 0.4),))),
         (partial(read_method, "kv_cache"), "snapkv:every=None", mmaccel.SnapKV()),

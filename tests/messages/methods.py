@@ -311,7 +311,7 @@ CASES = (
     Refused(
         "neighbours that are none",
         lambda: mmaccel.LocalWindow(columns=8, radius=0),
-        says=("LocalWindow.radius", ">= 1", "0"),
+        says=("LocalWindow.radius", "1..256", "0"),
     ),
     Refused(
         "a choice that layers share beside an eviction",
@@ -321,7 +321,7 @@ CASES = (
     Refused(
         "an n-gram of no token",
         lambda: mmaccel.HierarchyDrafting(ngram=0),
-        says=("HierarchyDrafting.ngram", ">= 1", "0", "2 suits"),
+        says=("HierarchyDrafting.ngram", "1..64", "0", "2 suits"),
     ),
     Refused(
         "an n-gram that is no number",
@@ -376,7 +376,7 @@ CASES = (
     Refused(
         "a source text with padding",
         lambda: mmaccel.SourceText((3, -1)),
-        says=("SourceText.tokens", "0 or more", "-1"),
+        says=("SourceText.tokens", ">= 0", "-1"),
     ),
     Refused(
         "a source image of nothing",
@@ -436,7 +436,7 @@ CASES = (
     Refused(
         "an arm of one token",
         lambda: mmaccel.BanditSpec(widths=(1, 4)),
-        says=("BanditSpec.widths", "2 to 1024", "(1, 4)"),
+        says=("BanditSpec.widths", "2..1024", "received 1;"),
     ),
     Refused(
         "a pass that costs less than nothing",

@@ -321,7 +321,7 @@ class CacheQuantizer(KVCacheMethod, ABC):
 
     group: int = within(64, 1, 4096, "64 suits most; a window is at most that wide")
     residual: int = within(64, 1, hint="64 suits most; a window is at most that wide")
-    over: CacheMethod | None = within(None, hint="give one such as SnapKV(budget=1024)")
+    over: CacheMethod | None = within(None, hint="give an instance such as SnapKV(budget=1024)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

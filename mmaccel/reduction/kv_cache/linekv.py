@@ -36,7 +36,7 @@ class LineKV(CacheMethod):
         OptionError: a value out of range, or a budget that rows and first entries fill.
     """
 
-    every: int | None = within(24, 1, 2**16, "give the tokens of a row of the image", kw_only=True)
+    every: int = within(24, 1, 2**16, "give the tokens of a row of the image", kw_only=True)
     lines: int = within(2, 1, hint="2 suits most models")
     sinks: int = within(64, hint="give the prompt's entries")
 

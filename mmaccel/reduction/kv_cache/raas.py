@@ -41,7 +41,7 @@ class RaaS(CacheMethod):
         OptionError: a value out of range.
     """
 
-    every: int | None = within(64, 1, 2**16, "64 suits most; it works in rounds", kw_only=True)
+    every: int = within(64, 1, 2**16, "64 suits most; it works in rounds", kw_only=True)
     threshold: float = within(1e-4, 0, 1, "0.0001 suits most models")
 
     remembers: ClassVar[bool] = True

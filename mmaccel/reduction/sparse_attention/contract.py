@@ -150,7 +150,7 @@ class AttentionMethod(Method, ABC):
         0.1,
         0,
         1,
-        "give the fraction of blocks that a pass attends to; 1 takes all",
+        "give the fraction of blocks of a pass; 1 attends to all",
         above_low=True,
     )
     block: int = within(16, 1, 1024, "16 suits most models")

@@ -43,7 +43,7 @@ class TopP(AttentionMethod):
         0.95,
         0,
         1,
-        "give the share of attention that is kept; 1 keeps all",
+        "give the share of the estimated attention; 1 keeps all",
         above_low=True,
     )
     estimate: Literal["means", "bounds"] = one_of("means", ("means", "bounds"))

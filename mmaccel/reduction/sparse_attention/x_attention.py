@@ -39,7 +39,7 @@ class XAttention(PromptMethod):
         0.9,
         0,
         1,
-        "give the share of attention that is computed; 1 computes all",
+        "give the share of the estimated attention; 1 computes all",
         above_low=True,
     )
     stride: int = 8

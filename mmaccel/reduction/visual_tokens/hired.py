@@ -48,7 +48,9 @@ class HiRED(TokenReducer):
     early: int = within(0, -MANY, hint="0 is the paper's")
     late: int = within(-2, -MANY, hint="-2 is the paper's")
     queries: str = one_of("cls", ("cls", "all"))
-    scorer: TokenReducer | None = None
+    scorer: TokenReducer | None = within(
+        None, hint="give a method that ranks tokens, such as EVS or RandomTokens"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

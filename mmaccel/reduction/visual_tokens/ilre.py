@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from mmaccel.checks import check_int, show
+from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.context import VisualContext
 from mmaccel.reduction.visual_tokens.contract import Stage, TokenReducer, check_layers
@@ -38,7 +38,7 @@ class ILRe(TokenReducer):
     """
 
     layer: int | None = None
-    kernels: tuple[int, ...] = (1, 3, 7)
+    kernels: tuple[int, ...] = within((1, 3, 7), 1, hint="give odd widths such as (1, 3, 7)")
 
     stage: ClassVar[Stage] = "llm_layer"
     restarts: ClassVar[bool] = True
@@ -47,12 +47,6 @@ class ILRe(TokenReducer):
         super().__post_init__()
         if self.layer is not None:
             check_layers("ILRe", (self.layer,))
-        if not isinstance(self.kernels, list | tuple):
-            raise OptionError(
-                f"ILRe.kernels: expected odd widths, received {show(self.kernels)}; write (1, 3, 7)"
-            )
-        for kernel in self.kernels:
-            check_int("ILRe.kernels", kernel, 1, hint="give odd widths such as (1, 3, 7)")
         if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):
             raise OptionError(
                 f"ILRe.kernels: expected odd widths, received {self.kernels}; write (1, 3, 7)"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Domain, check_value, within
+from mmaccel.checks import Domain, check_value, show, within
 from mmaccel.errors import OptionError
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
@@ -123,7 +123,7 @@ def read_ids(what: str, given: object) -> tuple[int, ...]:
     hint = "give for example tokenizer(text).input_ids"
     values: tuple[int, ...] = check_value(what, plain, tuple[int, ...], Domain(hint=hint))
     if not values:
-        raise OptionError(f"{what}: expected token ids, received none; {hint}")
+        raise OptionError(f"{what}: expected token ids, received {show(given)}; {hint}")
     return tuple(values)
 
 
