@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 
 _CLASS = "PictureTokenizer"  # name of the class in published files
@@ -160,7 +161,7 @@ class ImageTokenizer(nn.Module):
                 f"{int(tokens.min())}..{int(tokens.max())}. Mask the other ids while sampling."
             )
         latent = self.quantizer.decode(rearrange(tokens, "b (h w) -> b h w", h=h))
-        return self._draw(latent.to(next(self.parameters()).dtype)).clamp(0, 1)
+        return limit(self._draw(latent.to(next(self.parameters()).dtype)))
 
     def codes(self) -> Tensor:
         """The vectors of all codes, `[V, D]`."""

@@ -111,8 +111,8 @@ class OrpheusSpeech:
         device = ready(self.codec)
         codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
         with self._noise.seeded(seed):
-            sound = self.codec.decode(codes).flatten()
-        return sound.float().clamp(-1, 1).cpu()
+            sound: Tensor = self.codec.decode(codes).flatten()
+        return sound
 
 
 def _find_reach(codec: Any, frame_samples: int) -> int | None:

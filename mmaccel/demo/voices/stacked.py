@@ -24,6 +24,7 @@ from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call
+from mmaccel.pipelines.text_to_speech.streaming import check_sound
 
 FOLDER = "depth"
 
@@ -147,7 +148,7 @@ class StackedVoices:
             return torch.zeros(0)
         stacked = codes.clamp(max=self._codec.book_size - 1).view(1, -1, self._codec.books)
         sound: Tensor = self._codec.decode_stacked(stacked.to(ready(self._codec)))[0]
-        return sound.float().clamp(-1, 1).cpu()
+        return check_sound(sound, 0)
 
 
 def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedVoices:
