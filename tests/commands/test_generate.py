@@ -247,7 +247,9 @@ CODEC = "pixels: expected values in 0..1, received NaN or infinity from the code
 LAST_BIAS = {"file_name": "tokenizer.safetensors", "weight": "decoder.7.bias"}
 
 
-@pytest.mark.parametrize("build", [build_tiny, build_tiny_clips])
+@pytest.mark.parametrize(
+    ("command", "build"), [("generate", build_tiny), ("animate", build_tiny_clips)]
+)
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
@@ -257,13 +259,13 @@ LAST_BIAS = {"file_name": "tokenizer.safetensors", "weight": "decoder.7.bias"}
     ],
 )
 def test_weights_that_are_no_numbers_fail_with_one_line(
-    build: Any, broken: dict[str, Any], says: str, tmp_path: Path, capsys
+    command: str, build: Any, broken: dict[str, Any], says: str, tmp_path: Path, capsys
 ) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
     break_weights(build(folder), **broken)
     arguments = ["--model", str(folder), "--out", str(tmp_path / "out")]
-    assert main(["generate", CAPTIONS[0], *arguments]) == 1
+    assert main([command, CAPTIONS[0], *arguments]) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"mmaccel: {says}")
     assert list((tmp_path / "out").iterdir()) == []
