@@ -214,7 +214,7 @@ def load_tokenizer(folder: str | Path) -> ImageTokenizer:
     wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
     check_shapes(wanted, found, config_file, weights_file)
     tokenizer = ImageTokenizer(**config)
-    tokenizer.load_state_dict({k: v.float() for k, v in weights.items()})
+    tokenizer.load_state_dict({k: v.float() for k, v in weights.items()}, assign=True)
     return tokenizer.eval().requires_grad_(False)
 
 

@@ -125,7 +125,10 @@ class LogitsChain:
             ids = torch.cat([self._prompt, generated.to(self._prompt.device)], 1)
             entries = [slot - first[row] for row in rows]
             device = token_buffer.device
-            at = (torch.tensor(rows, device=device), torch.tensor(entries, device=device))
+            at = (
+                torch.tensor(rows, device=device, dtype=torch.int64),
+                torch.tensor(entries, device=device, dtype=torch.int64),
+            )
             current = scores[:, 0].clone()  # [B, V]; results of rows at other slots are not used
             current[at[0]] = scores[at]
             for processor in processors:

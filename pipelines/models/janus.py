@@ -255,7 +255,10 @@ class JanusImages(ImageModel):
         device = ready(self.model)
         padded = [[0] * (longest - len(row)) + row for row in encoded]
         real = [[0] * (longest - len(row)) + [1] * len(row) for row in encoded]
-        ids, mask = torch.tensor(padded, device=device), torch.tensor(real, device=device)
+        ids, mask = (
+            torch.tensor(padded, device=device, dtype=torch.int64),
+            torch.tensor(real, device=device, dtype=torch.int64),
+        )
         given = {"input_ids": ids, "attention_mask": mask}
         options = {**given, "generation_mode": "image", "guidance_scale": _GUIDANCE}
         seen = prepare_image(self.model, (), options)  # any scale: the rows do not depend on it

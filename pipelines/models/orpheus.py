@@ -225,6 +225,6 @@ def load_orpheus(
         wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
         check_shapes(wanted, found, file, weights_file, "codec")
         sound = SNAC(**config)
-        sound.load_state_dict(weights)
+        sound.load_state_dict(weights, assign=True)
     sound = sound.to(load_config.device).eval()
     return OrpheusSpeech(load_window(source, load_config), tokenizer, sound)

@@ -91,8 +91,12 @@ def make_plan(
     return SpeechPlan(
         length=count_slots(speech, max(map(len, rows)), max_seconds),
         max_num_seqs=pick_max_num_seqs(batch_size, len(rows)),
-        noise=Noise.from_seed(seed, len(texts), device).rows(torch.tensor(owners, device=device)),
-        prompt=replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device)),
+        noise=Noise.from_seed(seed, len(texts), device).rows(
+            torch.tensor(owners, device=device, dtype=torch.int64)
+        ),
+        prompt=replace(
+            prompt, stop_tokens=torch.tensor(layout.ends, device=device, dtype=torch.int64)
+        ),
         params=chosen,
         texts=list(texts),
         owners=owners,

@@ -126,7 +126,11 @@ class RowSound:
 
     def join(self) -> Tensor:
         """All sound that was sent, `[samples]`."""
-        return torch.cat(self._parts) if self._parts else torch.zeros(0, device="cpu")
+        return (
+            torch.cat(self._parts)
+            if self._parts
+            else torch.zeros(0, device="cpu", dtype=torch.float32)
+        )
 
 
 class RunningSound:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts, find_source
 from mmaccel.samplers.noise import Noise
@@ -74,6 +75,7 @@ class WindowPolicy:
         assert found is not None, "checked when the policy was made"
         return found
 
+    @own_arithmetic()
     def sample(
         self,
         model: TokenModel,

@@ -87,9 +87,9 @@ class GrammarText:
         longest = max(map(len, rows))
         padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
         device = self.model.device
-        tokens = torch.tensor(padded, device=device)
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        stop = torch.tensor([END], device=device)
+        tokens = torch.tensor(padded, device=device, dtype=torch.int64)
+        lengths = torch.tensor([len(row) for row in rows], device=device, dtype=torch.int64)
+        stop = torch.tensor([END], device=device, dtype=torch.int64)
         return Prompt(tokens, lengths, stop_tokens=stop, layout=AnswerWords(MASK))
 
     @staticmethod

@@ -256,11 +256,11 @@ class CosmosTextVideo(CosmosVideo):
         return ids
 
     def begin(self, prompt: list[int], given: Tensor) -> Tensor:
-        ids = torch.tensor([prompt], device=ready(self.text_encoder))
+        ids = torch.tensor([prompt], device=ready(self.text_encoder), dtype=torch.int64)
         features = self.text_encoder(input_ids=ids).last_hidden_state[0]  # [n, context]
         ready(self.window.model)
         self.window.read(features)
-        first = torch.tensor([self.window.first_token], device=given.device)
+        first = given.new_tensor([self.window.first_token])
         return torch.cat((first, given.flatten()))
 
 
