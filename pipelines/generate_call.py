@@ -227,9 +227,7 @@ class GenerateCall:
         tokens, lengths = tokens.to(device), lengths.to(device)
         is_text = None
         if self.placeholders:
-            is_text = ~torch.isin(
-                tokens, torch.tensor(sorted(self.placeholders), device=device, dtype=torch.int64)
-            )
+            is_text = ~torch.isin(tokens, tokens.new_tensor(sorted(self.placeholders)))
         return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout, is_text=is_text)
 
 

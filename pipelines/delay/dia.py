@@ -196,7 +196,7 @@ class Dia(CodeDecoder):
         rows = len(codes)
         width = model.config.encoder_config.hidden_size
         states = draw_states(model, 3 * rows, width).unflatten(0, (rows, 3))
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=model.device, dtype=torch.int64)
+        mask = codes.new_tensor([[1, 1, 1], [1, 1, 0]])
         with torch.no_grad():
             logits = model(
                 encoder_outputs=(states,),

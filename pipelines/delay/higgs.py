@@ -160,9 +160,7 @@ class Higgs(CodeDecoder):
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
         rows, n_steps, _ = codes.shape
         text = torch.arange(2, device=model.device).expand(rows, -1)
-        sound = torch.full(
-            (rows, n_steps - 1), model.config.audio_token_id, device=model.device, dtype=torch.int64
-        )
+        sound = codes.new_full((rows, n_steps - 1), model.config.audio_token_id)
         with torch.no_grad():
             logits = model(
                 input_ids=torch.cat([text, sound], 1), audio_input_ids=codes[:, 1:], use_cache=False

@@ -204,9 +204,7 @@ def stack_rows(
     longest = max(map(len, rows))
     padded = [[*row, *[pad] * (longest - len(row))] for row in rows]  # [R, T]
     lengths = torch.tensor([len(row) for row in rows], device=device, dtype=torch.int64)
-    return Prompt(
-        torch.tensor(padded, device=device, dtype=torch.int64), lengths, branches, layout=layout
-    )
+    return Prompt(lengths.new_tensor(padded), lengths, branches, layout=layout)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class PromptImages(LlamaGenImages):
         lengths = torch.tensor([len(ids) for ids in encoded], device=device, dtype=torch.int64)
         mask = torch.arange(width, device=device) < lengths[:, None]  # [B, T]
         features = self.encoder(
-            input_ids=torch.tensor(rows, device=device, dtype=torch.int64),
+            input_ids=lengths.new_tensor(rows),
             attention_mask=mask.long(),
         ).last_hidden_state
         ready(self.window.model)
