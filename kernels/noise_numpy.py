@@ -31,7 +31,7 @@ def uniforms(seeds: Tensor, items: Tensor, slots: Tensor, n_values: int, purpose
         even &= _LOW  # upper halves that stand in `odd` are cut off here
         odd, product = product, odd
     odd &= _LOW
-    mixed = torch.empty(*slots.shape, n_blocks, 4, device="cpu")
+    mixed = torch.empty(*slots.shape, n_blocks, 4, device="cpu", dtype=torch.float32)
     values = mixed.numpy()
     for k, word in enumerate((even[0], odd[0], even[1], odd[1])):
         values[..., k] = word

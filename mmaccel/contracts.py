@@ -16,7 +16,7 @@ soon as another has left it; here an iteration is a pass over a window or a canv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import (
@@ -256,11 +256,6 @@ class Model(ABC):
     def activation_format(self) -> str:
         """Number format that its activations are quantised to; empty for others."""
         return ""
-
-    @property
-    def product_dtypes(self) -> Collection[torch.dtype]:
-        """Of the products inside its passes, as far as they are known."""
-        return ()
 
     def use_fused(self, fused: Any, compile: Any) -> bool:
         """Set whether the next runs may take a fused decoder, and whether that is compiled; see

@@ -61,7 +61,7 @@ class BusyError(MMAccelError, RuntimeError):
 
 
 class NumericsError(MMAccelError, ArithmeticError):
-    """The model returned NaN, or a filter left no token to choose from.
+    """The model returned NaN, its codec NaN or infinity, or a filter left no token to choose from.
 
     Args:
         message: what was expected and received, and what helps.

@@ -132,7 +132,7 @@ class GenerateCall:
         if embeddings is not None:
             self.n_columns = int(embeddings.shape[1])
         if mask is None:
-            mask = torch.ones(len(self.ids), self.n_columns, device=self.ids.device)
+            mask = self.ids.new_ones(len(self.ids), self.n_columns)
         self.mask = mask.bool()
         self.positions = _read_positions(others.get("position_ids"))
         given = {name for name, value in others.items() if value is not None}
@@ -227,7 +227,7 @@ class GenerateCall:
         tokens, lengths = tokens.to(device), lengths.to(device)
         is_text = None
         if self.placeholders:
-            is_text = ~torch.isin(tokens, torch.tensor(sorted(self.placeholders), device=device))
+            is_text = ~torch.isin(tokens, tokens.new_tensor(sorted(self.placeholders)))
         return Prompt(tokens, lengths, len(branches), stop_tokens, self.layout, is_text=is_text)
 
 

@@ -36,7 +36,7 @@ def count_leading(accepted: Tensor) -> Tensor:
 
 def one_hot(tokens: Tensor, vocab_size: int) -> Tensor:
     """The distribution of given tokens: `[B, K]` int64 to `[B, K, V]` float32."""
-    zeros = torch.zeros(*tokens.shape, vocab_size, device=tokens.device)
+    zeros = torch.zeros(*tokens.shape, vocab_size, device=tokens.device, dtype=torch.float32)
     return zeros.scatter_(-1, tokens[..., None], 1.0)
 
 

@@ -2,75 +2,113 @@
 
 A position is computed in passes of several widths. In float32 and float64 the sums of these passes
 differ in their last bits, which practically never changes a token; in shorter formats it often
-does. So the format that counts is the coarsest one on the way to the logits. A model may switch
-autocast on inside its own forward and return float32, as accelerate's mixed precision does: that is
-seen in what the layers computed, and nowhere outside.
+does. So the format that counts is the coarsest one on the way to the logits. A model may cast
+inside its own forward and return float32, or switch autocast on there, as accelerate's mixed
+precision does: that is seen in the products that a pass computes, and nowhere outside.
+
+Under a caller's `torch.autocast` the model's passes are computed as the caller's own would be, and
+everything else, some of which outlives the call, in its own format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from threading import local
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "convolution")
+from mmaccel.contracts import Model
+
+_IS_PRODUCT = re.compile(r"mm|mv$|linear|matmul|convolution|attention").search  # names in aten
+_KINDS = ("cpu", "cuda", "xpu", "mps")  # of devices that have autocast
+_call = local()  # `casts`: kinds and dtypes of the autocast of the call that a thread serves
 
 
-class ProductFormats(TorchDispatchMode):
-    """Collects the dtypes of the matrix products that a block of code computes.
-
-    Attributes:
-        found: so far.
-
-    Cost: some microseconds for each operation in the block; compiled code in it runs eagerly.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in _PRODUCTS and isinstance(out, Tensor):
-            self.found.add(out.dtype)
-        return out
+@contextmanager
+def own_arithmetic() -> Iterator[None]:
+    """Inside, autocast is off but in passes of models (`as_called`)."""
+    before = getattr(_call, "casts", ())
+    kinds = [kind for kind in _KINDS if torch.amp.is_autocast_available(kind)]
+    _call.casts = [
+        (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
+    ]
+    try:
+        with _autocast(is_on=False):
+            yield
+    finally:
+        _call.casts = before
 
 
-def find_arithmetic(
-    model: Any, logits: Tensor, products: Collection[torch.dtype] | None = None
-) -> str:
-    """The number format of a pass.
+@contextmanager
+def as_called() -> Iterator[None]:
+    """Around a pass of a model inside `own_arithmetic`: the autocast that is on around that."""
+    with _autocast(is_on=True):
+        yield
 
-    What the model says of itself (`activation_format`), as a quantised one does. Else the coarsest
-    of: the model's own dtype, those of products inside the pass, that of its logits, that of
-    autocast where it is on, and what torch was told to compute float32 products in
-    (`torch.set_float32_matmul_precision`).
+
+def _autocast(is_on: bool) -> ExitStack:
+    stack = ExitStack()
+    for kind, dtype in getattr(_call, "casts", ()):
+        stack.enter_context(torch.autocast(kind, dtype, enabled=is_on))
+    return stack
+
+
+class PassFormats(TorchDispatchMode):
+    """What the passes of one run are computed in, seen in the first one with a product.
 
     Args:
         model: a token model or denoiser.
-        logits: what its pass returned.
-        products: dtypes of products inside the pass; None takes the model's `product_dtypes`.
 
-    Returns:
-        The name of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
-        what activations are quantised to, such as "int8".
+    Attributes:
+        name: of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
+            what activations are quantised to, such as "int8". Empty before the first pass.
+
+    Cost: some microseconds for each operation of that pass; compiled code in it runs eagerly.
     """
-    quantized: str = model.activation_format
-    if quantized:
-        return quantized
-    kind = logits.device.type
-    own = getattr(model if model.model is None else model.model, "dtype", None)
-    found = [logits.dtype, *([own] if isinstance(own, torch.dtype) else [])]
-    found += model.product_dtypes if products is None else products
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        found.append(torch.get_autocast_dtype(kind))
-    coarsest = max((dtype for dtype in found if dtype.is_floating_point), key=_spacing)
-    if coarsest == torch.float32:
-        return find_product_format(kind)
-    return str(coarsest).removeprefix("torch.")
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.name = ""
+        self._model = model
+        self._found: set[torch.dtype] = set()
+        self._is_known = False
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Around a pass of the model."""
+        with as_called(), nullcontext() if self._is_known else self:
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _IS_PRODUCT(func.overloadpacket.__name__):
+            self._found |= {each.dtype for each in args if isinstance(each, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+    def note(self, logits: Tensor) -> None:
+        """Take note of what the pass returned that has just ended.
+
+        What the model says of itself (`activation_format`) counts, as a quantised one does. Else
+        the coarsest of: its parameters, the operands of products that are shorter than float32,
+        the logits, and what torch was told to compute float32 products in
+        (`torch.set_float32_matmul_precision`).
+        """
+        if self._is_known:
+            return
+        self._is_known = bool(self._found)
+        module = self._model.model
+        weights = () if module is None else module.parameters()
+        formats = {logits.dtype, *(weight.dtype for weight in weights)}
+        formats |= {each for each in self._found if _spacing(each) > _spacing(torch.float32)}
+        coarsest = max(formats, key=_spacing)
+        found = str(coarsest).removeprefix("torch.")
+        if coarsest == torch.float32:
+            found = find_product_format(logits.device.type)
+        self.name = self._model.activation_format or found
 
 
 def find_product_format(kind: str) -> str:
@@ -85,4 +123,4 @@ def find_product_format(kind: str) -> str:
 
 
 def _spacing(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0

@@ -192,7 +192,7 @@ class Noise(Checked):
     def frozen(self, slots: Tensor, vocab_size: int, temperature: float) -> Tensor:
         """Frozen Gumbel noise `[B, W, V]`; at temperature 0, which uses none, zeros `[B, W, 1]`."""
         if temperature == 0:
-            return torch.zeros(*slots.shape, 1, device=slots.device)
+            return torch.zeros(*slots.shape, 1, device=slots.device, dtype=torch.float32)
         return self.gumbel(slots, vocab_size)
 
     def gumbel(
@@ -278,5 +278,5 @@ class Noise(Checked):
 def _purpose(stream: Stream, step: int | Tensor, device: torch.device) -> Tensor:
     """Stream and pass as one word of the counter: `[]` int64, or `[B]`."""
     if isinstance(step, int):
-        return torch.full((), (int(stream) | step << 8) & _LOW, device=device)
+        return torch.full((), (int(stream) | step << 8) & _LOW, device=device, dtype=torch.int64)
     return ((step << 8) + int(stream)).bitwise_and_(_LOW)

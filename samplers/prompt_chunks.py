@@ -24,6 +24,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mmaccel.contracts import Pass, TokenModel
+from mmaccel.samplers.arithmetic import as_called
 
 
 class Part(NamedTuple):
@@ -178,6 +179,7 @@ def count_prompts(model: TokenModel, tokens: Tensor) -> int:
     return len(tokens) if model.prefixes is None else len(model.prefixes.rows)
 
 
+@as_called()
 def prefill_together(model: TokenModel, tokens: Tensor, lengths: Tensor, size: int | None) -> int:
     """Process prompts that begin together, chunk by chunk.
 

@@ -99,7 +99,7 @@ class Scheduler:
 
     def noise(self) -> Noise:
         """The noise of the rows in the batch slots, in tensors of its own."""
-        return self._noise.rows(torch.tensor(self.indices(), device=self._noise.seeds.device))
+        return self._noise.rows(self._noise.seeds.new_tensor(self.indices()))
 
     def indices(self) -> list[int]:
         """The index in `whole` of the row in each batch slot."""

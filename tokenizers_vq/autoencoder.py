@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from mmaccel.config_files import Range, check_ranges, check_shapes, read_json
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
+from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.tokenizers_vq.fsq import FiniteScalarQuantizer
 
 _CLASS = "PictureTokenizer"  # name of the class in published files
@@ -160,7 +161,7 @@ class ImageTokenizer(nn.Module):
                 f"{int(tokens.min())}..{int(tokens.max())}. Mask the other ids while sampling."
             )
         latent = self.quantizer.decode(rearrange(tokens, "b (h w) -> b h w", h=h))
-        return self._draw(latent.to(next(self.parameters()).dtype)).clamp(0, 1)
+        return limit(self._draw(latent.to(next(self.parameters()).dtype)))
 
     def codes(self) -> Tensor:
         """The vectors of all codes, `[V, D]`."""
@@ -213,7 +214,7 @@ def load_tokenizer(folder: str | Path) -> ImageTokenizer:
     wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
     check_shapes(wanted, found, config_file, weights_file)
     tokenizer = ImageTokenizer(**config)
-    tokenizer.load_state_dict({k: v.float() for k, v in weights.items()})
+    tokenizer.load_state_dict({k: v.float() for k, v in weights.items()}, assign=True)
     return tokenizer.eval().requires_grad_(False)
 
 

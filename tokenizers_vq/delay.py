@@ -67,7 +67,7 @@ def delay(n_frames: int, delays: Sequence[int]) -> Tensor:
             f"delays: expected numbers of steps >= 0, received {show(list(delays))}; count all "
             "from the earliest book"
         )
-    return torch.arange(n_frames)[:, None] + torch.tensor(list(delays))
+    return torch.arange(n_frames)[:, None] + torch.tensor(list(delays), dtype=torch.int64)
 
 
 def stack_and_delay(n_books: int, order: Sequence[int], gap: int) -> Tensor:
@@ -96,7 +96,7 @@ def stack_and_delay(n_books: int, order: Sequence[int], gap: int) -> Tensor:
             f"order: expected each of {n_frames} frames once, received {show(list(order))}; give a "
             "permutation"
         )
-    turn = torch.tensor(list(order)).argsort()  # [T], when each frame is begun
+    turn = torch.tensor(list(order), dtype=torch.int64).argsort()  # [T], when each frame is begun
     return turn[:, None] + gap * torch.arange(n_books)
 
 
@@ -134,7 +134,7 @@ def find_frames(table: Tensor) -> Tensor:
     """The inverse of a table: `[S, K]` int64, the frame whose code a cell holds; -1 for none."""
     check_table(table)
     n_frames, n_books = table.shape
-    frames = torch.full((int(table.max()) + 1, n_books), -1, device=table.device)
+    frames = table.new_full((int(table.max()) + 1, n_books), -1)
     index = torch.arange(n_frames, device=table.device)[:, None].expand(-1, n_books)
     return frames.scatter_(0, table, index)
 

@@ -42,8 +42,8 @@ class FiniteScalarQuantizer(nn.Module):
         self.vocab_size = prod(self.levels)
         n = torch.tensor(self.levels, dtype=torch.float32)
         half = (n - 1) * (1 + 1e-3) / 2
-        offset = torch.where(n % 2 == 0, 0.5, 0.0)
-        radix = torch.cumprod(torch.tensor([1, *self.levels[:-1]]), dim=0)
+        offset = 0.5 - n % 2 / 2
+        radix = torch.cumprod(torch.tensor([1, *self.levels[:-1]], dtype=torch.int64), dim=0)
         self.register_buffer("half_range", half, persistent=False)
         self.register_buffer("offset", offset, persistent=False)
         self.register_buffer("shift", (offset / half).atanh(), persistent=False)
@@ -96,6 +96,6 @@ class FiniteScalarQuantizer(nn.Module):
         Returns:
             [..., D] float32 in -1..1; source: appendix A.1, `indexes_to_codes`.
         """
-        n = torch.tensor(self.levels, device=tokens.device)
+        n = tokens.new_tensor(self.levels)
         digits = tokens[..., None].div(self.radix, rounding_mode="floor") % n
         return (digits - self.middle) / self.middle

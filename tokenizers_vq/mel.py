@@ -62,7 +62,9 @@ class LogMel(nn.Module):
         super().__init__()
         self.hop = hop
         self.n_fft = n_fft
-        self.register_buffer("window", torch.hann_window(n_fft), persistent=False)
+        self.register_buffer(
+            "window", torch.hann_window(n_fft, dtype=torch.float32), persistent=False
+        )
         self.register_buffer("filters", mel_filters(bands, n_fft, rate), persistent=False)
 
     def forward(self, sound: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.widen = nn.Linear(width, inner)
         self.narrow = nn.Linear(inner, width)
-        self.scale = nn.Parameter(torch.full((width,), 0.2))
+        self.scale = nn.Parameter(torch.full((width,), 0.2, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, F, C] to the same shape."""
@@ -181,7 +181,9 @@ class SpeechCodec(nn.Module):
         # three columns to each side by a block, one by `write`
         read = 1 + 3 * decoder_depth - (-3 * fine_depth // _UP)
         self.reach = -(-(read + _PHASE_REACH) // _UP) * _UP
-        self.register_buffer("window", torch.hann_window(self.n_fft), persistent=False)
+        self.register_buffer(
+            "window", torch.hann_window(self.n_fft, dtype=torch.float32), persistent=False
+        )
 
     window: Tensor
 
@@ -275,7 +277,7 @@ def invert(wanted: Tensor, window: Tensor) -> Tensor:
     n_fft = len(window)
     bins = torch.arange(wanted.shape[-1], device=wanted.device)
     turns = torch.arange(wanted.shape[1], device=wanted.device)[:, None] * bins % _OVERLAP
-    spectrum = torch.polar(wanted, (turns * (2 * torch.pi / _OVERLAP)).expand(wanted.shape))
+    spectrum = torch.polar(wanted, (turns.float() * (2 * torch.pi / _OVERLAP)).expand(wanted.shape))
     before = torch.zeros_like(spectrum)
     hop = n_fft // _OVERLAP
     pad = (n_fft - hop) // 2
@@ -357,7 +359,7 @@ def load_codec(folder: str | Path, option: str = "codec") -> SpeechCodec:
     wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
     check_shapes(wanted, found, config_file, weights_file, option)
     codec = SpeechCodec(**config)
-    codec.load_state_dict({k: v.float() for k, v in weights.items()})
+    codec.load_state_dict({k: v.float() for k, v in weights.items()}, assign=True)
     return codec.eval().requires_grad_(False)
 
 

@@ -22,6 +22,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmaccel.tokenizers_vq.decoded import limit
+
 _USED_PREFIXES = ("encoder.", "decoder.", "quantize.embedding.", "quant_conv.", "post_quant_conv.")
 _MIDDLE = {"block_1": "0", "attn_1": "1", "block_2": "2"}
 
@@ -96,7 +98,7 @@ class VQGAN(nn.Module):
     def decode(self, tokens: Tensor) -> Tensor:
         """Codes `[B, h*w]` int64 to images `[B, 3, H, W]` float in 0..1."""
         chosen = rearrange(self.codes()[tokens], "b (h w) c -> b c h w", h=self.grid[0])
-        return (self.decoder(self.post_quant_conv(chosen)) / 2 + 0.5).clamp(0, 1)
+        return limit(self.decoder(self.post_quant_conv(chosen)) / 2 + 0.5)
 
     def codes(self) -> Tensor:
         """The vectors of all codes, `[V, D]`."""

@@ -71,7 +71,7 @@ def _describe(made: Utterance) -> str:
 def pad_sounds(speech: Speech) -> Tensor:
     """Utterances as ComfyUI's `[B, 1, samples]` float32, the shorter ones padded with silence."""
     longest = max(1, *(len(made.waveform) for made in speech.utterances))
-    padded = torch.zeros(len(speech), 1, longest)
+    padded = torch.zeros(len(speech), 1, longest, dtype=torch.float32)
     for row, made in zip(padded, speech.utterances):
         row[0, : len(made.waveform)] = made.waveform
     return padded

@@ -198,7 +198,7 @@ def _decode_text(
     prompt = text.prompt(prompts)
     noise = Noise.from_seed(seed, len(prompts), prompt.tokens.device)
     made = policy.sample(text.model, prompt, text.length, params=SamplingParams(), noise=noise)
-    return torch.tensor(text.fill_up(made.tokens, made.lengths)), made.stats
+    return torch.tensor(text.fill_up(made.tokens, made.lengths), dtype=torch.int64), made.stats
 
 
 def _measure_distribution(

@@ -25,8 +25,8 @@ class Features(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("scale", torch.ones(width))
+        self.register_buffer("mean", torch.zeros(width, dtype=torch.float32))
+        self.register_buffer("scale", torch.ones(width, dtype=torch.float32))
 
     def raw(self, items: Tensor) -> Tensor:
         """Features `[…, D]` before they are made standard."""
@@ -60,5 +60,6 @@ def save_features(model: Features, folder: Path) -> None:
 def read_features(model: Features, folder: Path) -> None:
     """Load weights of `save_features` as float32, and leave the training mode."""
     state = load_file(folder / FILE)
-    model.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in state.items()})
+    state = {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+    model.load_state_dict(state, assign=True)
     model.eval()

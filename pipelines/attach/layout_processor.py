@@ -50,7 +50,7 @@ class LayoutMask:
 
     def _slots(self, input_ids: Tensor) -> Tensor:
         """`[1, 1]` int64: the slot of the next token, the same in all rows."""
-        return torch.tensor([[input_ids.shape[1] - self._n_prompt]], device=input_ids.device)
+        return input_ids.new_tensor([[input_ids.shape[1] - self._n_prompt]])
 
     def _forced(self, slots: Tensor) -> int | None:
         forced = self._layout.forced(slots)

@@ -64,7 +64,7 @@ class TokenStreamer:
         if self._pad is None and _OPEN in self._finish:
             return None
         ends = self._finish if self._pad is not None else [self.steps] * len(self._finish)
-        return torch.tensor(ends, device=progress.lengths.device)
+        return progress.lengths.new_tensor(ends)
 
     def _count_complete(self, lengths: list[int]) -> int:
         """Steps for which every unfinished row has a token."""
@@ -76,7 +76,9 @@ class TokenStreamer:
     def _pass_on(self, tokens: Tensor) -> None:
         tokens = tokens.to(self._ids.device)
         if self._pad is not None:
-            done = torch.tensor([end != _OPEN for end in self._finish], device=tokens.device)
+            done = torch.tensor(
+                [end != _OPEN for end in self._finish], device=tokens.device, dtype=torch.bool
+            )
             tokens = torch.where(done, self._pad.to(tokens.device), tokens)
         self._ids = torch.cat([self._ids, tokens[:, None]], 1)
         self.steps += 1

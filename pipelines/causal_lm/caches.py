@@ -78,11 +78,10 @@ class LayerCaches(LayerStores):
         """
         assert prompts.layout.indices is not None
         longest = max(groups.lengths)
-        lengths = torch.tensor(groups.lengths, device=prompts.layout.indices.device)
+        lengths = prompts.layout.indices.new_tensor(groups.lengths)
         index = torch.arange(longest, device=lengths.device)
         index = torch.where(index < lengths[:, None], index, -1)
         self.prefix = SharedPrefix.of_groups(groups, lengths, prompts.read(index))
-        self.layout.product_dtypes |= prompts.layout.product_dtypes
         shorter = self.layout.shorten(self.prefix.lengths, self.layout.max_length - longest)
         layers = self.cache.layers
         layers[:] = make_cache(len(layers), shorter).layers

@@ -59,7 +59,7 @@ class ImageTokenWindow(CausalLMWindow):
     def _read_head(self) -> None:
         """Take the rows of image tokens from the head; a view where the ids follow each other."""
         head = self.model.get_output_embeddings()
-        self.ids = torch.tensor(self._every_id, device=self.device)
+        self.ids = torch.tensor(self._every_id, device=self.device, dtype=torch.int64)
         n_ids = self.vocab_size - self._n_structural
         first = self._every_id[0]
         ids = self._every_id[:n_ids]

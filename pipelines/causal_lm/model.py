@@ -7,7 +7,7 @@ cache of `mmaccel.pipelines.layers.store`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -144,11 +144,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         if self.own_vocabulary:
             return self.vocab_size
         return max(self.vocab_size, self.facts.n_ids)
-
-    @property
-    def product_dtypes(self) -> Collection[torch.dtype]:
-        """See `KVCacheLayout.product_dtypes`; empty before the first pass."""
-        return () if self.caches is None else self.caches.layout.product_dtypes
 
     @property
     def activation_format(self) -> str:
@@ -371,7 +366,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             self.n_evicted = self.run_caches().n_evicted
             return
         whole = self.run_caches()
-        first = torch.tensor(prefixes.first, device=entries.tokens.device)
+        first = entries.tokens.new_tensor(prefixes.first)
         own = entries.select(first)
         try:
             self.caches = self._prompts

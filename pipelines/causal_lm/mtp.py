@@ -67,7 +67,13 @@ class MtpHead:
         self._dtype: torch.dtype = self._layer.eh_proj.weight.dtype
         line = torch.zeros(1, 1, dtype=torch.int64, device=self._layer.eh_proj.weight.device)
         probe = ColumnCache(None, line)
-        self._run(line, torch.zeros(1, 1, self.width).to(line.device), line, probe, None)
+        self._run(
+            line,
+            torch.zeros(1, 1, self.width, dtype=torch.float32).to(line.device),
+            line,
+            probe,
+            None,
+        )
         assert probe.held is not None
         self._sizes = probe.held.keys.shape[2:], probe.held.values.shape[2:]
 
@@ -76,7 +82,7 @@ class MtpHead:
         keys, values = (
             self._layer.eh_proj.weight.new_zeros(rows, columns, *size) for size in self._sizes
         )
-        first = torch.full((rows,), columns, device=keys.device)
+        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
         return HeadCache(keys, values, first)
 
     def enter(self, features: Tensor) -> Tensor:

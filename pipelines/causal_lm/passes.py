@@ -338,7 +338,11 @@ class WindowPasses:
         window = self._window
         forwards = window.forwards
         own = window.own_prompt
-        kept = dict.fromkeys(window.kept_layers, torch.empty(0)) if window.keeps_states else {}
+        kept = (
+            dict.fromkeys(window.kept_layers, torch.empty(0, dtype=torch.float32))
+            if window.keeps_states
+            else {}
+        )
         hidden = forwards.states(
             body, inputs, self.caches(), counts_tokens=own is None or own.is_plain, kept=kept
         )

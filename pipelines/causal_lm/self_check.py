@@ -33,6 +33,7 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def has_passed(model: Any) -> bool:
     return _passed.get(model) == model.config._attn_implementation
 
 
+@own_arithmetic()
 def check_windows(model: Any, window: CheckedWindow) -> None:
     """Refuse a model whose windows do not give the model's own logits.
 
@@ -210,7 +212,7 @@ def _compare_same_shapes(
         if surplus:
             cache.crop(-surplus)
         end = first + width
-        start = torch.full((2,), first, device=ids.device)
+        start = ids.new_full((2,), first)
         own = model(
             input_ids=ids[:, first:end],
             attention_mask=torch.ones_like(ids[:, :end]),
@@ -240,7 +242,7 @@ def _run_windows(
 def _iterate_windows(window: CheckedWindow, ids: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Run the passes of `PASSES` one by one; positions `[2, W]` and logits `[2, W, V]` of each."""
     for starts, width in PASSES:
-        start = torch.tensor(starts, device=ids.device)
+        start = ids.new_tensor(starts)
         at = start[:, None] + torch.arange(width, device=ids.device)
         yield at, window.forward(Pass(ids.gather(1, at), start))
 
@@ -321,6 +323,7 @@ def _remember(window: CheckedWindow, kind: str, wants_triton: bool) -> str:
     return reason
 
 
+@own_arithmetic()
 @torch.no_grad()
 def _check_kernel(plain: CheckedWindow, wants_triton: bool) -> tuple[str, bool]:
     """The reason, empty where the model passes, and whether the answer may be cached."""

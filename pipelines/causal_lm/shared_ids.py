@@ -125,7 +125,7 @@ def share_ids(model: Any, vocab_size: int, ids: Any = None, unknown: int = 0) ->
             "take the map of this draft model"
         )
     rows = torch.arange(len(shared))
-    reads = torch.full((vocab_size,), unknown).index_copy(0, shared, rows)
+    reads = torch.full((vocab_size,), unknown, dtype=torch.int64).index_copy(0, shared, rows)
     if ids is None:
         reads = torch.cat([reads, torch.arange(vocab_size, max(vocab_size, n_own))])
     return SharedIdsWindow(model, vocab_size, reads=reads, rows=rows, ids=shared)

@@ -58,7 +58,7 @@ class KeyTurner:
         """Cosines and sines `[R, K, P]` float32 of positions `[R, K]`, for a kind of layer."""
         structure = self.structure
         assert structure.rotary is not None
-        like = torch.empty(1, device=positions.device)
+        like = torch.empty(1, device=positions.device, dtype=torch.float32)
         kinds = (kind,) if structure.spec.has_kinds else ()
         cos, sin = structure.rotary(like, positions, *kinds)
         return structure.turn_angles(cos, sin)

@@ -196,7 +196,7 @@ class Dia(CodeDecoder):
         rows = len(codes)
         width = model.config.encoder_config.hidden_size
         states = draw_states(model, 3 * rows, width).unflatten(0, (rows, 3))
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=model.device)
+        mask = codes.new_tensor([[1, 1, 1], [1, 1, 0]])
         with torch.no_grad():
             logits = model(
                 encoder_outputs=(states,),
@@ -256,7 +256,7 @@ class Dia(CodeDecoder):
         cells = list_cells(free[0])
         samples = call.config.do_sample
         chain, chosen = read_warpers(_drop_own(call), samples, call.ids[:, :0])
-        delays = torch.tensor(model.config.delay_pattern, device=device)
+        delays = torch.tensor(model.config.delay_pattern, device=device, dtype=torch.int64)
         last_begin = n_steps - int(delays.max()) - 1
         assert call.pad is not None  # as there is an end token
         padding = int(call.pad)

@@ -18,6 +18,7 @@ from mmaccel.pipelines.delay.window import DelayWindow, StepDecoder
 from mmaccel.pipelines.generate_call import GenerateCall, OwnLoop, find_in_model
 from mmaccel.pipelines.logits.processor_chain import LogitsChain, take_warpers
 from mmaccel.pipelines.transformers_release import CACHE
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.tokenizers_vq.delay import Cells
 from mmaccel.tokenizers_vq.frames import CodeFrames
@@ -92,6 +93,7 @@ class CodeDecoder(CausalLM):
             _checked[model] = facts
         return facts
 
+    @own_arithmetic()
     @torch.no_grad()
     def _check_passes(self, model: Any) -> None:
         """Compare passes over steps, some of which were wrong before, with one of the model's."""
@@ -204,6 +206,8 @@ def open_prompt(
         torch.zeros(rows * branches, 1, dtype=torch.int64, device=device),
         torch.ones(rows * branches, dtype=torch.int64, device=device),
         branches,
-        stop_tokens=None if stop is None else torch.tensor([stop], device=device),
+        stop_tokens=None
+        if stop is None
+        else torch.tensor([stop], device=device, dtype=torch.int64),
         layout=CodeFrames(n_books),
     )

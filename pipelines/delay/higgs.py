@@ -160,7 +160,7 @@ class Higgs(CodeDecoder):
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
         rows, n_steps, _ = codes.shape
         text = torch.arange(2, device=model.device).expand(rows, -1)
-        sound = torch.full((rows, n_steps - 1), model.config.audio_token_id, device=model.device)
+        sound = codes.new_full((rows, n_steps - 1), model.config.audio_token_id)
         with torch.no_grad():
             logits = model(
                 input_ids=torch.cat([text, sound], 1), audio_input_ids=codes[:, 1:], use_cache=False
@@ -227,7 +227,9 @@ class Higgs(CodeDecoder):
         last_begin = book + 2 - begun if begun else torch.ones_like(book)
         step = torch.arange(call.length + 1, device=device)[:, None]
         free = (step > last_begin) & (step > 0)
-        given = torch.full((rows, call.length + 1, n_books), config.audio_stream_bos_id)
+        given = torch.full(
+            (rows, call.length + 1, n_books), config.audio_stream_bos_id, dtype=torch.int64
+        )
         given = given.to(device)
         cells = list_cells(free)
         samples = call.config.do_sample

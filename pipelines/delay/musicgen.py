@@ -140,7 +140,7 @@ class Musicgen(CodeDecoder):
         codes = draw_codes(model, self.n_books(model), self.vocab_size(model))
         width = config.cross_attention_hidden_size or config.hidden_size
         states = draw_states(model, 3 * len(codes), width).unflatten(0, (len(codes), 3))
-        mask = torch.tensor([[1, 1, 1], [1, 1, 0]], device=model.device)
+        mask = codes.new_tensor([[1, 1, 1], [1, 1, 0]])
         own = self._score(model, codes, states, encoder_attention_mask=mask)
         return MusicgenSteps(model.decoder, states, mask), codes, own
 

@@ -144,4 +144,6 @@ class TTSCodePredictor(CodePredictor):
 def draw_states(model: Any, rows: int, width: int) -> Tensor:
     """`[rows, width]` of a normal distribution, the same ones each time."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(rows, width, generator=generator).to(model.device, model.dtype)
+    return torch.randn(rows, width, generator=generator, dtype=torch.float32).to(
+        model.device, model.dtype
+    )

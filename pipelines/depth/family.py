@@ -18,6 +18,7 @@ from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.depth.window import DepthWindow
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.original_methods import original
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.tokenizers_vq.frames import CodeFrames
 
@@ -93,6 +94,7 @@ class DepthDecoder(CausalLM):
             _checked[model] = facts
         return facts
 
+    @own_arithmetic()
     @torch.no_grad()
     def _check_passes(self, model: Any) -> None:
         """Compare the logits of a frame that the model's own loop makes with those of one pass."""

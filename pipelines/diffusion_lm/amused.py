@@ -88,7 +88,9 @@ class AmusedService(PolicyService):
         self._awaits_model_call = False  # a callback that calls the model gets the model
         branches = 2 if self._given["guidance_scale"] > 1.0 else 1
         self._tokens = self._decode(tokens.chunk(branches)[0], call, conditions, branches)
-        return torch.zeros(branches, 1, device=tokens.device)  # the pipeline chunks it for guidance
+        return torch.zeros(
+            branches, 1, device=tokens.device, dtype=torch.float32
+        )  # the pipeline chunks it for guidance
 
     def _step(self, scheduler: Any, *args: Any, **options: Any) -> Any:
         if self._tokens is None:

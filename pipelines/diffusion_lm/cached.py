@@ -47,7 +47,9 @@ class Predecessors:
 
     def __init__(self, rows: int, size: int, block: int | None, device: torch.device) -> None:
         self._block = block
-        self._positions = torch.full((rows, size), -1, device=device)  # written at a cache index
+        self._positions = torch.full(
+            (rows, size), -1, device=device, dtype=torch.int64
+        )  # written at a cache index
         self._tokens = torch.zeros_like(self._positions)
 
     def extend(self, entries: CanvasPass) -> CanvasPass:

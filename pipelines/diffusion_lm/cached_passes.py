@@ -117,11 +117,6 @@ class CachedPasses:
         """See the class."""
         return next(iter(self.model.parameters())).device
 
-    @property
-    def product_dtypes(self) -> set[torch.dtype]:
-        assert self.stores is not None
-        return self.stores.layout.product_dtypes
-
     def reserve(self, rows: int, cache_size: int) -> LayerStores:
         """Start an empty cache of `cache_size` indices in each of `rows` rows.
 

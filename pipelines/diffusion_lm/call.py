@@ -157,7 +157,7 @@ def model_mask_token(denoiser: Denoiser) -> int | None:
     mask_token = denoiser.mask_token
     if mask_token is None or not hasattr(denoiser, "to_model"):
         return mask_token
-    return int(denoiser.to_model(torch.tensor(mask_token, device="cpu")))
+    return int(denoiser.to_model(torch.tensor(mask_token, device="cpu", dtype=torch.int64)))
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class DenoiserCall:
     def filler(self) -> Tensor | None:
         """`[]` int64, fills a row after its end; None where nothing ends rows."""
         ids = [*_as_ids(self._find("pad_token_id", deep=True)), *self.ends]
-        return torch.tensor(ids[0], device="cpu") if ids else None
+        return torch.tensor(ids[0], device="cpu", dtype=torch.int64) if ids else None
 
     @property
     def as_output(self) -> bool:
@@ -277,7 +277,7 @@ class DenoiserCall:
         if self.negative is not None:
             tokens, lengths = join((tokens, lengths), self.negative.packed(denoiser.device))
         tokens = tokens[:, : int(lengths.max())]
-        stops = torch.tensor(self.ends, device=tokens.device)
+        stops = tokens.new_tensor(self.ends)
         if hasattr(denoiser, "to_canvas"):
             tokens, stops = denoiser.to_canvas(tokens), denoiser.to_canvas(stops)
         return Prompt(

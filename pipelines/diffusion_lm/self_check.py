@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
@@ -57,6 +58,7 @@ class CheckedDenoiser(Protocol):
         """Logits `[R, Q, V]` of a pass."""
 
 
+@own_arithmetic()
 def check_denoiser(model: CheckedDenoiser) -> None:
     """Refuse a model whose passes do not follow their masks and positions.
 
@@ -125,7 +127,7 @@ class DenoiserCheck:
     def _whole(self, prompts: Tensor, lengths: tuple[int, ...], canvas: Tensor) -> Tensor:
         """Logits `[R, L, V]` of a pass over prompt and canvas."""
         model = self.model
-        prompt = Prompt(prompts.contiguous(), torch.tensor(lengths, device=prompts.device))
+        prompt = Prompt(prompts.contiguous(), prompts.new_tensor(lengths))
         columns = Columns(prompt, self.length, model.block if model.supports_kv_cache else None)
         model.reserve(len(lengths), columns.n)
         slots = torch.arange(self.length, device=prompts.device).expand(len(lengths), -1)

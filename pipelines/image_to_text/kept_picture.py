@@ -65,7 +65,7 @@ def _draw_row(image: ImageTokens) -> Tensor:
     assert image.pixels is not None
     rows = int(image.row.max()) + 1
     columns = int(image.column.max()) + 1
-    states = torch.full((len(image.pixels), rows, columns), _ABSENT)
+    states = torch.full((len(image.pixels), rows, columns), _ABSENT, dtype=torch.int64)
     is_place = (image.row >= 0) & (image.column >= 0)
     at = tuple(values[is_place] for values in (image.view, image.row, image.column))
     states[at] = torch.where(image.kept[is_place], _KEPT, _DROPPED)
@@ -102,7 +102,7 @@ def _draw_view(pixels: Tensor, states: Tensor, cell: int, veil: float) -> Tensor
     state = states.repeat_interleave(cell, 0).repeat_interleave(cell, 1)
     grey = scaled.mean(0, keepdim=True).expand_as(scaled)
     drawn = scaled.where(state == _KEPT, (1 - _VEILED) * grey + _VEILED * veil)
-    drawn = drawn.where(state != _ABSENT, torch.tensor(float(_PAPER)))
+    drawn = drawn.where(state != _ABSENT, torch.tensor(float(_PAPER), dtype=torch.float32))
     return drawn.round().clamp(0, 255).byte().permute(1, 2, 0)
 
 

@@ -63,7 +63,10 @@ def _read_tiles(processor: Any, values: Tensor, tiles: int) -> Tensor:
     views = values[None] if values.ndim == 3 else values[:tiles]
     part = processor.image_processor
     if getattr(part, "do_normalize", True):
-        mean, std = (torch.tensor(v).view(1, -1, 1, 1) for v in (part.image_mean, part.image_std))
+        mean, std = (
+            torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1)
+            for v in (part.image_mean, part.image_std)
+        )
         views = views * std + mean
     if getattr(part, "do_rescale", True):
         views = views / float(getattr(part, "rescale_factor", 1 / 255))

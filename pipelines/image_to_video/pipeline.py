@@ -228,7 +228,7 @@ class ImageToVideo(Pipeline):
         with alone(model), torch.no_grad(), self._at_work():
             given = video.encode(frames)  # [f, h, w]
             rows = video.begin(prompt, given).expand(len(seeds), -1).to(model.device)
-            lengths = torch.full((len(seeds),), rows.shape[1], device=model.device)
+            lengths = rows.new_full((len(seeds),), rows.shape[1])
             plan = RowPlan(
                 prompt=Prompt(rows, lengths, layout=video.layout, n_shown=given.numel()),
                 length=(video.n_frames - len(given)) * video.layout.frame,

@@ -42,7 +42,7 @@ def split_heads(
     if n_next is None and n_kept == int(lengths.sum()) * counts.shape[1]:
         return n_kept
     most = counts.amax(0)
-    step = (most * _STEPS / most.max()).ceil()
+    step = ((most * _STEPS).float() / most.max()).ceil()
     parts = []
     for one in step.unique().flip(0):
         heads = (step == one).nonzero()[:, 0]

@@ -58,8 +58,6 @@ class KVCacheLayout:
             that passes write from then on; None: nothing was.
         packed: `[R]` int64, how many of a row's first entries layers hold in fewer bits: the
             memory of cache indices begins behind them, and is all allocated. None: nothing is.
-        product_dtypes: of the values that layers have cached: products inside a pass, whatever
-            autocast the model's own forward switches on.
     """
 
     def __init__(self, rows: int, max_length: int, reports_past_only: bool = False) -> None:
@@ -72,7 +70,6 @@ class KVCacheLayout:
         self.indices: Tensor | None = None
         self.dropped: Tensor | None = None
         self.packed: Tensor | None = None
-        self.product_dtypes: set[torch.dtype] = set()
 
     def to_index(self, positions: Tensor) -> Tensor:
         """Cache indices `[R, ...]` of new entries that would stand at `positions` `[R, ...]` if
@@ -444,7 +441,6 @@ class WindowLayer:
         if self.keys is None:
             self.keys = _allocate(self.layout, key_states)
             self.values = _allocate(self.layout, value_states)
-            self.layout.product_dtypes.add(value_states.dtype)
             self.is_initialized = True
 
     def get_seq_length(self) -> int:

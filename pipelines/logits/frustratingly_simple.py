@@ -89,7 +89,7 @@ class FrustratinglySimple(WindowRule):
             is_there = (columns >= back) & (last < size)
             follows = follows & is_there[..., None] & (before[:, None] == last[..., None])
             levels.append(follows)
-        penalty = torch.zeros(*columns.shape, size, device=tokens.device)
+        penalty = torch.zeros(*columns.shape, size, device=tokens.device, dtype=torch.float32)
         left = torch.ones_like(penalty)
         for back in range(self.n - 1, -1, -1):
             counts = self._count(levels[back], known, size)
@@ -105,5 +105,5 @@ class FrustratinglySimple(WindowRule):
     def _count(follows: Tensor, known: Tensor, size: int) -> Tensor:
         """How often each token stands where `follows` `[B, W, N]` says so: `[B, W, V]` float32."""
         ids = known[:, None].expand_as(follows)
-        counts = torch.zeros(*follows.shape[:2], size + 1, device=known.device)
+        counts = torch.zeros(*follows.shape[:2], size + 1, device=known.device, dtype=torch.float32)
         return counts.scatter_add_(-1, ids, follows.float())[..., :-1]

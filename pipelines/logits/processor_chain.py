@@ -124,8 +124,7 @@ class LogitsChain:
             generated = token_buffer[:, self._origin : self._origin + slot]
             ids = torch.cat([self._prompt, generated.to(self._prompt.device)], 1)
             entries = [slot - first[row] for row in rows]
-            device = token_buffer.device
-            at = (torch.tensor(rows, device=device), torch.tensor(entries, device=device))
+            at = token_buffer.new_tensor(rows), token_buffer.new_tensor(entries)
             current = scores[:, 0].clone()  # [B, V]; results of rows at other slots are not used
             current[at[0]] = scores[at]
             for processor in processors:

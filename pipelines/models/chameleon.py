@@ -90,7 +90,9 @@ class ChameleonImages(ImageModel):
         n_tokens = window.vocab_size
         layout = Grid(*decoder.grid, n_tokens, tokens=(0, len(ids)), row_end=closing)
         super().__init__(window, layout, size)
-        self._codes = torch.tensor([names.bpe2img[i] for i in ids], device=window.device)
+        self._codes = torch.tensor(
+            [names.bpe2img[i] for i in ids], device=window.device, dtype=torch.int64
+        )
 
     def encode(self, text: str) -> list[int]:
         """Ids of the prompt as a user message, and of the tokens before an image."""

@@ -228,7 +228,7 @@ class GlmImageImages(ImageModel):
         index = torch.arange(longest, device=ids.device)
         others = {
             "image_grid_thw": self._grids.to(ids.device).repeat(batch, 1),
-            "images_per_sample": torch.full((batch,), len(self._grids), device=ids.device),
+            "images_per_sample": ids.new_full((batch,), len(self._grids)),
         }
         mask = index >= longest - prompt.lengths[:, None]
         self.window.begin(make_positions(self.model, ids, mask, others))

@@ -252,11 +252,10 @@ class JanusImages(ImageModel):
     def make_prompt(self, encoded: Sequence[list[int]], guided: bool, negatives: Any) -> Prompt:
         """See `ImageModel.make_prompt`. The library builds the unconditional rows."""
         longest = max(map(len, encoded))
-        device = ready(self.model)
         padded = [[0] * (longest - len(row)) + row for row in encoded]
         real = [[0] * (longest - len(row)) + [1] * len(row) for row in encoded]
-        ids, mask = torch.tensor(padded, device=device), torch.tensor(real, device=device)
-        given = {"input_ids": ids, "attention_mask": mask}
+        ids = torch.tensor(padded, device=ready(self.model), dtype=torch.int64)
+        given = {"input_ids": ids, "attention_mask": ids.new_tensor(real)}
         options = {**given, "generation_mode": "image", "guidance_scale": _GUIDANCE}
         seen = prepare_image(self.model, (), options)  # any scale: the rows do not depend on it
         rows = slice(None if guided else len(encoded))

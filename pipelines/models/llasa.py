@@ -96,8 +96,8 @@ class LlasaSpeech:
     def render(self, tokens: Tensor, seed: int) -> Tensor:
         """See `SpeechModel.render`; the codec is deterministic."""
         codes = (tokens - self._first)[None, None]  # [1, 1, n]
-        sound = self.codec.decode(codes.to(ready(self.codec))).audio_values.flatten()
-        return sound.float().clamp(-1, 1).cpu()
+        sound: Tensor = self.codec.decode(codes.to(ready(self.codec))).audio_values.flatten()
+        return sound
 
 
 def load_llasa(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> LlasaSpeech:

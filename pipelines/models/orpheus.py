@@ -111,8 +111,8 @@ class OrpheusSpeech:
         device = ready(self.codec)
         codes = [frames[:, level].flatten()[None].to(device) for level in map(list, _LEVELS)]
         with self._noise.seeded(seed):
-            sound = self.codec.decode(codes).flatten()
-        return sound.float().clamp(-1, 1).cpu()
+            sound: Tensor = self.codec.decode(codes).flatten()
+        return sound
 
 
 def _find_reach(codec: Any, frame_samples: int) -> int | None:
@@ -225,6 +225,6 @@ def load_orpheus(
         wanted, found = ({k: v.shape for k, v in part.items()} for part in (outline, weights))
         check_shapes(wanted, found, file, weights_file, "codec")
         sound = SNAC(**config)
-        sound.load_state_dict(weights)
+        sound.load_state_dict(weights, assign=True)
     sound = sound.to(load_config.device).eval()
     return OrpheusSpeech(load_window(source, load_config), tokenizer, sound)

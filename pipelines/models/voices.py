@@ -141,7 +141,8 @@ class VoicesSpeech:
     def render(self, tokens: Tensor, seed: int) -> Tensor:
         """See `SpeechModel.render`; the codec is deterministic."""
         codes = (tokens - self._first)[None].to(ready(self.codec))
-        return self.codec.decode(codes)[0].float().clamp(-1, 1).cpu()
+        sound: Tensor = self.codec.decode(codes)[0]
+        return sound
 
 
 def load_voices(source: Path, tokenizer: Any, codec: Path, load_config: LoadConfig) -> VoicesSpeech:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from statistics import median
 from tempfile import TemporaryFile
@@ -29,6 +30,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mmaccel.checks import show
 from mmaccel.errors import UnsupportedModelError
@@ -177,10 +179,13 @@ class CompiledRun:
         shape = hidden.shape[0], 1 << (hidden.shape[1] - 1).bit_length()
         call = self._chosen.get(shape)
         if call is None:
-            call = self._chosen[shape] = self._passes.choose(self._mode, shape, given)
+            with _disable_current_modes():  # under which nothing is compiled
+                call = self._chosen[shape] = self._passes.choose(self._mode, shape, given)
+        is_plain = call is self._passes.plain
         began = time.perf_counter()
-        states = call(*given)
-        if call is self._passes.plain:
+        with nullcontext() if is_plain else _disable_current_modes():
+            states = call(*given)
+        if is_plain:
             self._passes.add_seconds(shape, time.perf_counter() - began)
         else:
             self.ran = True

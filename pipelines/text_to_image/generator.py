@@ -92,7 +92,7 @@ class ImageGenerator:
         stats = self.run_all(requests, settings, keep, rows, on_step, encoded=encoded)
         done = [made[k] for k in range(len(requests))]
         tokens = torch.stack([each.tokens for each in done])
-        passes = torch.tensor([each.passes for each in done], device=tokens.device)
+        passes = tokens.new_tensor([each.passes for each in done])
         prompts = [request.prompt for request in requests]
         return ImageOutput([each.image for each in done], tokens, passes, stats, prompts)
 

@@ -202,8 +202,8 @@ def stack_rows(
     """
     longest = max(map(len, rows))
     padded = [[*row, *[pad] * (longest - len(row))] for row in rows]  # [R, T]
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return Prompt(torch.tensor(padded, device=device), lengths, branches, layout=layout)
+    lengths = torch.tensor([len(row) for row in rows], device=device, dtype=torch.int64)
+    return Prompt(lengths.new_tensor(padded), lengths, branches, layout=layout)
 
 
 @dataclass(frozen=True)

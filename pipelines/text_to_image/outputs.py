@@ -13,6 +13,7 @@ from mmaccel.checks import check_length, show
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, ShortRepr, Stats, add_stats
 from mmaccel.samplers.noise import check_seed
+from mmaccel.tokenizers_vq.decoded import limit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -111,7 +112,7 @@ def to_images(pixels: Tensor) -> list[Image]:
     """Pixels `[B, 3, H, W]` float in 0..1 to B PIL images, 8 bits a channel, rounded."""
     from PIL import Image
 
-    values = pixels.mul(255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    values = limit(pixels).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
     return [Image.fromarray(image) for image in values]
 
 

@@ -436,7 +436,7 @@ def finish_utterance(
         plan.texts[owner],
         plan.voice,
         seed,
-        torch.zeros(0, device="cpu") if sound is None else sound,
+        torch.zeros(0, device="cpu", dtype=torch.float32) if sound is None else sound,
         speech.sample_rate,
         tokens.cpu(),
         row.passes,

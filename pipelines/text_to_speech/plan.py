@@ -91,8 +91,8 @@ def make_plan(
     return SpeechPlan(
         length=count_slots(speech, max(map(len, rows)), max_seconds),
         max_num_seqs=pick_max_num_seqs(batch_size, len(rows)),
-        noise=Noise.from_seed(seed, len(texts), device).rows(torch.tensor(owners, device=device)),
-        prompt=replace(prompt, stop_tokens=torch.tensor(layout.ends, device=device)),
+        noise=Noise.from_seed(seed, len(texts), device).rows(prompt.tokens.new_tensor(owners)),
+        prompt=replace(prompt, stop_tokens=prompt.tokens.new_tensor(layout.ends)),
         params=chosen,
         texts=list(texts),
         owners=owners,

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import FinishedRow
-from mmaccel.errors import NumericsError
 from mmaccel.pipelines.text_to_speech.plan import SpeechPlan, take_codes
 from mmaccel.pipelines.text_to_speech.types import SpeechChunk, SpeechModel, Utterance
 from mmaccel.results import Progress, Stats
 from mmaccel.samplers.checks import check_limit
+from mmaccel.tokenizers_vq.decoded import limit
 
 
 class ChunkSender:
@@ -93,7 +93,7 @@ class RowSound:
             is_whole: whether no further token comes.
 
         Raises:
-            NumericsError: the codec returned NaN.
+            NumericsError: the codec returned NaN or infinity.
         """
         codes, _ = take_codes(tokens, self._speech.layout, self._length)
         n_frames = len(codes) // self._speech.layout.columns
@@ -126,7 +126,11 @@ class RowSound:
 
     def join(self) -> Tensor:
         """All sound that was sent, `[samples]`."""
-        return torch.cat(self._parts) if self._parts else torch.zeros(0, device="cpu")
+        return (
+            torch.cat(self._parts)
+            if self._parts
+            else torch.zeros(0, device="cpu", dtype=torch.float32)
+        )
 
 
 class RunningSound:
@@ -183,22 +187,8 @@ class RunningSound:
 
 
 def check_sound(sound: Tensor, number: int) -> Tensor:
-    """Refuse sound that is no number.
-
-    Args:
-        sound: of a codec.
-        number: of the row.
-
-    Raises:
-        NumericsError: it has NaN.
-    """
-    if bool(sound.isnan().any()):
-        raise NumericsError(
-            "waveform: expected samples in -1..1, received NaN from the codec; "
-            "copy its weights again",
-            (number,),
-        )
-    return sound
+    """The sound of a codec for the row of a number, float32 in -1..1, on the CPU; see `limit`."""
+    return limit(sound.float(), -1, "waveform: expected samples", number).cpu()
 
 
 @dataclass

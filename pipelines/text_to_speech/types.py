@@ -78,7 +78,7 @@ class SpeechModel(Protocol):
             seed: of the utterance, for codecs that draw random numbers.
 
         Returns:
-            `[n / columns * frame_samples]` float32 in -1..1, on the CPU.
+            `[n / columns * frame_samples]` floats in about -1..1.
         """
 
 

@@ -112,7 +112,7 @@ def shorten_mask(mask: Tensor | None, order: Tensor, is_real: Tensor) -> Tensor 
         hidden = hidden | (~mask if mask.dtype == torch.bool else mask <= HIDDEN)
     # the diagonal stays, so that padding has no NaN
     hidden = hidden & ~torch.eye(width, dtype=torch.bool, device=order.device)
-    made = torch.zeros(hidden.shape, device=order.device)
+    made = torch.zeros(hidden.shape, device=order.device, dtype=torch.float32)
     return made.masked_fill_(hidden, torch.finfo(torch.float32).min / 4)
 
 

@@ -319,7 +319,9 @@ class EncoderReduction(TowerReduction):
                     'features="auto"'
                 )
             else:
-                ones = torch.ones(len(visual.features), device=visual.features.device)
+                ones = torch.ones(
+                    len(visual.features), device=visual.features.device, dtype=torch.float32
+                )
                 found.append((ones.bool(), ones))
         return found
 
@@ -329,7 +331,9 @@ class EncoderReduction(TowerReduction):
             pixels = given["pixel_values"] if "pixel_values" in given else args[0]
             modality = self._modalities[len(self.runs)]
             rows, parts = find_rows(self._model, self._inputs, modality, len(pixels))
-            seeds = torch.tensor(find_seeds(rows, self._seeds), device=pixels.device)
+            seeds = torch.tensor(
+                find_seeds(rows, self._seeds), device=pixels.device, dtype=torch.int64
+            )
             self._run = self.runs[modality] = TowerRun(seeds, self._n_special, parts)
 
     def _attend(self) -> Any:
@@ -451,7 +455,7 @@ def find_rows(
     """
     ids = inputs.get("input_ids")
     if ids is None:
-        ids = torch.zeros(1, 0)
+        ids = torch.zeros(1, 0, dtype=torch.int64)
     left = (ids == find_placeholder(model, modality)).sum(1).tolist()
     found = list[int]()
     row = 0

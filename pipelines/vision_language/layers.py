@@ -111,7 +111,9 @@ class DecoderLayers:
         self._layers = list(call.model.get_decoder().layers)
         self.before = method.layers_in(len(self._layers))
         self.mask, self.is_visual = find_columns(call)
-        self._seeds = torch.tensor([seed % 2**63 for seed in seeds], device=self.mask.device)
+        self._seeds = torch.tensor(
+            [seed % 2**63 for seed in seeds], device=self.mask.device, dtype=torch.int64
+        )
         self._noted = NotedLayers(frozenset())
         offers = {"revival": method.revives, "restart": method.restarts}
         self._offers = tuple(name for name, does in offers.items() if does)

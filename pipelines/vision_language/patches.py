@@ -90,7 +90,7 @@ class PrunedRows(EncoderReduction):
         super().__init__(model, method, inputs, seeds)
         self._before = (0,)
         self._unit = find_unit(model)
-        self._pixels = torch.zeros(0)
+        self._pixels = torch.zeros(0, dtype=torch.float32)
         self._targets: dict[str, Tensor] = {}  # [R, U] int64, by modality
 
     def find_left(
@@ -113,7 +113,12 @@ class PrunedRows(EncoderReduction):
         for visual, place in zip(visuals, places, strict=True):
             index = torch.arange(len(visual.features), device=target.device)
             if not is_joined and not place.tiles:  # pooled or resized after the tower
-                found.append((torch.ones_like(index, dtype=torch.bool), torch.ones(len(index))))
+                found.append(
+                    (
+                        torch.ones_like(index, dtype=torch.bool),
+                        torch.ones(len(index), dtype=torch.float32),
+                    )
+                )
                 continue
             source = (index if is_joined else place.source).to(target.device)
             row = sum(parts[: visual.index]) + source.clamp(0).div(n, rounding_mode="floor")
@@ -130,7 +135,7 @@ class PrunedRows(EncoderReduction):
 
     def _end(self, tower: Any, args: Any, output: Any) -> None:
         super()._end(tower, args, output)
-        self._pixels = torch.zeros(0)
+        self._pixels = torch.zeros(0, dtype=torch.float32)
 
     def _plan(self, run: TowerRun, index: int, patches: ChosenColumns, x: Tensor) -> Plan:
         """The plan of the tower's patches that follows from the one of features."""
@@ -261,7 +266,7 @@ class PrunedPack(TowerReduction):
         features = pixels.reshape(len(pixels) // unit**2, -1)
         parts = features.split((grids.prod(1) // unit**2).tolist())
         x = pad_sequence(list(parts), batch_first=True)  # [B, U, P]
-        lengths = torch.tensor([len(part) for part in parts], device=x.device)
+        lengths = torch.tensor([len(part) for part in parts], device=x.device, dtype=torch.int64)
         where = torch.arange(x.shape[1], device=x.device)
         columns = (grids[:, 2:] // unit).to(x.device)
         inside = where % (grids[:, 1:2] // unit * (grids[:, 2:] // unit)).to(x.device)

@@ -114,7 +114,7 @@ class PixelReduction(TowerReduction):
         self._unit = find_unit(model)
         self._full: tuple[int, int] = (0, 0)  # of a row's features
         self._small: tuple[int, int] = (0, 0)
-        self._grids = torch.zeros(0, 3)
+        self._grids = torch.zeros(0, 3, dtype=torch.float32)
 
     def hook(self) -> Sequence[Any]:
         """See `TowerReduction.hook`."""
@@ -208,7 +208,7 @@ class PixelReduction(TowerReduction):
 
     def _shrink_packed(self, _tower: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         """Patches `[sum of t * h * w, C * F * P * P]` of images, made smaller, with their grids."""
-        self._grids = torch.zeros(0, 3)
+        self._grids = torch.zeros(0, 3, dtype=torch.float32)
         if self._is_paused:
             return None
         self.ran = True

@@ -322,7 +322,9 @@ def open_context(
         for name in ("source", "group", "row", "column")
     }
     x = pad_sequence([visual.features for visual in visuals], batch_first=True)
-    lengths = torch.tensor([len(visual.features) for visual in visuals], device=x.device)
+    lengths = torch.tensor(
+        [len(visual.features) for visual in visuals], device=x.device, dtype=torch.int64
+    )
     valid = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
     is_tiled = model.config.model_type in _TILED and visuals[0].modality == "image"
     valid &= stack["source"] >= 0
@@ -338,7 +340,9 @@ def open_context(
         tower = TowerTokens(record, places, order, stack["source"], has_class_token(model))
         options = {"keys": tower.keys, "attention": tower.attention, "queries": tower.queries}
     if is_tiled and has_grid:
-        options["tile_grid"] = torch.tensor([p.tile_grid for p in places], device=x.device)
+        options["tile_grid"] = torch.tensor(
+            [p.tile_grid for p in places], device=x.device, dtype=torch.int64
+        )
     return make_context(
         x,
         valid,
@@ -361,7 +365,7 @@ def read_text(call: GenerateCall, visuals: Sequence[Visual]) -> Text:
         visuals: images, or videos, of it.
     """
     ids = call.ids
-    rows = torch.tensor([visual.row for visual in visuals], device=ids.device)
+    rows = ids.new_tensor([visual.row for visual in visuals])
     is_text = call.mask[:, -ids.shape[1] :]
     for placeholder in find_placeholders(call.model):
         is_text = is_text & (ids != placeholder)

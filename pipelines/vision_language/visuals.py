@@ -85,7 +85,7 @@ def find_columns(call: GenerateCall) -> tuple[Tensor, Tensor]:
     ids = call.ids.to(device)
     mask = call.mask.to(device)
     marks = [find_placeholder(call.model, name) for name in call.others["mm_encoder_outputs"]]
-    return mask, torch.isin(ids, torch.tensor(marks, device=device)) & mask
+    return mask, torch.isin(ids, torch.tensor(marks, device=device, dtype=torch.int64)) & mask
 
 
 def find_placeholder(model: Any, modality: str) -> int:

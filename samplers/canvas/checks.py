@@ -174,10 +174,12 @@ def check_leaks(model: Denoiser, rows: int) -> None:
     low = [i for i in range(min(model.vocab_size, _LOW)) if i != mask]
     if model.is_self_checked or later < 1 or not low:
         return
-    head = torch.tensor([low[k % len(low)] for k in range(block)], device="cpu")
+    head = torch.tensor([low[k % len(low)] for k in range(block)], device="cpu", dtype=torch.int64)
     if mask is not None:
         head[::2] = mask  # some models return committed tokens unchanged, whatever they see
-    blank = torch.full((rows, later), low[0] if mask is None else mask, device="cpu")
+    blank = torch.full(
+        (rows, later), low[0] if mask is None else mask, device="cpu", dtype=torch.int64
+    )
     wanted = _first_block(model, head, blank)
     ids = is_possible(wanted).any(0).any(0).nonzero()[:, 0].cpu()  # no padding of the vocabulary
     ids = ids if mask is None else ids[ids != mask]

@@ -189,7 +189,7 @@ class NoisyRank:
         scale = torch.full_like(probability, self.choice)
         if self.steps is not None:
             done = self.state.block_passes[:, None] + 1
-            scale = scale * (1 - done / self.steps).clamp(min=0)
+            scale = scale * (1 - done.float() / self.steps).clamp(min=0)
         run = self.state.run
         step = run.bound.row_passes + 1
         noise = run.noise.gumbel(predictions.slots, 1, Stream.CHOICE, step)[..., 0]

@@ -7,14 +7,13 @@ keeps what the plan needs to know of each row: what was written last, and when.
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
-from mmaccel.samplers.arithmetic import ProductFormats, find_arithmetic
+from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.canvas.cache_plan import CachePlan
 from mmaccel.samplers.canvas.layout import Columns, ColumnSets
 from mmaccel.samplers.canvas.predictions import SlotPredictions, read_logits
@@ -34,8 +33,7 @@ class ModelPass:
     Attributes:
         by_entry: whether passes are laid out as entries; see `mmaccel.samplers.canvas.layout`.
         live: `[n]` int64, rows that the next pass computes; None: all.
-        arithmetic: number format of the last pass; empty before the first.
-        products: what the first pass computed products in, where no cache shows it.
+        formats: what passes are computed in.
         seconds: spent in the model.
         n_prefilled: entries of prompts that a pass of their own has processed.
     """
@@ -55,8 +53,7 @@ class ModelPass:
         self.model, self.params, self.cache = model, params, cache
         self._layout = prompt.layout
         self.seconds = 0.0
-        self.arithmetic = ""
-        self.products = ProductFormats()
+        self.formats = PassFormats(model)
         self.live: Tensor | None = None
         self._index = torch.arange(width, device=canvas.tokens.device)
         self._noise = {1: noise}
@@ -88,7 +85,8 @@ class ModelPass:
         sets = ColumnSets(computed, written=computed, visible=computed)
         began = time.perf_counter()
         entries = columns.as_entries(self.model_tokens(canvas)[None], sets, canvas.start[:, None])
-        self.model.prefill(replace(entries, start=columns.pad, lengths=lengths))
+        with as_called():
+            self.model.prefill(replace(entries, start=columns.pad, lengths=lengths))
         self.seconds += time.perf_counter() - began
         self._first_unwritten = base
         return int(lengths.sum())
@@ -117,7 +115,7 @@ class ModelPass:
         self.live = None
         if not self.by_entry and self.model.any_rows and not all(is_live) and any(is_live):
             rows = [row for row, is_one in enumerate(is_live) if is_one]
-            self.live = torch.tensor(rows, device=self._index.device)
+            self.live = self._index.new_tensor(rows)
 
     def begin_blocks(self, is_new: Tensor) -> None:
         """Take note of rows `[B]` bool whose active block is new."""
@@ -162,17 +160,13 @@ class ModelPass:
         own = slots[: tokens.shape[1]]  # the active block is the same in all copies
         began = time.perf_counter()
         entries, n_entries = self.plan(canvas, tokens, own)
-        with self.watched():
+        with self.formats.passing():
             if self.by_entry:
                 logits = self.columns.logits_as_rows(self.model.forward(entries), copies)
             else:
                 logits = forward_live(self.model, entries, self.live, tokens.shape[1])
         self.seconds += time.perf_counter() - began
         return self.predict(logits, canvas, slots, is_open, copies), n_entries
-
-    def watched(self) -> AbstractContextManager[object]:
-        """Around a call of the model: collects `products` in the first pass."""
-        return nullcontext() if self.arithmetic else self.products
 
     def model_tokens(self, canvas: Canvas) -> Tensor:
         """The canvas that the model receives, `[K * B, L]`. Open slots of a model of uniform
@@ -237,7 +231,7 @@ class ModelPass:
         self, logits: Tensor, canvas: Canvas, slots: Tensor, is_open: Tensor, copies: int
     ) -> SlotPredictions:
         """The predictions of a pass from its logits `[G * K * B, Q, V]`."""
-        self.arithmetic = find_arithmetic(self.model, logits, self.products.found)
+        self.formats.note(logits)
         return read_logits(
             logits,
             self.columns.branches,

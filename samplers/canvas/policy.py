@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from mmaccel.checks import check_callable, check_fields, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
 from mmaccel.samplers.canvas.checks import check_block
 from mmaccel.samplers.canvas.early_end import ConvergedBlock, EosThreshold, check_ends
@@ -48,6 +49,7 @@ class RunPolicy(CanvasPolicy):
         check_fields(self)
         object.__setattr__(self, "cache", as_plan(self.cache))
 
+    @own_arithmetic()
     def sample(
         self,
         model: Denoiser,

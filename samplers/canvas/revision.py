@@ -155,7 +155,9 @@ class RedoReviser:
         self._run, self._least = run, least
         self._start = torch.full_like(run.canvas.start, -1)
         self._is_redoing = torch.zeros_like(run.canvas.stays_in_block)
-        self._confidence = torch.ones(run.canvas.tokens.shape, device=self._start.device)
+        self._confidence = torch.ones(
+            run.canvas.tokens.shape, device=self._start.device, dtype=torch.float32
+        )
 
     def restart(self, batch_slots: Tensor) -> None:
         """See `Reviser`: the next block counts as new."""
@@ -242,7 +244,7 @@ class ShadowPass(ModelPass):
         entries, n_entries = self.plan(canvas, self.model_tokens(canvas)[None], slots)
         assert canvas.mask_token is not None
         entries = with_shadows(entries, self.columns, checked, canvas.mask_token)
-        with self.watched():
+        with self.formats.passing():
             own, shadows = self.model.forward(entries).chunk(2, 1)
         self.seconds += time.perf_counter() - began
         predictions = self.predict(own, canvas, slots, is_open, copies)

@@ -120,7 +120,9 @@ class CanvasRun:
         self._blank = partial(blank_canvas, length, model.mask_token, block, own is not None)
         self.canvas = self._blank(prompt)
         if self.scheduler is not None:  # a batch slot may wait for its first row
-            is_open = torch.tensor(self.scheduler.is_open, device=prompt.tokens.device)
+            is_open = torch.tensor(
+                self.scheduler.is_open, device=prompt.tokens.device, dtype=torch.bool
+            )
             self.canvas.cut(self.canvas.limit * is_open)
             self.canvas.update_blocks()
         self.bound = DivergenceBound(prompt.batch, prompt.tokens.device)
@@ -180,7 +182,7 @@ class CanvasRun:
             taken = scheduler.admit([k for k, is_one in enumerate(scheduler.is_open) if not is_one])
             if not taken:
                 return is_live
-            self._restart(torch.tensor(taken, device=self.canvas.tokens.device), scheduler)
+            self._restart(self.canvas.tokens.new_tensor(taken), scheduler)
             if scheduler.is_endless:
                 self.bound.forget([k for k, is_one in enumerate(scheduler.is_open) if is_one])
             is_live = self.canvas.is_live.tolist()
@@ -293,7 +295,7 @@ class CanvasRun:
         if self.scheduler is not None:
             tokens, lengths, passes = self._of_all_rows(self.scheduler, tokens, lengths, passes)
         self.stats.positions += self.model_pass.n_prefilled
-        self.stats.use_dtype(self.model_pass.arithmetic)
+        self.stats.use_dtype(self.model_pass.formats.name)
         self.stats.forward_seconds = self.model_pass.seconds
         self.stats.seconds = time.perf_counter() - self._began
         return Generation(tokens, lengths, passes, self.stats)

@@ -66,9 +66,9 @@ class Canvas:
         device = prompt.tokens.device
         self.length, self.mask_token = length, mask_token
         self._blank = 0 if mask_token is None else mask_token
-        self.tokens = torch.full((batch, length), self._blank, device=device)
+        self.tokens = torch.full((batch, length), self._blank, device=device, dtype=torch.int64)
         self.is_committed = torch.zeros(batch, length, dtype=torch.bool, device=device)
-        self.limit = torch.full((batch,), length, device=device)
+        self.limit = torch.full((batch,), length, device=device, dtype=torch.int64)
         self.stop_tokens = prompt.stop_tokens
         self.slots = torch.arange(length, device=device)
         self._block, self._offset = block, offset

@@ -83,7 +83,13 @@ class Coarse(DraftSource):
         """Load once for each model, and again when the weights' file has changed."""
         output = model.output_matrix()
         file = Path(self.folder) / WEIGHTS
-        key = (self, output.data_ptr(), output.device, file.is_file() and file.stat().st_mtime_ns)
+        key = (
+            self,
+            output.data_ptr(),
+            output.dtype,
+            output.device,
+            file.is_file() and file.stat().st_mtime_ns,
+        )
         opened = opened_for(model)
         if key not in opened:
             for old in [key for key in opened if isinstance(key[0], Coarse)]:

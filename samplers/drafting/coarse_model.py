@@ -76,7 +76,7 @@ class CoarseConfig:
 
         Without rows a neighbour may lie before slot 0, in the prompt.
         """
-        frames, rows, columns = torch.tensor(self.neighbours, device=slots.device).unbind(1)
+        frames, rows, columns = slots.new_tensor(self.neighbours).unbind(1)
         slots = slots[..., None]
         found = slots - frames * self.frame - rows * self.columns + columns
         if not self.columns:
@@ -207,7 +207,7 @@ class CoarseModel(nn.Module):
 
 def make_fingerprint(output: Tensor) -> list[float]:
     """Eight numbers by which a model's output matrix `[V, D]` is recognised in any dtype."""
-    index = torch.linspace(0, len(output) - 1, 8).long().to(output.device)
+    index = torch.linspace(0, len(output) - 1, 8, dtype=torch.float32).long().to(output.device)
     return [round(x, 6) for x in output[index].float().abs().mean(1).tolist()]
 
 
@@ -293,7 +293,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
             "model"
         )
     with torch.device("meta"):
-        model = CoarseModel(config, torch.empty(shape))
+        model = CoarseModel(config, torch.empty(shape, dtype=torch.float32))
     wanted = {name: value.shape for name, value in model.state_dict().items()}
     try:
         weights = {name: value.float() for name, value in load_file(folder / WEIGHTS).items()}
@@ -311,7 +311,7 @@ def load_coarse(folder: str | Path, output: Tensor) -> CoarseModel:
                 f"in {name}; copy the file again, or train with a smaller learning rate"
             )
     model = CoarseModel(config, output)
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, assign=True)
     return model.to(output.device).eval().requires_grad_(False)
 
 

@@ -97,7 +97,7 @@ def _sweep(
     temperature = run.params.temperature
     recorded = None
     if p_draft is not None:
-        p_draft, recorded = p_draft.clone(), torch.empty(p_draft.shape[1:])
+        p_draft, recorded = p_draft.clone(), torch.empty(p_draft.shape[1:], dtype=torch.float32)
     held = coarse.state
     opened = coarse.opened
     seen = held.neighbours.get().numpy()
@@ -167,7 +167,7 @@ def _redraft_in_rounds(
     found = _list_windows(coarse, run, rows, table, noise)
     if not found:
         return drafts, p_draft
-    numbers = torch.tensor([*found])
+    numbers = torch.tensor([*found], dtype=torch.int64)
     scale = 1.0 / (temperature or 1.0)
     made = opened.rounds_on_rows.redraft(
         [*found.values()],
@@ -195,7 +195,9 @@ def _redraft_in_rounds(
         return drafts, p_draft
     scores = torch.from_numpy(made.scores)
     if allowed is not None:
-        widths = torch.tensor([window.width - window.moved for window in found.values()])
+        widths = torch.tensor(
+            [window.width - window.moved for window in found.values()], dtype=torch.int64
+        )
         is_new = (at >= widths[torch.from_numpy(made.rows)])[:, None]
         scores = scores.masked_fill(is_new & ~allowed[at_rows, at], _NEVER)
     p_draft[at_rows, at] = scores.softmax(-1)

@@ -26,6 +26,7 @@ from mmaccel.checks import show, within
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw, one_hot
+from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 from mmaccel.samplers.prompt_chunks import prefill_together
@@ -126,6 +127,7 @@ class ModelDrafter(Drafter):
     next_slot: Held
     judge: LengthJudge | None = None
 
+    @as_called()
     def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token, or leave it to a scheduler that
         lets prompts be processed in chunks.
@@ -152,7 +154,7 @@ class ModelDrafter(Drafter):
         unread = self.unread(run)
         work = buffer.tokens.clone()  # the token buffer with the drafts so far
         is_predicted = buffer.is_predicted()
-        empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device)
+        empty = torch.zeros(len(work), 0, run.vocab_size, device=work.device, dtype=torch.float32)
         probabilities = [empty]  # of each draft, [B, 1, V]
         confidences = empty[:, :, 0]  # [B, k], of those made so far
         goes_on = ~run.rows.ended
@@ -205,7 +207,8 @@ class ModelDrafter(Drafter):
         last = buffer.model_inputs(buffer.columns[:, :1] - 1, buffer.tokens)  # [R, 1]
         entries = torch.cat([last, tokens[:, 1:].repeat(branches, 1)], 1)
         start = (lengths - 1 + buffer.n_generated.repeat(branches)).clamp(min=0)
-        logits = self.model.forward(Pass(entries, start, parents=parents.repeat(branches, 1)))
+        with as_called():
+            logits = self.model.forward(Pass(entries, start, parents=parents.repeat(branches, 1)))
         run.stats.draft_passes += 1
         slots = buffer.slots[:, :1] + depths
         columns = slots + buffer.origin
@@ -257,8 +260,7 @@ class ModelDrafter(Drafter):
         back = 1 + unread[:, None] - torch.arange(width, device=lengths.device)  # [B, width]
         columns = (buffer.columns[:, k : k + 1] - back).clamp(min=0)
         start = (lengths - 1 + (buffer.n_generated + k - unread).repeat(branches)).clamp(min=0)
-        logits = self.model.forward(
-            Pass(buffer.model_inputs(columns, work), start)
-        )  # [R, width, V]
+        with as_called():  # [R, width, V]
+            logits = self.model.forward(Pass(buffer.model_inputs(columns, work), start))
         at = unread.repeat(branches)[:, None, None].expand(-1, 1, logits.shape[-1])
         return logits.gather(1, at)

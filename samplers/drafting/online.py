@@ -103,7 +103,7 @@ def _open_weights(model: StateModel, layout: Layout | None, length: int) -> Open
     output = model.output_matrix()
     opened = opened_for(model)
     grid = None if layout is None else (layout.columns, layout.frame, length > layout.frame)
-    key = (Online.name, output.data_ptr(), output.device, grid)
+    key = (Online.name, output.data_ptr(), output.dtype, output.device, grid)
     if key not in opened:
         opened[key] = OpenedCoarse(OnlineModel(output, layout, length))
     return opened[key]
@@ -174,7 +174,7 @@ class OnlineModel:
 
     def gate(self, distances: Tensor) -> Tensor:
         """Ones, which no draft depends on."""
-        return torch.ones(*distances.shape, 1, device=distances.device)
+        return torch.ones(*distances.shape, 1, device=distances.device, dtype=torch.float32)
 
     def learn(self, seen: Tensor, now: Tensor, states_seen: Tensor, states: Tensor) -> None:
         """Add n slots which a pass evaluated, and the pass before it.

@@ -32,7 +32,9 @@ class Random(DraftSource):
 def uniform_scores(frontier: Frontier) -> Tensor:
     """Scores `[B, 1 or K, V]`: 0 for tokens that may stand in a slot, -inf for others."""
     allowed = frontier.layout.allowed(frontier.slots) if frontier.layout is not None else None
-    scores = torch.zeros(frontier.vocab_size, device=frontier.token_buffer.device)
+    scores = torch.zeros(
+        frontier.vocab_size, device=frontier.token_buffer.device, dtype=torch.float32
+    )
     if frontier.impossible is not None:
         scores.index_fill_(0, frontier.impossible.to(scores.device), float("-inf"))
     if allowed is not None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from mmaccel.contracts import Method, Pass, check_method
 from mmaccel.errors import OptionError
+from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.in_turn import draft_in_turn
 
@@ -75,7 +76,8 @@ class SelfDrafter(Drafter):
             start = prompt.lengths - 1 + (buffer.n_generated + k).repeat(prompt.branches)
             entry = Pass(buffer.model_inputs(before, work), start.clamp(min=0))
             run.stats.draft_passes += 1
-            return run.model.forward_draft(entry, k)
+            with as_called():
+                return run.model.forward_draft(entry, k)
 
         return draft_in_turn(run, find_logits)
 

@@ -100,7 +100,7 @@ def read_ids(ids: object, vocab_size: int, option: str = "ids") -> Tensor:
             f"{option}: expected different ids, received {len(given)} of which "
             f"{len(set(given))} differ; name each once"
         )
-    return torch.tensor(given)
+    return torch.tensor(given, dtype=torch.int64)
 
 
 def _read_file(file: Path, option: str) -> list[int]:

@@ -95,7 +95,7 @@ class AcousticGroups(WindowPolicy):
                 f"{remedy}take GroupedSpeculative()"
             )
         is_code = find_codes(prompt, model.vocab_size)
-        ramp = torch.linspace(1, 2, len(vectors), device=vectors.device)
+        ramp = torch.linspace(1, 2, len(vectors), device=vectors.device, dtype=torch.float32)
         content = ramp @ vectors.detach().float().nan_to_num()  # weights may change in place
         asked = (self.vectors, self.radius, is_code.device)
         key = (*asked, *(part.cpu().numpy().tobytes() for part in (is_code, content)))

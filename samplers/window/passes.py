@@ -10,12 +10,12 @@ from torch import OutOfMemoryError, Tensor
 
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.results import Stats
+from mmaccel.samplers.arithmetic import PassFormats, as_called
 from mmaccel.samplers.drafting.contract import Drafter, PassPath, PassScores
 from mmaccel.samplers.prompt_chunks import count_prompts, prefill_together
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.recorder import StepRecorder
 from mmaccel.samplers.window.rows import RunRows
-from mmaccel.samplers.window.run_graphs import RunGraphs
 from mmaccel.samplers.window.step_runner import Once, StepRunner
 from mmaccel.samplers.window.step_state import Held
 
@@ -32,6 +32,7 @@ class ModelCalls:
     Attributes:
         recorder: the model's `StepRecorder`; None without one.
         is_recorded: whether passes record anything.
+        formats: what passes are computed in.
         has_own_prompt: whether the model itself has processed the prompt.
         n_behind: entries of all rows that the last pass had beside its window.
     """
@@ -40,6 +41,7 @@ class ModelCalls:
         self.model = model
         self.recorder: StepRecorder | None = model.recorder
         self.is_recorded = self.recorder is not None and self.recorder.is_active
+        self.formats = PassFormats(model)
         self.has_own_prompt = False
         self.n_behind = 0
         self._has_chunks = False  # whether prompts are processed in chunks
@@ -70,6 +72,7 @@ class ModelCalls:
         # here, as the handler still refers to the tensors of the failed pass
         self._begin(tokens, lengths, positions, short_prompt)
 
+    @as_called()
     def _begin(
         self,
         tokens: Tensor | None,
@@ -117,7 +120,9 @@ class ModelCalls:
         """Raw logits `[R, W, V]` of a pass."""
         began = time.perf_counter()
         self.n_behind = 0
-        logits = self.model.forward(entries).detach()
+        with self.formats.passing():
+            logits = self.model.forward(entries).detach()
+        self.formats.note(logits)
         self._stats.forward_seconds += time.perf_counter() - began
         return logits
 
@@ -190,7 +195,6 @@ class ScorePasses:
         params: sampling parameters.
         drafter: of the run, which may read scores.
         last_scores: `[B, V]`, scores of the right-most slot, for the next pass.
-        graphs: of the run, which keep the number format of the passes.
 
     Attributes:
         peak: `[B, W]`, the largest score of every slot of the last pass after all filters.
@@ -207,14 +211,12 @@ class ScorePasses:
         *,
         drafter: Drafter,
         last_scores: Held,
-        graphs: RunGraphs,
     ) -> None:
         self.params = params
         self.last_scores = last_scores
         self.reads_last = drafter.source.reads_last_scores
         self._calls = calls
         self._rows = rows
-        self._graphs = graphs
         self._is_observed = drafter.source.reads_scores
 
     def logits(self) -> Tensor:
@@ -224,7 +226,6 @@ class ScorePasses:
         """
         inputs = self._rows.take_inputs()
         logits = self._calls.forward(Pass(inputs.tokens, inputs.start))
-        self._graphs.keep_arithmetic(self._calls.model, logits)
         if self._calls.is_recorded:
             self._calls.record("logits", logits[: self._rows.prompt.batch])
         return logits
@@ -258,7 +259,6 @@ class ScorePasses:
         logits = self._calls.forward(
             Pass(entries, inputs.start, parents=parents.repeat(branches, 1))
         )
-        self._graphs.keep_arithmetic(self._calls.model, logits)
         self._calls.n_behind = behind.numel()
         processed = self.params.to_processed_scores(
             logits, branches, buffer.tokens, slots + buffer.origin, slots, prompt.layout

@@ -9,6 +9,7 @@ from mmaccel.checks import check_fields
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts, find_source, parse_source
 from mmaccel.samplers.noise import Noise
@@ -79,6 +80,7 @@ class WindowPolicy:
         assert found is not None, "checked when the policy was made"
         return found
 
+    @own_arithmetic()
     def sample(
         self,
         model: TokenModel,

@@ -94,7 +94,7 @@ class RollingNoise:
         room = widest + min(max(widest, 16), _AHEAD // vocab_size)
         self._noise, self._vocab_size, self._length = noise, vocab_size, length
         device = noise.seeds.device
-        self._values = torch.empty(rows, room, vocab_size, device=device)
+        self._values = torch.empty(rows, room, vocab_size, device=device, dtype=torch.float32)
         self._made = [range(0)] * rows  # slots of each row whose noise stands in `_values`
 
     def take(self, slots: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class RollingNoise:
         n_kept = made.stop - first if first in made else 0
         if n_kept:
             values[:n_kept] = values[first - made.start : len(made)].clone()
-        noise = self._noise.rows(torch.tensor([row], device=values.device))
+        noise = self._noise.rows(torch.tensor([row], device=values.device, dtype=torch.int64))
         missing = torch.arange(first + n_kept, end, device=values.device)
         for part in missing.split(max(_AT_ONCE // self._vocab_size, 1)):
             own = noise.gumbel_on_host(part[None], self._vocab_size)[0]

@@ -165,7 +165,6 @@ class RunParts(StaticPart):
             params,
             drafter=self.drafter,
             last_scores=last_scores,
-            graphs=self.graphs,
         )
         self.pass_noise = noise_kind(
             self.vocab_size, params.temperature, self.chooser.widest, length
@@ -424,7 +423,7 @@ class WindowRun(RunParts):
             made = self.rows.report(stats)
         else:
             made = Generation(*self.scheduler.report(stats, self.length), stats)
-        self.graphs.describe(stats)
+        self.graphs.describe(stats, self.calls.formats.name)
         self.calls.describe()
         if self.calls.recorder is not None:
             self.calls.recorder.finish(self)

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.results import Stats
-from mmaccel.samplers.arithmetic import find_arithmetic
+from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -114,13 +114,11 @@ class RunGraphs(StaticPart):
             self.buffers.first_state = set(state.names)
         return is_usual
 
-    def keep_arithmetic(self, model: object, logits: Tensor) -> None:
-        """Keep the number format of the passes, which replays of other runs' graphs have too."""
-        if not self.buffers.arithmetic:
-            self.buffers.arithmetic = find_arithmetic(model, logits)
-
-    def describe(self, stats: Stats) -> None:
-        """Fill in the statistics how the steps were carried out."""
+    def describe(self, stats: Stats, arithmetic: str) -> None:
+        """Fill in the statistics how the steps were carried out, and the number format that passes
+        had, if they were not all replayed: replays of other runs have it too.
+        """
+        self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
         stats.captures = self.runner.captures - self._n_captures
         stats.runner = self.runner.name
         stats.runner_reason = self.runner.reason
@@ -142,6 +140,7 @@ def _find_short_prompt(key: GraphKey | None, prompt: Prompt) -> Tensor | None:
     return pad(prompt.tokens, (0, key.capacity.origin - prompt.tokens.shape[1]))
 
 
+@as_called()
 def make_graph_key(
     runner: StepRunner,
     policy: DraftingPolicy,

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from mmaccel.contracts import ContinuousBatching, FinishedRow, Pass, Prompt, TokenModel
 from mmaccel.results import Stats
+from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.prompt_chunks import Chunk, Cursor, PromptFeed
 from mmaccel.samplers.scheduling import Scheduler, expand_rows, join_order
@@ -245,7 +246,7 @@ class WindowScheduler(Scheduler):
 
     def _hold(self, run: RefilledRun, batch_slots: Sequence[int]) -> None:
         """Let the rows in some batch slots wait for their prompts."""
-        held = torch.tensor(list(batch_slots), device=run.buffer.tokens.device)
+        held = run.buffer.tokens.new_tensor(list(batch_slots))
         run.hold(held, self.prompt())
 
     def _process(self, run: RefilledRun) -> int:
@@ -269,7 +270,7 @@ class WindowScheduler(Scheduler):
         whole = self._feed.take_whole()
         begun = [k for k, row in enumerate(self.rows) if self.is_open[k] and row in whole]
         if begun:
-            batch_slots = torch.tensor(begun, device=run.buffer.tokens.device)
+            batch_slots = run.buffer.tokens.new_tensor(begun)
             run.restart(batch_slots, self.prompt(), self.noise())
         held = self._held()
         if held:
@@ -338,7 +339,7 @@ class WindowScheduler(Scheduler):
         prompt = super().prompt()
         device = run.buffer.tokens.device
         parts = sorted((self._find_row(row, branch), start) for row, branch, start in chunk.parts)
-        rows, start = torch.tensor(parts, device=device).unbind(1)
+        rows, start = torch.tensor(parts, device=device, dtype=torch.int64).unbind(1)
         if len({start for _, start in parts}) == 1:  # one number expanded: one mask for all
             start = start[:1].expand_as(start)
         for model, _ in self._models:
@@ -367,7 +368,7 @@ class WindowScheduler(Scheduler):
             self.is_open[k] and k not in batch_slots[:n] for n, k in enumerate(batch_slots)
         ]
         prompt = self.prompt()
-        run.keep_rows(torch.tensor(batch_slots, device=device), prompt)
+        run.keep_rows(torch.tensor(batch_slots, device=device, dtype=torch.int64), prompt)
         rows = expand_rows(batch_slots, batch, prompt.branches, device)
         for model, _ in self._models:
             assert isinstance(model, SupportsContinuousBatching)
@@ -399,6 +400,7 @@ def open_scheduler(
     return WindowScheduler(prompt, batching, noise, is_fixed, chunk_size=size, reader=reader)
 
 
+@as_called()
 def _prefill_rows(
     model: TokenModel,
     run: RefilledRun,

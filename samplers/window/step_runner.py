@@ -83,7 +83,7 @@ class StaticBuffers:
         model: by name, buffers of the token model; None until they are reserved.
         first_state: names of `state` that a run's first pass stores.
         n_behind: by the key of a step, entries of all rows that its pass has beside the window.
-        arithmetic: number format of the passes; empty before the first.
+        arithmetic: number format of the passes; empty before the end of the first run.
     """
 
     inputs: dict[str, Tensor]

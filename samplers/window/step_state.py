@@ -94,7 +94,11 @@ class StepState:
 
     def room(self, name: str, shape: tuple[int, ...]) -> Tensor:
         stored = self._tensors.get(name) if self._is_static else None
-        return torch.empty(shape, device=self._device) if stored is None else stored
+        return (
+            torch.empty(shape, device=self._device, dtype=torch.float32)
+            if stored is None
+            else stored
+        )
 
 
 class Held:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -28,7 +29,13 @@ from mmaccel.outputs import image_files
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.models.scenes import WordImages
 from tests.architecture.source import ROOT
-from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, break_weights, build_tiny
+from tests.fixtures.tiny_model import (
+    CAPTIONS,
+    N_TOKENS,
+    break_weights,
+    build_tiny,
+    build_tiny_clips,
+)
 
 
 @pytest.fixture
@@ -236,14 +243,31 @@ def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(
     assert "(Permission denied)" in capsys.readouterr().err
 
 
-def test_nan_logits_fail_with_one_line(tmp_path: Path, capsys) -> None:
+CODEC = "pixels: expected values in 0..1, received NaN or infinity from the codec; copy its weights"
+LAST_BIAS = {"file_name": "tokenizer.safetensors", "weight": "decoder.7.bias"}
+
+
+@pytest.mark.parametrize(
+    ("command", "build"), [("generate", build_tiny), ("animate", build_tiny_clips)]
+)
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ({}, "scores: expected finite logits"),
+        (LAST_BIAS, CODEC),
+        (LAST_BIAS | {"value": math.inf}, CODEC),
+    ],
+)
+def test_weights_that_are_no_numbers_fail_with_one_line(
+    command: str, build: Any, broken: dict[str, Any], says: str, tmp_path: Path, capsys
+) -> None:
     folder = tmp_path / "broken"
     folder.mkdir()
-    break_weights(build_tiny(folder))
+    break_weights(build(folder), **broken)
     arguments = ["--model", str(folder), "--out", str(tmp_path / "out")]
-    assert main(["generate", CAPTIONS[0], *arguments]) == 1
+    assert main([command, CAPTIONS[0], *arguments]) == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("mmaccel: scores: expected finite logits")
+    assert last.startswith(f"mmaccel: {says}")
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import mmaccel
 from mmaccel.results import Stats, add_stats, exactness_in
@@ -117,7 +119,35 @@ def _prepare(model: Any) -> None:
     accelerate.Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
 
 
-CASTS = pytest.mark.parametrize("cast", [_cast_inside, _prepare])
+def _short_mlps(model: Any) -> None:
+    """MLPs in bfloat16, between casts."""
+    for mlp in _mlps(model):
+        own = mlp.bfloat16().forward
+        mlp.forward = lambda x, own=own: own(x.bfloat16()).to(x.dtype)
+
+
+def _cast_mlps(model: Any) -> None:
+    for mlp in _mlps(model):
+        mlp.forward = torch.autocast("cpu", torch.bfloat16)(mlp.forward)
+
+
+def _short_products(model: Any) -> None:
+    """As a Linear of one's own may compute over float32 weights."""
+    for part in model.modules():
+        if isinstance(part, torch.nn.Linear):
+            part.forward = lambda x, part=part: (
+                functional.linear(x.bfloat16(), part.weight.bfloat16()).float()
+                + (0 if part.bias is None else part.bias)
+            )
+
+
+def _mlps(model: Any) -> list[Any]:
+    return [part for name, part in model.named_modules() if re.search(r"\bmlps?(\.\d+)?$", name)]
+
+
+CASTS = pytest.mark.parametrize(
+    "cast", [_cast_inside, _prepare, _short_mlps, _cast_mlps, _short_products]
+)
 
 
 @CASTS
@@ -130,7 +160,8 @@ def test_autocast_inside_a_models_forward(name: str, cast: Any) -> None:
         cast(model)
         for prompt in (PROMPTS, {"input_ids": torch.tensor([[5]])}):  # no pass over a prompt
             model.generate(**prompt, max_new_tokens=6, do_sample=False)
-        del model.forward
+        for part in model.float().modules():
+            vars(part).pop("forward", None)
         model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
     assert not any(stats.fallbacks for stats in run.history)
     plain = ("bitwise", "float32")
@@ -161,3 +192,68 @@ def test_other_words_stay_and_the_weakest_counts() -> None:
     parts = [Stats("P", exactness=word) for word in words]  # type: ignore[arg-type]
     for n in range(1, len(words) + 1):
         assert add_stats(parts[:n]).exactness == words[n - 1]
+
+
+WINDOWS = (
+    mmaccel.Autoregressive(),
+    mmaccel.Jacobi(window=6, drafts="online"),
+    mmaccel.Jacobi(window=6, drafts="token-recycling", tree=mmaccel.DySpec(6, depth=3)),
+    mmaccel.SpeculativeJacobi(window=6),
+    mmaccel.GroupedSpeculative(window=6),
+)
+CANVASES = ("stepwise", "lossless-unmask", "entropy-bounded", "masked-parallel")
+STOPPED = "stopped by its caller"
+
+
+def _stop(_: object) -> None:
+    raise RuntimeError(STOPPED)
+
+
+def _decode(model: Any, folder: Path, inside: Any = nullcontext) -> dict[str, list[int]]:
+    """Tokens of fresh objects, each after it was opened, used and interrupted `inside`."""
+    made = {}
+    for name in ("plain", "masked", "scenes"):
+        with inside():
+            pipe = mmaccel.TextToImage.from_pretrained(name if name == "scenes" else folder / name)
+        coarse = mmaccel.Jacobi(window=8, drafts="coarse")
+        for policy in {"plain": WINDOWS, "masked": CANVASES, "scenes": (coarse,)}[name]:
+            prompt = "a red circle" if name == "scenes" else CAPTIONS[0]
+            with inside():
+                pipe(prompt, seed=3, policy=policy)
+                with pytest.raises(RuntimeError, match=STOPPED):
+                    pipe(prompt, seed=3, policy=policy, on_step=_stop)
+            made[f"{name} {policy}"] = pipe(prompt, seed=3, policy=policy).tokens.tolist()
+    for policy in WINDOWS:
+        with mmaccel.attach(model, policy, seed=3) as run:
+            for here in (inside, nullcontext):
+                with here():
+                    tokens = model.generate(**PROMPTS, max_new_tokens=8, do_sample=True)
+            made[f"llama {policy}"] = tokens.tolist()
+            assert run.stats.fallbacks == [] and _badge(run.stats)[1] == "float32"
+    return made
+
+
+@pytest.fixture(scope="module")
+def decoded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, dict[str, list[int]]]:
+    folder = tmp_path_factory.mktemp("models")
+    masked_beside_plain(folder)
+    model = build_lm("llama")
+    return model, folder, _decode(model, folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_default_dtype_changes_no_token(dtype: torch.dtype, decoded: Any) -> None:
+    """Which `from_pretrained` calls in other threads may leave at another one."""
+    model, folder, expected = decoded
+    torch.set_default_dtype(dtype)
+    try:
+        assert _decode(model, folder) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_calls_under_autocast_leave_nothing_behind(decoded: Any) -> None:
+    _, folder, expected = decoded
+    assert _decode(build_lm("llama"), folder, lambda: torch.autocast("cpu", torch.bfloat16)) == (
+        expected
+    )

@@ -100,7 +100,9 @@ def test_what_goes_to_the_codec_and_comes_from_it(tmp_path: Path) -> None:
     tokens = torch.zeros(3, 2, 3, dtype=torch.int64)
     assert video.render(tokens)[:, 0, 0, 1].tolist() == [0, 0, 127, 255, 255]
     codec.frames = torch.tensor([0.0, float("nan")])[:, None, None, None].expand(2, 3, 1, 1)
-    with pytest.raises(NumericsError, match="codec: expected frames in -1..1, received NaN"):
+    with pytest.raises(
+        NumericsError, match="frames: expected values in -1..1, received NaN or inf"
+    ):
         video.render(tokens)
 
 

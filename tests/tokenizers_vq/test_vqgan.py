@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mmaccel.errors import NumericsError
 from mmaccel.pipelines.models.llamagen.text_to_image import load_tokenizer
 from mmaccel.tokenizers_vq.vqgan import VQGAN, VQGANConfig, rename_taming
 
@@ -60,6 +61,9 @@ def test_codes_become_images_and_images_codes() -> None:
     other[0, 23] = (other[0, 23] + 1) % 20  # the last code is at the bottom right
     change = (tokenizer.decode(other) - images).abs().amax(1)
     assert float(change[1].max()) == 0 < float(change[0].max())
+    list(tokenizer.decoder.parameters())[-1].data[0] = torch.inf
+    with pytest.raises(NumericsError, match="received NaN or infinity from the codec"):
+        tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize("is_normalised", [True, False])

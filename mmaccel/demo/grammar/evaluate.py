@@ -86,10 +86,9 @@ class GrammarText:
         rows = [encode_prompt(words) for words in prompts]
         longest = max(map(len, rows))
         padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
-        device = self.model.device
-        tokens = torch.tensor(padded, device=device)
-        lengths = torch.tensor([len(row) for row in rows], device=device)
-        stop = torch.tensor([END], device=device)
+        tokens = torch.tensor(padded, device=self.model.device, dtype=torch.int64)
+        lengths = tokens.new_tensor([len(row) for row in rows])
+        stop = tokens.new_tensor([END])
         return Prompt(tokens, lengths, stop_tokens=stop, layout=AnswerWords(MASK))
 
     @staticmethod

@@ -47,7 +47,7 @@ def render(scenes: list[MovingScene], noises: list[Noise]) -> Tensor:
     still = still * tone[:, None]
     clips = still[:, None].repeat(1, N_FRAMES, 1, 1, 1)  # [B, F, 3, h, w]
     frames = clips.flatten(0, 1)
-    flat = torch.zeros(1, CANVAS, CANVAS)
+    flat = torch.zeros(1, CANVAS, CANVAS, dtype=torch.float32)
     for number in (1, 0):  # the first object is painted last
         shown = [
             (b * N_FRAMES + f, scene, f)
@@ -57,7 +57,7 @@ def render(scenes: list[MovingScene], noises: list[Noise]) -> Tensor:
         ]
         if not shown:
             continue
-        rows = torch.tensor([row for row, _, _ in shown])
+        rows = torch.tensor([row for row, _, _ in shown], dtype=torch.int64)
         of_clip = rows // N_FRAMES
         frames[rows], _ = paint(
             frames[rows],

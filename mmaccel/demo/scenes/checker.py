@@ -281,7 +281,7 @@ def classify_pixels(images: Tensor, names: Sequence[str] = NAMES) -> np.ndarray:
     pixel = (0.5 * smooth + 0.5 * images).permute(0, 2, 3, 1)  # [B, h, w, 3]
     distances = []
     for name in names:
-        prototype = torch.tensor(COLOUR_RGB.get(name) or BACKGROUND_RGB[name])
+        prototype = torch.tensor(COLOUR_RGB.get(name) or BACKGROUND_RGB[name], dtype=torch.float32)
         low, high = _BACKGROUND_LIGHT.get(name, _OBJECT_LIGHT)
         light = ((pixel @ prototype) / prototype.square().sum()).clamp(low, high)
         distances.append((pixel - light[..., None] * prototype).square().sum(-1))

@@ -72,7 +72,7 @@ def render(
     for slot in (2, 1, 0):  # the first object is painted last: it may be inside the second
         rows = [b for b, s in enumerate(scenes) if len(s.objects) > slot]
         if rows:
-            r = torch.tensor(rows)
+            r = torch.tensor(rows, dtype=torch.int64)
             image[r], _ = paint(
                 image[r],
                 [scenes[b].objects[slot] for b in rows],
@@ -111,9 +111,11 @@ def draw_background(
         [B, 3, side, side], 0.1 and more.
     """
     side = xs.shape[-1]
-    base = torch.tensor([BACKGROUND_RGB[s.background] for s in scenes])[:, :, None, None]
-    kind = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes])
-    relief = torch.zeros(len(scenes), side, side)
+    base = torch.tensor([BACKGROUND_RGB[s.background] for s in scenes], dtype=torch.float32)[
+        :, :, None, None
+    ]
+    kind = torch.tensor([BACKGROUNDS.index(s.background) for s in scenes], dtype=torch.int64)
+    relief = torch.zeros(len(scenes), side, side, dtype=torch.float32)
     phase = column([s.phase for s in scenes])
     tilt = column([s.tilt for s in scenes])
     for k, name in enumerate(BACKGROUNDS):
@@ -161,16 +163,20 @@ def paint(
     """
     x, y, radius = (column([getattr(o, f) for o in objects]) for f in ("x", "y", "radius"))
     angle = column([o.angle for o in objects])
-    kind = torch.tensor([SHAPES.index(o.shape) for o in objects])
+    kind = torch.tensor([SHAPES.index(o.shape) for o in objects], dtype=torch.int64)
     shadow = _coverage(kind, xs - x + _SHADOW * lx, ys - y + _SHADOW * ly, radius, angle)[0]
     cover, depth = _coverage(kind, xs - x, ys - y, radius, angle)
-    colour = torch.tensor([COLOUR_RGB[o.colour] for o in objects])[:, :, None, None]
-    texture = torch.tensor([TEXTURES.index(o.texture) for o in objects])[:, None, None]
+    colour = torch.tensor([COLOUR_RGB[o.colour] for o in objects], dtype=torch.float32)[
+        :, :, None, None
+    ]
+    texture = torch.tensor([TEXTURES.index(o.texture) for o in objects], dtype=torch.int64)[
+        :, None, None
+    ]
     phase = column([o.texture_phase for o in objects])
     stripes = 0.08 * ((xs * phase.cos() + ys * phase.sin()) * 1.1 + phase).sin()
     pattern = torch.where(texture == 1, stripes, torch.where(texture == 2, 0.07 * speckle, 0.0))
     shade = 0.92 + 0.20 * ((xs - x) * lx + (ys - y) * ly) / radius + pattern
-    shade = shade * torch.where(depth < 1.3, 0.80, 1.0)  # a darker rim
+    shade = torch.where(depth < 1.3, 0.80 * shade, shade)  # a darker rim
     image = image * (1 - 0.42 * shadow)[:, None]
     return image * (1 - cover)[:, None] + colour * (shade * cover)[:, None], cover
 
@@ -231,4 +237,4 @@ def shape_depth(shape: str, dx: Tensor, dy: Tensor, radius: float, angle: float)
     """Depth under a shape's edge in pixels, negative outside; `dx`, `dy` from its centre."""
     u = dx * math.cos(angle) + dy * math.sin(angle)
     v = dy * math.cos(angle) - dx * math.sin(angle)
-    return _DEPTH[shape](u, v, torch.tensor(radius))
+    return _DEPTH[shape](u, v, torch.tensor(radius, dtype=torch.float32))

@@ -76,7 +76,7 @@ def render(
     shown = torch.zeros(image.shape[0], CANVAS, CANVAS, dtype=torch.uint8)
     for slot in range(max(len(s.things) for s in scenes)):
         rows = [b for b, s in enumerate(scenes) if len(s.things) > slot]
-        r = torch.tensor(rows)
+        r = torch.tensor(rows, dtype=torch.int64)
         things = [scenes[b].things[slot] for b in rows]
         image[r], cover = paint(image[r], things, xs, ys, lx[r], ly[r], speckle[r])
         shown[r] = torch.where(cover >= 0.5, torch.tensor(slot + 1, dtype=torch.uint8), shown[r])
@@ -116,7 +116,7 @@ def _draw_dots(scene: BusyScene, pixels: Tensor) -> None:
         depth = DOT_RADIUS - (dx**2 + dy**2).sqrt()
         rim = (depth + 1.5).clamp(0, 1)  # a dark line sets the dot apart
         cover = (depth + 0.5).clamp(0, 1)
-        colour = torch.tensor(COLOUR_RGB[thing.dot])[:, None, None]
+        colour = torch.tensor(COLOUR_RGB[thing.dot], dtype=torch.float32)[:, None, None]
         patch = pixels[:, rows, columns] * (1 - 0.6 * rim)
         pixels[:, rows, columns] = patch * (1 - cover) + colour * cover
 
@@ -125,9 +125,9 @@ def _draw_signs(scene: BusyScene, pixels: Tensor, named: Tensor) -> None:
     for k, sign in enumerate(scene.signs):
         rows = slice(sign.y, sign.y + SIGN_HEIGHT)
         columns = slice(sign.x, sign.x + SIGN_WIDTH)
-        ink = torch.zeros(SIGN_HEIGHT, SIGN_WIDTH)
+        ink = torch.zeros(SIGN_HEIGHT, SIGN_WIDTH, dtype=torch.float32)
         for place, digit in enumerate(divmod(sign.number, 10)):
             ink[2:9, 2 + 6 * place : 7 + 6 * place] = torch.from_numpy(GLYPHS[digit])
-        plate = 0.75 * torch.tensor(COLOUR_RGB[sign.colour])[:, None, None]
+        plate = 0.75 * torch.tensor(COLOUR_RGB[sign.colour], dtype=torch.float32)[:, None, None]
         pixels[:, rows, columns] = plate * (1 - ink) + 0.97 * ink
         named[rows, columns] = FIRST_SIGN + k

@@ -45,7 +45,9 @@ class SpeechFeatures(Features):
 
     def __init__(self, phones: int, speakers: int) -> None:
         super().__init__(WIDTH)
-        self.register_buffer("window", torch.hann_window(_N_FFT), persistent=False)
+        self.register_buffer(
+            "window", torch.hann_window(_N_FFT, dtype=torch.float32), persistent=False
+        )
         self.register_buffer("filters", mel_filters(_BANDS, _N_FFT, RATE), persistent=False)
         self.enter = nn.Conv1d(_BANDS, WIDTH, 4, stride=2, padding=1)
         self.blocks = nn.Sequential(*(Block(WIDTH, 2 * WIDTH) for _ in range(_DEPTH)))

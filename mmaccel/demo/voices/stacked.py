@@ -24,6 +24,7 @@ from mmaccel.pipelines.loading.moving import ready
 from mmaccel.pipelines.models.voices import VoicesSpeech
 from mmaccel.pipelines.text_to_speech.pipeline import TextToSpeech
 from mmaccel.pipelines.text_to_speech.plan import check_call
+from mmaccel.pipelines.text_to_speech.streaming import check_sound
 
 FOLDER = "depth"
 
@@ -114,7 +115,10 @@ class StackedVoices:
         check_call([text], seed, max_seconds=max_seconds, temperature=temperature)
         if not isinstance(seed, int):
             raise OptionError(f"seed: expected one integer for one text, received {show(seed)}")
-        ids = torch.tensor([self._speech.encode(text, voice)]) - self._codec.flat_size
+        ids = (
+            torch.tensor([self._speech.encode(text, voice)], dtype=torch.int64)
+            - self._codec.flat_size
+        )
         n_frames = self._count_frames(max_seconds, ids.shape[1])
         choice: dict[str, Any] = {"do_sample": False, "depth_decoder_do_sample": False}
         if temperature > 0:
@@ -144,10 +148,10 @@ class StackedVoices:
     def render(self, codes: Tensor) -> Tensor:
         """Frames `[F, Q]` to sound `[samples]` float32; an end within a frame is the last code."""
         if not len(codes):
-            return torch.zeros(0)
+            return torch.zeros(0, dtype=torch.float32)
         stacked = codes.clamp(max=self._codec.book_size - 1).view(1, -1, self._codec.books)
         sound: Tensor = self._codec.decode_stacked(stacked.to(ready(self._codec)))[0]
-        return sound.float().clamp(-1, 1).cpu()
+        return check_sound(sound, 0)
 
 
 def open_stacked(folder: str | Path = "voices", device: str = "cpu") -> StackedVoices:

@@ -73,7 +73,7 @@ class TextModel:
     def encode(self, questions: Sequence[TextQuestion]) -> list[Tensor]:
         """The ids `[T]` int64 of each prompt."""
         texts = [question.prompt for question in questions]
-        return [torch.tensor(ids) for ids in self.tokenizer(texts)["input_ids"]]
+        return [torch.tensor(ids, dtype=torch.int64) for ids in self.tokenizer(texts)["input_ids"]]
 
     def decode(self, tokens: Tensor) -> list[str]:
         """The answers in generated tokens `[R, L]`; what follows an end does not count."""

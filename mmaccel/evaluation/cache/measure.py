@@ -163,9 +163,9 @@ def answer(
     """
     device = window.device
     cost = Cost()
-    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device, dtype=torch.int64)
     tokens = pad_sequence(list(prompts), batch_first=True).to(device)  # [R, T]
-    stops = torch.tensor(list(ends), device=device)
+    stops = lengths.new_tensor(list(ends))
     made = []
     with reducing(window, methods, 1):
         synchronise()

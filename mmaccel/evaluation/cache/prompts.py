@@ -148,7 +148,9 @@ def process_prompts(
     n_observed = max((method.observed for method in methods), default=0)
     kind = _Adder if any(method.accumulates for method in methods) else _Recorder
     recorder = kind(n_observed=n_observed)
-    lengths = torch.tensor([len(prompt) - 1 for prompt in prompts], device=device)
+    lengths = torch.tensor(
+        [len(prompt) - 1 for prompt in prompts], device=device, dtype=torch.int64
+    )
     tokens = pad_sequence(list(prompts), batch_first=True).to(device)[:, :-1]  # [R, T]
     with reducing(window, LayerMethods(kv_cache=recorder), 1):
         synchronise()

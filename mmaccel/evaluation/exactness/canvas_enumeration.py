@@ -79,7 +79,7 @@ def enumerate_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) ->
         length: L.
         n_tokens: V; there are V ** L outcomes, and many more paths if the choice depends on draws.
     """
-    outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
+    outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)), dtype=torch.int64)
     trace = _run(policy, model, outcomes[:, None].expand(-1, length, -1))
     if trace.chooses_alike():
         return trace.collect(n_tokens, torch.ones(len(outcomes), dtype=torch.float64), False)
@@ -88,7 +88,7 @@ def enumerate_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) ->
 
 def _all_paths(policy: Any, model: Denoiser, length: int, n_tokens: int) -> PolicyPaths:
     """CanvasPass by pass: every path so far, with every combination of draws at the next pass."""
-    outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)))
+    outcomes = torch.tensor(list(product(range(n_tokens), repeat=length)), dtype=torch.int64)
     draws = outcomes.new_zeros(1, length, length)  # one path, nothing drawn yet
     weight = torch.ones(1, dtype=torch.float64)
     trace = _run(policy, model, draws)
@@ -186,7 +186,7 @@ class _RecordedModel(WrappedDenoiser):
 
     def __init__(self, model: Denoiser) -> None:
         super().__init__(model)
-        self._logits = torch.zeros(0)
+        self._logits = torch.zeros(0, dtype=torch.float32)
 
     def forward(self, entries: CanvasPass) -> Tensor:
         logits = super().forward(entries)
@@ -199,7 +199,9 @@ class _RecordedModel(WrappedDenoiser):
         rounded = seen.logits.double().softmax(-1)
         scores = self._logits.double()
         if self.mask_token is not None:
-            scores = scores.index_fill(-1, torch.tensor([self.mask_token]), float("-inf"))
+            scores = scores.index_fill(
+                -1, torch.tensor([self.mask_token], dtype=torch.int64), float("-inf")
+            )
         exact = (
             scores.softmax(-1) if live is None else rounded.index_copy(0, live, scores.softmax(-1))
         )

@@ -145,7 +145,7 @@ def pool_cells(expected: Tensor, smallest: float = 5.0) -> Tensor:
         mass += value
     if mass < smallest and pool > 0:
         pools = [min(p, pool - 1) for p in pools]
-    return torch.empty_like(order).scatter_(0, order, torch.tensor(pools))
+    return torch.empty_like(order).scatter_(0, order, torch.tensor(pools, dtype=torch.int64))
 
 
 def total_variation(first: Tensor, second: Tensor) -> float:

@@ -9,7 +9,6 @@ sequence is a product of softmaxes; counts of sampled sequences are compared wit
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
@@ -58,11 +57,6 @@ class WrappedDenoiser(Denoiser):
         """The inner one's."""
         return self.inner.activation_format
 
-    @property
-    def product_dtypes(self) -> Collection[torch.dtype]:
-        """The inner one's."""
-        return self.inner.product_dtypes
-
     def reserve(self, rows: int, positions: int) -> None:
         self.inner.reserve(rows, positions)
 
@@ -84,7 +78,9 @@ class ReferenceDenoiser(Denoiser):
         self.length, self.n_tokens = joint.ndim, joint.shape[0]
         self.vocab_size, self.mask_token = self.n_tokens + 1, self.n_tokens
         self.passes = 0
-        self.table = torch.tensor(list(product(range(self.n_tokens), repeat=self.length)))
+        self.table = torch.tensor(
+            list(product(range(self.n_tokens), repeat=self.length)), dtype=torch.int64
+        )
 
     @property
     def device(self) -> torch.device:
@@ -183,7 +179,9 @@ class ToyLanguage(TokenModel):
     def __init__(self, seed: int = 1, spread: float = 1.5) -> None:
         generator = torch.Generator().manual_seed(seed)
         n_prefixes = (VOCAB + 1) ** _DEPTH  # digit 0: nothing stands there
-        self.table = spread * torch.randn(n_prefixes, VOCAB, generator=generator)
+        self.table = spread * torch.randn(
+            n_prefixes, VOCAB, generator=generator, dtype=torch.float32
+        )
         self.last_states: Tensor | None = None
         self.coarse: Path | None = None
 
@@ -191,16 +189,16 @@ class ToyLanguage(TokenModel):
         """See `mmaccel.samplers.drafting.states.StateModel.keep_states`; they always are."""
 
     def output_matrix(self) -> Tensor:
-        return torch.eye(VOCAB)
+        return torch.eye(VOCAB, dtype=torch.float32)
 
     def embeddings(self) -> Tensor:
         """As in `TokenModel`: the middle one lies near the two others, which are apart."""
-        return torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+        return torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]], dtype=torch.float32)
 
     def reserve(self, rows: int, positions: int) -> None:
         self._capacity = positions
         self._tokens = torch.full(
-            (rows, positions + 1), -1
+            (rows, positions + 1), -1, dtype=torch.int64
         )  # the last column: positions past the end
 
     def prefill(self, entries: Pass) -> None:
@@ -236,10 +234,10 @@ class ToyLanguage(TokenModel):
         """
         chances = []
         for tokens in product(range(VOCAB), repeat=LENGTH):
-            token_buffer = torch.tensor([[*_PROMPT, *tokens]])
+            token_buffer = torch.tensor([[*_PROMPT, *tokens]], dtype=torch.int64)
             chance = 1.0
             for slot, token in enumerate(tokens):
-                last = torch.tensor([len(_PROMPT) + slot - 1])
+                last = torch.tensor([len(_PROMPT) + slot - 1], dtype=torch.int64)
                 chance *= float(
                     self.logits_after(token_buffer, last)[0].double().softmax(-1)[token]
                 )
@@ -269,7 +267,7 @@ def _random_coarse() -> CoarseModel:
     """Changes scores by about two nats; with one neighbour, some drafts stay the coupling's."""
     sizes: dict[str, Any] = {"embedding": VOCAB, "width": 8, "reach": 4}
     config = CoarseConfig(VOCAB, VOCAB, ((0, 0, -1),), **sizes)
-    model = CoarseModel(config, torch.eye(VOCAB))
+    model = CoarseModel(config, torch.eye(VOCAB, dtype=torch.float32))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -280,8 +278,8 @@ def _random_coarse() -> CoarseModel:
 def _sample(policy: Any, samples: int, seed: int) -> GTest:
     model = ToyLanguage()
     prompt = Prompt(
-        torch.tensor(_PROMPT).expand(samples, -1).contiguous(),
-        torch.full((samples,), len(_PROMPT)),
+        torch.tensor(_PROMPT, dtype=torch.int64).expand(samples, -1).contiguous(),
+        torch.full((samples,), len(_PROMPT), dtype=torch.int64),
     )
     made = policy.sample(
         model, prompt, LENGTH, params=SamplingParams(), noise=Noise.from_seed(seed, samples)

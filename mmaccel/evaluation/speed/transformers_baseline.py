@@ -84,7 +84,7 @@ class BaselineDecoding:
         began = time.perf_counter()
         images = self.pipe.image_model.render(tokens, captions, list(seeds))
         stats.pixel_seconds = time.perf_counter() - began
-        passes = torch.full((len(captions),), stats.passes)
+        passes = torch.full((len(captions),), stats.passes, dtype=torch.int64)
         return ImageOutput(images, tokens.cpu(), passes, stats, list(captions))
 
     @torch.no_grad()
@@ -284,7 +284,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
 
 def _compile(device: torch.device) -> None:
     program = torch.compile(lambda x: x * 2 + 1, backend=BACKEND, dynamic=False)
-    program(torch.ones(5, device=device))
+    program(torch.ones(5, device=device, dtype=torch.float32))
 
 
 def _try(call: Any) -> str:

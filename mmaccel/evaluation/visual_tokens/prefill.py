@@ -127,7 +127,11 @@ def _count(config: Any, passes: list[Any], slides: list[bool]) -> tuple[Tensor, 
     for index, shape, mask in passes:
         if slides[index]:  # such models have the same columns in all layers
             _, shape, mask = (index, shape, None) if whole is None else whole
-        seen = torch.full((rows,), shape[1]) if mask is None else _seen(mask).expand(rows)
+        seen = (
+            torch.full((rows,), shape[1], dtype=torch.int64)
+            if mask is None
+            else _seen(mask).expand(rows)
+        )
         columns[:, index] = seen
         flops += layer_flops(config, seen)
     return columns, flops

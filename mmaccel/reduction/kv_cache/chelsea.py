@@ -89,13 +89,17 @@ class Chelsea(CacheMethod):
         owner = (place + first).where(similar > -2, size).flatten(2)[..., :size]
         index = torch.arange(size, device=keep.device)
         owner = owner.where(self._may_merge(layer), size).where(~stays, index)  # S: none
-        n_joined = torch.zeros(*stays.shape[:2], size + 1, 1, device=keep.device)
+        n_joined = torch.zeros(
+            *stays.shape[:2], size + 1, 1, device=keep.device, dtype=torch.float32
+        )
         n_joined.scatter_add_(2, owner[..., None], torch.ones_like(n_joined[:, :, :size]))
         at = keep.clamp(min=0)[..., None]
 
         def average(states: Tensor) -> Tensor:
             width = states.shape[3]
-            total = torch.zeros(*stays.shape[:2], size + 1, width, device=keep.device)
+            total = torch.zeros(
+                *stays.shape[:2], size + 1, width, device=keep.device, dtype=torch.float32
+            )
             total.scatter_add_(2, owner[..., None].expand(-1, -1, -1, width), states.float())
             mean = total / n_joined.clamp(min=1)
             return mean.gather(2, at.expand(-1, -1, -1, width)).to(states.dtype)

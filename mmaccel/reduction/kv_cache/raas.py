@@ -50,7 +50,9 @@ class RaaS(CacheMethod):
         """Time stamps `[R, H, S]`: how many generated tokens there were."""
         stamps = layer.total
         if stamps is None:
-            return torch.full(layer.keys.shape[:3], _PROMPT, device=layer.keys.device)
+            return torch.full(
+                layer.keys.shape[:3], _PROMPT, device=layer.keys.device, dtype=torch.float32
+            )
         heads = layer.keys.shape[1]
         n = layer.queries.shape[2]
         is_old = stamps.isfinite()

@@ -72,7 +72,7 @@ class ActQKV(BlockScorer):
         hidden = ~blocks.holds[:, None]
         weights = (scores.float() * blocks.scale).masked_fill(hidden, float("-inf")).softmax(-1)
         entropy = torch.special.entr(weights).sum(-1).mean(1)  # [R]
-        density = entropy / blocks.counts.clamp(min=2).log()
+        density = entropy / blocks.counts.clamp(min=2).float().log()
         now = torch.stack([density, torch.ones_like(density)], 1)  # [R, 2], and passes
         known = blocks.last.totals
         blocks.last.totals = now if known is None else known + now

@@ -32,7 +32,7 @@ class DHSA(BlockScorer):
         """Sums of the blocks' keys over the square roots of their numbers, `[R, H, N, D]`."""
         sums = keys.float().where(is_real, 0).sum(3)
         lengths = is_real.sum(3).clamp(min=1)
-        return (sums / lengths.sqrt()).to(keys.dtype)
+        return (sums / lengths.float().sqrt()).to(keys.dtype)
 
     def score(self, queries: Tensor, summaries: Tensor) -> Tensor:
         """The largest product of each block's summary with a query, `[R, H, N]`."""

@@ -45,7 +45,7 @@ def attention_mass(
     """
     groups = q.shape[1] // k.shape[1]
     keys = k.float().repeat_interleave(groups, 1).mT
-    mass = torch.zeros(*q.shape[:2], k.shape[2], device=q.device)
+    mass = torch.zeros(*q.shape[:2], k.shape[2], device=q.device, dtype=torch.float32)
     for first in range(0, q.shape[2], _QUERIES):
         part = slice(first, first + _QUERIES)
         scores = q[:, :, part].float() @ keys * scale

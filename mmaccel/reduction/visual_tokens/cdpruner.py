@@ -90,7 +90,7 @@ class CDPruner(TokenReducer):
         valid = context.valid
         vectors = unit(context.x, valid) * scores[..., None]  # L = V V^T
         n_picks = int(budget.max())
-        picks = torch.full((len(valid), n_picks), -1, device=valid.device)
+        picks = budget.new_full((len(valid), n_picks), -1)
         left = (scores * scores).masked_fill(~valid, -1.0)  # d_i^2, [B, N]
         rows = vectors.new_zeros(len(valid), n_picks, valid.shape[1])  # c_i, one a chosen token
         for k in range(n_picks):

@@ -40,7 +40,7 @@ class DivPrune(TokenReducer):
         vectors = unit(context.x, context.valid)
         n = valid.shape[1]
         pairs = _distance(vectors @ vectors.mT) if len(valid) * n * n <= _PAIRS else None
-        picks = torch.full((len(valid), int(budget.max())), -1, device=valid.device)
+        picks = budget.new_full((len(valid), int(budget.max())), -1)
         nearest = _start(vectors, pairs, valid).masked_fill(~valid, -2.0)  # -1: chosen
         for k in range(picks.shape[1]):
             pick = nearest.argmax(1, keepdim=True)  # the lowest index of equal ones

@@ -71,7 +71,7 @@ def _order(context: VisualContext, group: Tensor, cells: Tensor) -> Tensor:
     ]
     height, width = (extent.gather(1, group) for extent in extents)
     count = cells.gather(1, group)
-    bands = (count * height / width).sqrt().round().long().clamp(min=1).minimum(height)
+    bands = ((count * height).float() / width).sqrt().round().long().clamp(min=1).minimum(height)
     band = (row * bands).div(height, rounding_mode="floor")
     column = column.where(band % 2 == 0, width - 1 - column)
     tall, wide = extents[0].max(), extents[1].max()

@@ -89,7 +89,7 @@ class PixelPrune(TokenReducer):
         up = (itself - width).clamp(0)
         has_left = (context.column > 0) & valid.gather(1, left)
         has_up = (context.row > 0) & valid.gather(1, up)
-        difference = torch.full(x.shape[:2], torch.inf, device=x.device)
+        difference = torch.full(x.shape[:2], torch.inf, device=x.device, dtype=torch.float32)
         predictor = valid.int().argmax(1, keepdim=True).repeat(1, x.shape[1])
         stands = itself.clone()  # for each patch, the one that is shown in its place
         wave = (context.row + context.column).where(valid & (has_left | has_up), -1)

@@ -70,7 +70,7 @@ def order_of(valid: Tensor) -> Tensor:
 
 def random_uniforms(seeds: Tensor, valid: Tensor, layer: int = 0) -> Tensor:
     """Uniforms `[B, N]` float32, functions of (seed `[B]`, index without padding, layer) alone."""
-    purpose = torch.tensor(_RANDOM_TOKENS, device=valid.device)
+    purpose = seeds.new_tensor(_RANDOM_TOKENS)
     return uniforms(seeds, torch.full_like(seeds, layer), order_of(valid), 1, purpose)[..., 0]
 
 

@@ -71,7 +71,7 @@ class GemmaDecoder(Denoiser):
         self.vocab_size = vocab_size
         self._length = length
         self._passes = 0
-        self.scores = torch.empty(0, device="cpu")
+        self.scores = torch.empty(0, device="cpu", dtype=torch.float32)
         self.positions = 0
 
     @property
@@ -178,7 +178,7 @@ class StopRule:
         self._criterion, self._decoder, self._after_pass = criterion, decoder, after_pass
         self._params, self._noise, self._layout = params, noise, layout
         self.ended = torch.zeros_like(noise.seeds, dtype=torch.bool)
-        self.tokens = torch.empty(0, device="cpu")
+        self.tokens = torch.empty(0, device="cpu", dtype=torch.float32)
         self.nats = 0.0
 
     def __call__(self, progress: CanvasProgress) -> Tensor | None:

@@ -26,7 +26,7 @@ from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
 from mmaccel.results import Exactness, Stats
-from mmaccel.samplers.arithmetic import find_arithmetic
+from mmaccel.samplers.arithmetic import PassFormats
 
 MASKS = ("pipeline", "blocks")
 
@@ -113,7 +113,7 @@ class CachedCalls:
         self.passes = self.positions = 0
         self.seconds = 0.0
         self.reason = ""
-        self.arithmetic = ""
+        self._formats = PassFormats(model)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Serve `model(ids, attention_mask=, position_ids=)`; other calls run the model's own.
@@ -132,7 +132,7 @@ class CachedCalls:
             computed = inputs.ids.numel()
         else:
             out, computed = self._run_cached(inputs, self._reading)
-            self.arithmetic = find_arithmetic(self._model, out.logits, self._model.product_dtypes)
+            self._formats.note(out.logits)
         self.passes, self.positions = self.passes + 1, self.positions + computed
         is_real = inputs.visible.bool() | (inputs.ids == self._mask_token)  # all but padding
         if bool(out.logits[:, -self._block :][is_real[:, -self._block :]].isnan().any()):
@@ -151,7 +151,8 @@ class CachedCalls:
         columns = torch.arange(first, last, device=inputs.ids.device)
         ids = inputs.ids[:, first:]
         positions = inputs.positions[:, first:]
-        logits = self._model.run_all(ids, positions, columns.expand(ids.shape[0], -1), reads)
+        with self._formats.passing():
+            logits = self._model.run_all(ids, positions, columns.expand(ids.shape[0], -1), reads)
         self._cached = _Inputs(inputs.ids.clone(), inputs.visible, inputs.positions)
         return BlockLogits(logits), ids.numel()
 
@@ -181,5 +182,5 @@ class CachedCalls:
             fallbacks=[self.reason] if self.reason else [],
             reference=own if self.reason else getattr(policy, "reference", own),
         )
-        stats.use_dtype(self.arithmetic)
+        stats.use_dtype(self._formats.name)
         return stats

@@ -87,7 +87,7 @@ def decode(
     ids = ids.to(model.device)
     visible = visible.to(model.device).bool()
     order = (~visible).int().argsort(dim=1, stable=True)  # visible tokens first
-    stops = torch.tensor([call.end_token], device=ids.device) if call.stops else None
+    stops = ids.new_tensor([call.end_token]) if call.stops else None
     prompt = Prompt(ids.gather(1, order), visible.sum(1), stop_tokens=stops, layout=layout)
     params = read_params(given)
     if seed is None and params.temperature > 0:

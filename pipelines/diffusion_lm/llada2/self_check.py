@@ -16,12 +16,14 @@ from mmaccel.errors import NumericsError
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import make_reads
+from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
 _BLOCKS = 3  # the first is cached, the second reads it, the third must be hidden from the second
 _IDENTICAL = Tolerance(largest=1e-9)
 
 
+@own_arithmetic()
 @torch.no_grad()
 def check_call(
     model: CachedPasses,
@@ -70,6 +72,7 @@ def check_call(
     )
 
 
+@own_arithmetic()
 @torch.no_grad()
 def check_block_mask(model: CachedPasses, block: int) -> str:
     """Compare passes under a 4-D block mask with and without cached blocks.

@@ -63,7 +63,9 @@ class CrossAttention(nn.Module):
         self.o_proj = nn.Linear(heads * head_dim, width, bias=False)
         self.q_norm = norm(head_dim)
         self.k_norm = norm(head_dim)
-        self._make_room(torch.zeros(1, kv_heads, LENGTH, head_dim, device="cpu"))
+        self._make_room(
+            torch.zeros(1, kv_heads, LENGTH, head_dim, device="cpu", dtype=torch.float32)
+        )
 
     def _make_room(self, empty: Tensor) -> None:
         self.register_buffer("keys", empty, persistent=False)

@@ -198,7 +198,7 @@ def load_cosmos_window(
     window = CausalLMWindow(model)
     if context:
         window = ReadingWindow(model)
-        window.read(torch.zeros(0, context))
+        window.read(torch.zeros(0, context, dtype=torch.float32))
     check_windows(model, window)
     return window, shape
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from mmaccel.checks import show
 from mmaccel.config_files import shorten
 from mmaccel.contracts import TokenModel
-from mmaccel.errors import NumericsError, OptionError, UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, check_prompt, refuse_device_map
 from mmaccel.pipelines.loading.headers import check_memory
 from mmaccel.pipelines.loading.moving import ready
@@ -38,6 +38,7 @@ from mmaccel.pipelines.models.cosmos.text import LENGTH, ReadingWindow
 from mmaccel.pipelines.models.cosmos.token_model import load_cosmos_window
 from mmaccel.pipelines.models.t5 import load_t5
 from mmaccel.samplers.sampling_params import SamplingParams
+from mmaccel.tokenizers_vq.decoded import limit
 from mmaccel.tokenizers_vq.grid import Grid
 
 FILES = ("encoder.jit", "decoder.jit")
@@ -208,12 +209,8 @@ class CosmosVideo:
         return tokens[: (len(frames) - 1) // _TIME + 1]
 
     def render(self, tokens: Tensor) -> Tensor:
-        frames = self.codec.decode(tokens)
-        if bool(frames.isnan().any()):
-            raise NumericsError(
-                "codec: expected frames in -1..1, received NaN; copy its files again"
-            )
-        return frames.add(1).mul(127.5).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu()
+        frames = limit(self.codec.decode(tokens), -1, "frames: expected values")
+        return frames.add(1).mul(127.5).to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
 
 class CosmosTextVideo(CosmosVideo):
@@ -259,11 +256,11 @@ class CosmosTextVideo(CosmosVideo):
         return ids
 
     def begin(self, prompt: list[int], given: Tensor) -> Tensor:
-        ids = torch.tensor([prompt], device=ready(self.text_encoder))
+        ids = torch.tensor([prompt], device=ready(self.text_encoder), dtype=torch.int64)
         features = self.text_encoder(input_ids=ids).last_hidden_state[0]  # [n, context]
         ready(self.window.model)
         self.window.read(features)
-        first = torch.tensor([self.window.first_token], device=given.device)
+        first = given.new_tensor([self.window.first_token])
         return torch.cat((first, given.flatten()))
 
 

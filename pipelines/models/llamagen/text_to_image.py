@@ -104,7 +104,7 @@ class ClassImages(LlamaGenImages):
         return int(number)
 
     def make_prompt(self, encoded: Sequence[int], guided: bool, negatives: Any) -> Prompt:
-        labels = torch.tensor(list(encoded), device=ready(self.window.model))
+        labels = torch.tensor(list(encoded), device=ready(self.window.model), dtype=torch.int64)
         return replace(self.window.condition(labels, guided), layout=self.layout)
 
 
@@ -143,10 +143,11 @@ class PromptImages(LlamaGenImages):
         width = self.window.model.config.cls_token_num
         device = self.window.device
         rows = [[*ids, *[self.words.pad_token_id] * (width - len(ids))] for ids in encoded]
-        lengths = torch.tensor([len(ids) for ids in encoded], device=device)
+        lengths = torch.tensor([len(ids) for ids in encoded], device=device, dtype=torch.int64)
         mask = torch.arange(width, device=device) < lengths[:, None]  # [B, T]
         features = self.encoder(
-            input_ids=torch.tensor(rows, device=device), attention_mask=mask.long()
+            input_ids=lengths.new_tensor(rows),
+            attention_mask=mask.long(),
         ).last_hidden_state
         ready(self.window.model)
         prompt = self.window.condition_on_text(features, lengths, guided)

@@ -98,7 +98,9 @@ class TextFeatures(nn.Module):
                 "fc2": nn.Linear(config.dim, config.dim, bias=False),
             }
         )
-        self.uncond_embedding = nn.Buffer(torch.zeros(config.cls_token_num, width))
+        self.uncond_embedding = nn.Buffer(
+            torch.zeros(config.cls_token_num, width, dtype=torch.float32)
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Features `[R, T, caption_dim]` to `[R, T, dim]`."""

@@ -137,7 +137,7 @@ def check_states(run: OpenRun, source: DraftSource) -> LayerStates:
 def open_once(source: Any, model: LayerStates) -> Any:
     """What a source loads for a model: once, and again when its file has changed."""
     output = model.output_matrix()
-    key = (source, output.data_ptr(), output.device, source.file_time())
+    key = (source, output.data_ptr(), output.dtype, output.device, source.file_time())
     opened = opened_for(model)
     if key not in opened:
         for old in [key for key in opened if isinstance(key[0], type(source))]:

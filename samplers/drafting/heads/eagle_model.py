@@ -167,7 +167,7 @@ class EagleModel(nn.Module):
         config = self.config
         shape = (rows, columns, config.num_key_value_heads, config.head_dim)
         keys = self.fc.weight.new_zeros(shape)
-        first = torch.full((rows,), columns, device=keys.device)
+        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
         return HeadCache(keys, torch.zeros_like(keys), first)
 
     def enter(self, features: Tensor) -> Tensor:
@@ -332,8 +332,8 @@ def load_eagle(
         )
     _check_targets(config, offsets, folder)
     if "fc.bias" not in tensors and not config.is_third:
-        tensors["fc.bias"] = torch.zeros(config.hidden_size)
-    model.load_state_dict(tensors, strict=False)
+        tensors["fc.bias"] = torch.zeros(config.hidden_size, dtype=torch.float32)
+    model.load_state_dict(tensors, strict=False, assign=True)
     if offsets is not None:
         model.targets = torch.arange(len(offsets)) + offsets.long()
     return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
@@ -462,7 +462,11 @@ def _check_targets(config: EagleConfig, offsets: Tensor | None, folder: Path) ->
     n_ids = config.draft_vocab_size
     if offsets is None and n_ids == config.vocab_size:
         return
-    targets = torch.zeros(0) if offsets is None else torch.arange(len(offsets)) + offsets
+    targets = (
+        torch.zeros(0, dtype=torch.float32)
+        if offsets is None
+        else torch.arange(len(offsets)) + offsets
+    )
     is_whole = len(targets) == n_ids
     if not is_whole or int(targets.min()) < 0 or int(targets.max()) >= config.vocab_size:
         raise UnsupportedModelError(

@@ -106,7 +106,7 @@ class Classifier(LengthJudge):
     def begin_rows(self, run: OpenRun, batch_slots: Tensor) -> None:
         """See `LengthJudge.begin_rows`."""
         if self.weights.value is not None:
-            first = torch.tensor(_FIRST, device=batch_slots.device)
+            first = torch.tensor(_FIRST, device=batch_slots.device, dtype=torch.float32)
             self.weights.get()[batch_slots] = first
 
     def _answer(self, run: OpenRun, features: Tensor) -> Tensor:
@@ -118,4 +118,6 @@ class Classifier(LengthJudge):
         found = self.weights.value
         if found is not None:
             return found
-        return torch.tensor(_FIRST, device=run.prompt.tokens.device).repeat(rows, 1)
+        return torch.tensor(_FIRST, device=run.prompt.tokens.device, dtype=torch.float32).repeat(
+            rows, 1
+        )

@@ -179,7 +179,9 @@ class CandidateDrafter(Drafter):
         noise = run.frozen_noise() if is_certain else None
         slots = run.buffer.slots[:, :-1]
         last = self._known(run)  # [B, L]
-        distributions = [torch.zeros(len(last), 0, run.vocab_size, device=last.device)]
+        distributions = [
+            torch.zeros(len(last), 0, run.vocab_size, device=last.device, dtype=torch.float32)
+        ]
         chain = [last[:, :0]]
         for k in range(slots.shape[1]):
             depth = torch.full_like(last[:, :1], k)
@@ -191,7 +193,9 @@ class CandidateDrafter(Drafter):
                 chances = found.log_probs.softmax(-1)
                 uniforms = run.noise.fresh(slots[:, k : k + 1], run.counters.passes).drafts
                 best = draw(chances, uniforms)
-                empty = torch.zeros(len(last), 1, run.vocab_size, device=last.device)
+                empty = torch.zeros(
+                    len(last), 1, run.vocab_size, device=last.device, dtype=torch.float32
+                )
                 distributions.append(empty.scatter_add(2, found.tokens, chances))
             token = found.tokens[:, 0].gather(1, best)
             chain.append(token)

@@ -148,7 +148,7 @@ class DFlashModel(nn.Module):
         config = self.config
         sizes = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         keys = self.fc.weight.new_zeros(rows, columns, *sizes)
-        first = torch.full((rows,), columns, device=keys.device)
+        first = torch.full((rows,), columns, device=keys.device, dtype=torch.int64)
         return HeadCache(keys, torch.zeros_like(keys), first)
 
     def read(self, features: Tensor, columns: Tensor, cache: HeadCache) -> None:
@@ -242,7 +242,7 @@ def load_dflash(
             f"{folder / WEIGHTS}, received others at {show(wrong[:3])}; take a draft model of one "
             "of the two layouts"
         )
-    model.load_state_dict(tensors)
+    model.load_state_dict(tensors, assign=True)
     return model.to(device=output.device, dtype=output.dtype).eval().requires_grad_(False)
 
 

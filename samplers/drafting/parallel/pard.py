@@ -23,6 +23,7 @@ import torch
 from mmaccel.checks import check_int
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
+from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.draft_model import ModelDrafter, check_vocabulary, open_model
 from mmaccel.samplers.drafting.in_turn import draft_at_once
@@ -105,7 +106,8 @@ class PardDrafter(ModelDrafter):
         tokens = tokens.masked_fill(is_mask, source.mask_token)
         _, lengths = run.prompt.text
         start = lengths - 1 + (buffer.n_generated - unread).repeat(branches)
-        logits = self.model.forward(Pass(tokens, start.clamp(min=0)))
+        with as_called():
+            logits = self.model.forward(Pass(tokens, start.clamp(min=0)))
         run.stats.draft_passes += 1
         self.next_slot.hold(buffer.slots[:, 0].clone())
         at = unread.repeat(branches)[:, None] + entry[: run.width - 1]  # the last token, and masks
