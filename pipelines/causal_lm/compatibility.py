@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mmaccel.catalog import LATENT_SPEECH
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
 from mmaccel.reduction.kv_cache.contract import LayerSizes
 
@@ -74,6 +75,11 @@ def find_facts(model: Any) -> ModelFacts:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}; {find_remedy(model)}"
         )
+    return _find_facts(model, expected)
+
+
+@in_turn
+def _find_facts(model: Any, expected: str) -> ModelFacts:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     config = text_config(model)
     n_ids = 0 if find_linear(head) is None else count_ids(head)

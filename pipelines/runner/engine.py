@@ -17,6 +17,7 @@ from mmaccel.options import PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import takes_capture
@@ -317,13 +318,14 @@ def find_obstacle(
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
         return f"a model spread over {len(devices)} devices"
-    return _check_sync(window, model, prompt)
+    return _check_sync(model, window, prompt)
 
 
 _CHECKED: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
-def _check_sync(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
+@in_turn
+def _check_sync(model: Any, window: TokenModel, prompt: Prompt) -> str | None:
     """Self-check of a model: why its forward pass cannot be captured; None if it can."""
     options = getattr(window, "graph_options", None)  # another attention may synchronise
     checked = _CHECKED.setdefault(model, {})
