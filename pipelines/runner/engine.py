@@ -204,18 +204,20 @@ class Engine:
             window.use_prefixes(None)
             return
         groups = prompt.groups
-        reason = _find_admission(prompt, window.prefill_chunk_size) or window.find_sharing_obstacle(
-            groups
-        )
+        n_saved = groups.n_saved
+        idle = ""
+        if not n_saved:
+            idle = "no two rows have the same prompt of two tokens or more"
+            if prompt.batch == 1:
+                idle = "one row is decoded at a time; decode several together (batch_size)"
+        elif self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
+            idle = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
+        reason = _find_admission(prompt, window.prefill_chunk_size)
+        if not reason and (self.share_prefix is True or not idle):  # a self-check's passes
+            reason = window.find_sharing_obstacle(groups)
         if reason and self.share_prefix is True:
             refuse_sharing(reason)
-        n_saved = groups.n_saved
-        if not reason and not n_saved:
-            reason = "no two rows have the same prompt of two tokens or more"
-            if prompt.batch == 1:
-                reason = "one row is decoded at a time; decode several together (batch_size)"
-        elif not reason and self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
-            reason = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
+        reason = reason or idle
         window.use_prefixes(None if reason else groups, reason)
 
     def runner(
