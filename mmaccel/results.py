@@ -106,7 +106,8 @@ class Stats:
         passes: forward passes of the model after the prompt's (the whole batch is one pass).
         row_passes: passes summed over the rows that took part, unfinished; equals `passes` at
             batch 1. `tokens_per_pass` and a row's or image's own passes are counted by it.
-        prefill_passes: passes over the prompt.
+        prefill_passes: passes over the prompt; one that gives the first tokens, too, is among
+            `passes`.
         draft_passes: passes of a draft model.
         accepted: `accepted[k]` counts row-passes that generated exactly k + 1 tokens.
         total_variation: relaxed policies: total variation spent, summed over verified tokens; 0.0

@@ -110,6 +110,8 @@ class GenerateCall:
 
     def __post_init__(self) -> None:
         self.device = find_device(self.model)
+        if self.ids.dtype == torch.int32:  # the tokens that transformers puts behind them are int64
+            self.ids = self.ids.long()
         processors = list(self.processors)
         self.guidance = processors[0] if processors and is_own(processors[0], GUIDANCE) else None
         rest = processors if self.guidance is None else processors[1:]
@@ -316,6 +318,9 @@ def find_obstacles(
     found = list(_find_in_arguments(call, served)) or list(_find_in_prompt(call, facts))
     if not found and type(call.cache).__name__ == "StaticCache" and _is_short(call, facts):
         found = ["a StaticCache with less room than the call needs"]
+    if not found and call.cache is not None:
+        rows = {len(layer.keys) for layer in call.cache.layers if layer.is_initialized}
+        found = ["a cache of another number of rows"] if rows - {len(call.ids)} else []
     if not found:
         reasons = [reason for reason in call.prompt_reasons if reason not in served]
         found = list(_find_in_own_prompt(call, facts, reasons)) if takes_own_prompt else reasons
@@ -329,6 +334,9 @@ def _find_in_arguments(call: GenerateCall, served: frozenset[str]) -> Iterator[s
     if getattr(config, "is_assistant", False):
         yield "a model that drafts for another one"
     yield from sorted(call.given - _SERVED - {CACHE} - served - call.prompt_inputs)
+    for name in sorted(PER_LAYER.keys() & call.given):
+        if not isinstance(call.others[name], bool):  # layers, or what the model refuses
+            yield f"{name} that is not True or False"
     cache = call.cache
     if cache is not None and (type(cache).__name__ not in _CACHES or cache.offloading):
         yield f"a cache of its own kind ({type(cache).__name__})"
@@ -452,6 +460,8 @@ def _find_in_lists(call: GenerateCall) -> Iterator[str]:
         yield "guidance after another processor"
     if call.pad is None and any(hasattr(c, "eos_token_id") for c in call.criteria):
         yield "an end token without a padding token"
+    if call.pad is not None and call.pad.is_floating_point():
+        yield "a padding token that is not an id"
 
 
 def is_left_padded(mask: Tensor) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Layout, Policy
-from mmaccel.errors import UnsupportedModelError
+from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach import layer_methods
 from mmaccel.pipelines.attach.fallback import Fallback
 from mmaccel.pipelines.attach.patching import as_function
@@ -178,6 +178,12 @@ class GenerateService:
         if not reasons:
             try:
                 return self._decode(call)
+            except (
+                OptionError
+            ) as error:  # a draft model that is too short for the call, and the like
+                if self.strict or not _is_untouched(call):
+                    raise
+                reasons = [str(error)]
             except (AttributeError, ImportError, TypeError) as error:
                 if not _can_restart(call):
                     raise
@@ -418,8 +424,13 @@ def _can_restart(call: GenerateCall) -> bool:
     That is so under a release of transformers that was not tested, whose functions may have
     changed, where the caller has seen nothing of the call yet.
     """
+    return describe_untested(VERSION) is not None and _is_untouched(call)
+
+
+def _is_untouched(call: GenerateCall) -> bool:
+    """Whether the caller has seen nothing of the call yet."""
     untouched = call.cache is None or int(call.cache.get_seq_length()) == call.n_cached
-    return describe_untested(VERSION) is not None and call.streamer is None and untouched
+    return call.streamer is None and untouched
 
 
 def _row_seeds(call: GenerateCall, seed: int | Sequence[int]) -> list[int]:
@@ -437,7 +448,10 @@ def _prepare(
     returns_cache = call.returns_cache and family.gives_cache
     if names or returns_cache:
         cache = call.cache if returns_cache else None
-        outputs = StepOutputs(names, Columns(call.mask), call.pad, cache)
+        dtype = torch.float32  # which transformers makes of logits, but of guidance's second ones
+        if call.guidance is not None:
+            dtype = torch.promote_types(dtype, call.model.dtype)
+        outputs = StepOutputs(names, Columns(call.mask), call.pad, cache, dtype)
         window.recorder = outputs
         window.pass_options = {n: True for n, kind in PER_LAYER.items() if kind in names}
         if "attentions" in names:

@@ -57,6 +57,7 @@ class StepOutputs:
         filler: what ended rows go on with; None where all rows end together.
         cache: a transformers cache that gets the keys and values of all tokens but the last, or
             None. It holds the prompt already if its length is that of the prompt.
+        dtype: of the scores; logits are float32.
 
     Attributes:
         is_active: whether anything is recorded in a pass.
@@ -68,7 +69,9 @@ class StepOutputs:
         columns: Columns,
         filler: Tensor | None,
         cache: Any,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self._dtype = dtype
         self.is_active = bool(names)
         self._columns = columns
         self._filler = filler
@@ -113,7 +116,8 @@ class StepOutputs:
                 steps = self._steps[name]
                 steps += [None] * (step + 1 - len(steps))
                 if name in PER_STEP.values():
-                    part = value[rows, at].float()  # [n, V]
+                    dtype = self._dtype if name == "scores" else torch.float32
+                    part = value[rows, at].to(dtype)  # [n, V]
                     steps[step] = _put(steps[step], part, rows, len(starts))
                 elif step > 0:
                     steps[step] = self._store_layers(name, step, value, rows, at)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mmaccel.catalog import LATENT_SPEECH
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
 from mmaccel.reduction.kv_cache.contract import LayerSizes
 
@@ -29,6 +30,17 @@ _NEED_CONTIGUOUS_KEYS = ("gpt_neox_japanese",)  # model types whose attention ta
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
 _ATTENTIONS = ("auto", "model", "kernel")
+
+_READ = (  # fields of a decoder's configuration that facts are read from
+    "_attn_implementation",
+    "num_hidden_layers",
+    "max_position_embeddings",
+    "rope_parameters",
+    "sliding_window",
+    "layer_types",
+    "attention_chunk_size",
+    "is_decoder",
+)
 
 _found: WeakKeyDictionary[nn.Module, tuple[Any, ModelFacts]] = WeakKeyDictionary()
 
@@ -60,8 +72,8 @@ class ModelFacts:
 def find_facts(model: Any) -> ModelFacts:
     """The facts of a decoder-only language model with ordinary attention in every layer.
 
-    They are found again where its attention implementation, its head, its number of layers or of
-    positions has changed.
+    They are found again where its head or a field of its configuration has changed that they are
+    read from.
 
     Args:
         model: a transformers model.
@@ -74,16 +86,16 @@ def find_facts(model: Any) -> ModelFacts:
         raise UnsupportedModelError(
             f"model: expected {expected}, received {type(model).__name__}; {find_remedy(model)}"
         )
+    return _find_facts(model, expected)
+
+
+@in_turn
+def _find_facts(model: Any, expected: str) -> ModelFacts:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     config = text_config(model)
     n_ids = 0 if find_linear(head) is None else count_ids(head)
-    state = (
-        getattr(config, "_attn_implementation", None),
-        getattr(config, "num_hidden_layers", None),
-        getattr(config, "max_position_embeddings", None),
-        type(head),
-        n_ids,
-    )
+    read = [repr(getattr(config, name, None)) for name in _READ]
+    state = (type(head), n_ids, *read)
     known = _found.get(model)
     if known is not None and known[0] == state:
         return known[1]

@@ -33,6 +33,7 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
 
@@ -97,6 +98,7 @@ def has_passed(model: Any) -> bool:
     return _passed.get(model) == model.config._attn_implementation
 
 
+@in_turn
 @own_arithmetic()
 def check_windows(model: Any, window: CheckedWindow) -> None:
     """Refuse a model whose windows do not give the model's own logits.
@@ -284,7 +286,7 @@ def find_layer_obstacle(window: CheckedWindow) -> str:
 
     Cost: six short passes at a model's first call; the answer is cached as in `find_reason`.
     """
-    return _remember(window, "layers", wants_triton=False)
+    return _remember(window.model, window, "layers", wants_triton=False)
 
 
 def refuse_own_attention(model: Any, reason: str) -> None:
@@ -307,12 +309,12 @@ def _find_reason(window: CheckedWindow, mode: str) -> str:
         obstacle = obstacle or dispatch.find_obstacle(device.type)
         if obstacle is not None:
             return obstacle
-    return _remember(window, kind, wants_triton=kind == "auto")
+    return _remember(window.model, window, kind, wants_triton=kind == "auto")
 
 
-def _remember(window: CheckedWindow, kind: str, wants_triton: bool) -> str:
+@in_turn
+def _remember(model: Any, window: CheckedWindow, kind: str, wants_triton: bool) -> str:
     """The reason of `_check_kernel`, asked once for each state of a model."""
-    model = window.model
     key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
     known = _reasons.setdefault(model, {})
     if key in known:

@@ -37,6 +37,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.layers.store import WindowLayer
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 
 UseCompile = Literal["auto"] | bool
@@ -70,6 +71,7 @@ class CompiledPasses:
         self._compiled: dict[Kind, Callable[..., Tensor]] = {}
         self._seconds: dict[Shape, float] = {}
 
+    @in_turn
     def choose(self, mode: UseCompile, shape: Shape, given: Given) -> Callable[..., Tensor]:
         """What runs the passes of a shape in a run, after a trial if it is time for one.
 

@@ -17,6 +17,7 @@ from mmaccel.options import PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.drafting.sources import source_of
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import takes_capture
@@ -203,18 +204,20 @@ class Engine:
             window.use_prefixes(None)
             return
         groups = prompt.groups
-        reason = _find_admission(prompt, window.prefill_chunk_size) or window.find_sharing_obstacle(
-            groups
-        )
+        n_saved = groups.n_saved
+        idle = ""
+        if not n_saved:
+            idle = "no two rows have the same prompt of two tokens or more"
+            if prompt.batch == 1:
+                idle = "one row is decoded at a time; decode several together (batch_size)"
+        elif self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
+            idle = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
+        reason = _find_admission(prompt, window.prefill_chunk_size)
+        if not reason and (self.share_prefix is True or not idle):  # a self-check's passes
+            reason = window.find_sharing_obstacle(groups)
         if reason and self.share_prefix is True:
             refuse_sharing(reason)
-        n_saved = groups.n_saved
-        if not reason and not n_saved:
-            reason = "no two rows have the same prompt of two tokens or more"
-            if prompt.batch == 1:
-                reason = "one row is decoded at a time; decode several together (batch_size)"
-        elif not reason and self.share_prefix == "auto" and n_saved < _LEAST_SHARED:
-            reason = f"it would save {n_saved} entries; {_LEAST_SHARED} are worth it"
+        reason = reason or idle
         window.use_prefixes(None if reason else groups, reason)
 
     def runner(
@@ -317,13 +320,14 @@ def find_obstacle(
     devices = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
         return f"a model spread over {len(devices)} devices"
-    return _check_sync(window, model, prompt)
+    return _check_sync(model, window, prompt)
 
 
 _CHECKED: WeakKeyDictionary[Any, dict[Hashable, str | None]] = WeakKeyDictionary()
 
 
-def _check_sync(window: TokenModel, model: Any, prompt: Prompt) -> str | None:
+@in_turn
+def _check_sync(model: Any, window: TokenModel, prompt: Prompt) -> str | None:
     """Self-check of a model: why its forward pass cannot be captured; None if it can."""
     options = getattr(window, "graph_options", None)  # another attention may synchronise
     checked = _CHECKED.setdefault(model, {})

@@ -46,6 +46,7 @@ from mmaccel.pipelines.runner.fused_structure import (
     read_structure,
 )
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.pipelines.runner.static_buffers import find_address
 
 Angles = tuple[Tensor, Tensor]
@@ -437,6 +438,7 @@ class _Known:
 _known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
+@in_turn
 def open_fused(
     model: Any, windows: Sequence[int | None], check: Callable[[FusedDecoder], str]
 ) -> tuple[FusedDecoder | None, str]:
@@ -484,6 +486,7 @@ def open_fused(
     return decoder, reason
 
 
+@in_turn
 def close_fused(model: Any, *, forget: bool = True) -> None:
     """Give a model's parameters storages of their own again, if they were packed.
 

@@ -1,16 +1,39 @@
-"""A model's lock: one run at a time where runs share the model's cache."""
+"""A model's locks: one run at a time where runs share the model's cache, and one thread at a time
+where something is made once and kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
-from typing import Any
+from functools import wraps
+from threading import Lock, RLock
+from typing import Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from mmaccel.errors import BusyError
 
 _running: set[int] = set()  # ids of models with a run in progress
 _guard = Lock()
+_making: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def in_turn(make: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Let threads take turns in functions that make something once for their first argument, a
+    model: what the first one has made, the others find.
+    """
+
+    @wraps(make)
+    def call(model: Any, *args: P.args, **options: P.kwargs) -> T:
+        with _guard:
+            lock = _making.setdefault(model, RLock())
+        with lock:
+            return make(model, *args, **options)
+
+    return call
 
 
 @contextmanager

@@ -164,7 +164,8 @@ class ModelCalls:
         if model.prefixes is not None:
             stats.notes.append(
                 f"share_prefix: {model.prefixes}; exact with respect to the model whose attention "
-                "adds up a prompt and what follows it apart, which may change last bits"
+                "adds up a prompt and what follows it apart, which may change last bits; a model's "
+                "first such call makes six short passes more, which are not counted, to check it"
             )
         elif model.prefix_reason:
             stats.notes.append(f"share_prefix: each row stores its prompt: {model.prefix_reason}")

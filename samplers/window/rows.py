@@ -209,14 +209,21 @@ class RunCounters(StaticPart):
         self.passes, self.is_bad = self.passes[rows], self.is_bad[rows]
         self.gains, self.spent = self.gains[:, rows], self.spent[rows]
 
-    def row(self, index: int) -> tuple[list[int], float]:
-        """Tokens that a row gained in each pass that gained some, and total variation spent."""
-        gained = self.gains[:, index]
-        return gained[gained > 0].tolist(), float(self.spent[index])
+    def kept(self, lengths: Tensor) -> Tensor:
+        """`gains` of the tokens that rows ended with, `[B]` int64: `on_step` may end a row before
+        what earlier passes made.
+        """
+        made = self.gains.cumsum(0).minimum(lengths)
+        return made.diff(dim=0, prepend=torch.zeros_like(made[:1]))
 
-    def report(self, stats: Stats) -> Tensor:
-        """Fill in statistics; returns `[B]` int64, the passes in which each row gained tokens."""
-        gained = self.gains  # [passes, B]
+    def report(self, stats: Stats, lengths: Tensor) -> Tensor:
+        """Fill in statistics; returns `[B]` int64, the passes in which each row gained tokens.
+
+        Args:
+            stats: of the run.
+            lengths: `[B]` int64, tokens of each row.
+        """
+        gained = self.kept(lengths)  # [passes, B]
         passes = (gained > 0).sum(0)
         stats.accepted = count_gains(gained[gained > 0].tolist())
         stats.row_passes = int(passes.sum())
@@ -444,6 +451,9 @@ class RunRows(StaticPart):
             self._is_cut = is_cut if self._is_cut is None else self._is_cut | is_cut
             self.ended |= is_cut
             buffer.n_generated.copy_(torch.minimum(lengths, limit))
+            # nothing behind a row's end is predicted: the pass may have begun behind it
+            ends = buffer.origin + buffer.n_generated
+            buffer.filled.copy_(ends.where(is_cut, buffer.filled))
         self.n_new.copy_((buffer.n_generated - previous).clamp(min=0))
 
     def take_cut(self) -> list[bool]:
@@ -460,7 +470,9 @@ class RunRows(StaticPart):
         """The result of row `row`, which is in a batch slot. Cost: some host synchronisations."""
         n_generated = int(self.buffer.n_generated[batch_slot])
         tokens = self.buffer.generated(n_generated)[batch_slot].clone()
-        gains, variation = self.counters.row(batch_slot)
+        gained = self.counters.kept(self.buffer.n_generated)[:, batch_slot]
+        gains = gained[gained > 0].tolist()
+        variation = float(self.counters.spent[batch_slot])
         return FinishedRow(row, tokens, len(gains), count_gains(gains), variation)
 
     def restart(self, batch_slots: Tensor, prompt: Prompt) -> None:
@@ -499,4 +511,4 @@ class RunRows(StaticPart):
         lengths = self.buffer.n_generated.clone()
         index = torch.arange(self.length, device=lengths.device)[None]
         tokens = torch.where(index < lengths[:, None], self.buffer.generated(self.length), 0)
-        return Generation(tokens, lengths, self.counters.report(stats), stats)
+        return Generation(tokens, lengths, self.counters.report(stats, lengths), stats)

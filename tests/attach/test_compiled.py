@@ -76,3 +76,12 @@ def test_generate_of_a_model_that_is_one_graph(backend: Compilations) -> None:
         assert run.stats.passes == run.stats.tokens == 12
         counts.append(backend.count)
     assert counts[0] == counts[1]
+
+
+def test_a_forward_that_was_compiled_before() -> None:
+    model = build_lm("llama", num_hidden_layers=1)
+    plain = _generate(model)
+    model.forward = torch.compile(model.forward, backend="eager")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), strict=True) as run:
+        assert _generate(model).equal(plain)
+    assert "another forward" in run.stats.route_reason

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import AttachError
+from mmaccel.errors import AttachError, OptionError
 from mmaccel.pipelines.attach.fallback import PassCounter as PassesOfALoop
 from mmaccel.pipelines.original_methods import has_own
 from tests.fixtures.tiny_lms import PassCounter, build_lm, left_padded
@@ -154,6 +154,51 @@ def test_strict_raises_and_names_the_reason(name: str) -> None:
         with pytest.raises(AttachError, match=f"received .*({reason})"):
             _generate(model, options)
         assert run.history == []
+
+
+def _used_cache(model: Any) -> dict[str, Any]:
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=40)
+    with torch.no_grad():
+        model(torch.ones(5, 2).long(), past_key_values=cache)
+    cache.reset()
+    return {"past_key_values": cache}
+
+
+@pytest.mark.parametrize(
+    ("reason", "make"),
+    [
+        ("output_hidden_states that is not", lambda m: {"output_hidden_states": 1e300}),
+        ("token that is not an id", lambda m: {"pad_token_id": torch.tensor(float("nan"))}),
+        ("a cache of another number of rows", _used_cache),
+    ],
+)
+def test_what_transformers_refuses_is_left_to_it(reason: str, make: Any) -> None:
+    """Values that the original stumbles over, with the reason before."""
+    model = build_lm("llama")
+    options = PROMPTS | {"max_new_tokens": 4, "eos_token_id": [*range(0, 40, 2)]}
+    with pytest.raises((TypeError, RuntimeError)) as plain:
+        model.generate(**options, **make(model))
+    with (
+        mmaccel.attach(model, mmaccel.Jacobi(window=4)),
+        pytest.warns(UserWarning, match=reason),
+        pytest.raises(plain.type),
+    ):
+        model.generate(**options, **make(model))
+
+
+def test_a_draft_model_that_is_too_short_for_a_call_runs_the_original() -> None:
+    model, small = build_lm("llama"), build_lm("llama", max_position_embeddings=6)
+    plain, policy = _generate(model, {}), mmaccel.Speculative(window=4, draft_model=small)
+    with (
+        mmaccel.attach(model, policy) as run,
+        pytest.warns(UserWarning, match="positions: expected at most 6"),
+    ):
+        assert _generate(model, {}).equal(plain)
+    assert len(run.history) == 1 and run.stats.fallbacks
+    with mmaccel.attach(model, policy, strict=True), pytest.raises(OptionError, match="at most 6"):
+        _generate(model, {})
 
 
 def test_what_the_original_refuses_is_refused_as_before() -> None:

@@ -165,3 +165,12 @@ def test_windows_wider_than_a_sliding_window_under_eager_attention(name: str) ->
     plain = model.generate(**PROMPTS, max_new_tokens=LENGTH, do_sample=False)
     ours, _ = _run(model, mmaccel.SpeculativeJacobi(window=9), do_sample=False)
     assert torch.equal(ours, plain)
+
+
+def test_ids_of_32_bits() -> None:
+    model, options = build_lm("llama"), {"max_new_tokens": LENGTH, "do_sample": False}
+    given = {name: value.int() for name, value in PROMPTS.items()}
+    plain = model.generate(**given, **options)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True):
+        ours = model.generate(**given, **options)
+    assert ours.equal(plain) and ours.dtype == plain.dtype

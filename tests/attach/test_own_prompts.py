@@ -278,11 +278,19 @@ def test_a_static_cache_that_is_too_short() -> None:
     assert [len(stats.fallbacks) for stats in run.history] == [0, 1]
 
 
-def test_the_prompt_s_pass_is_the_only_pass_before_the_first_token() -> None:
+@pytest.mark.parametrize("window", [1, 8])
+def test_the_prompt_s_pass_is_the_only_pass_before_the_first_token(window: int) -> None:
+    """Without drafts it is the first pass: the plain loop has no other."""
     model = build_lm("llama")
-    with PassCounter(model) as counter, mmaccel.attach(model, mmaccel.Jacobi(window=8)) as run:
-        model.generate(**RAGGED, **_embed(model, RAGGED), max_new_tokens=8, do_sample=False)
-    assert run.stats is not None and counter.passes == run.stats.passes + 1
+    policy = mmaccel.Jacobi(window=window)
+    with PassCounter(model) as counter, mmaccel.attach(model, policy, fused=False) as run:
+        made = model.generate(**RAGGED, **_embed(model, RAGGED), max_new_tokens=8, do_sample=False)
+    stats = run.stats
+    assert stats is not None and counter.passes == stats.passes + stats.prefill_passes
+    rows, width = RAGGED["input_ids"].shape
+    if window == 1:
+        assert counter.passes == made.shape[1] - width
+        assert stats.tokens_processed == rows * (made.shape[1] - 1)
 
 
 def test_a_draft_model_drafts_for_an_unknown_prompt() -> None:

@@ -97,3 +97,23 @@ def test_a_call_inside_a_call_does_not_wait_for_a_change() -> None:
     model.generate(IDS, stopping_criteria=[act_at(3, act)], **OPTIONS)
     other.join(30)
     assert not other.is_alive() and len(handle.history) == 2
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_the_first_calls_of_threads_make_what_is_kept_once(attempt: int) -> None:
+    """Packed weights and self-checks: all threads find the first one's."""
+    model, made = build_lm("llama"), []
+    plain, start = model.generate(IDS, **OPTIONS), threading.Barrier(4)
+
+    def generate() -> None:
+        start.wait()
+        made.append(model.generate(IDS, **OPTIONS))
+
+    with mmaccel.attach(model, mmaccel.Jacobi(4)) as handle:
+        threads = [threading.Thread(target=generate) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert len(made) == 4 and all(out.equal(plain) for out in made)
+        assert [stats.route for stats in handle.history] == ["fused"] * 4

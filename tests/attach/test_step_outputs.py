@@ -134,8 +134,9 @@ def test_states_without_a_cache(name: str) -> None:
     assert ours.past_key_values is None
 
 
-def test_scores_under_guidance() -> None:
-    model = build_lm("llama")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_under_guidance(dtype: torch.dtype) -> None:
+    model = build_lm("llama").to(dtype)
     options: dict[str, Any] = RAGGED | SCORES | {"do_sample": False, "guidance_scale": 1.6}
     options["negative_prompt_ids"] = torch.tensor([[1], [1], [2]])
     plain = _generate(model, **options)

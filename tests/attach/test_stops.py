@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.catalog import make_policy
+from mmaccel.kernels import dispatch
 from tests.fixtures.tiny_lms import EOS, PAD, VOCAB, build_lm, left_padded
 
 PROMPTS = left_padded([[5, 6], [4, 5, 6, 7], [9, 8, 7]])
@@ -91,6 +93,30 @@ def test_a_criterion_is_called_as_transformers_calls_it(policy: Any, eos: int | 
         plain, ours, _ = _both(model, policy, make, max_new_tokens=14, eos_token_id=eos)
         assert torch.equal(ours, plain)
         assert logs[1].seen == logs[0].seen
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("name", ["sjd", "mc-sjd", "gumbel-sjd", "gsd", "pcg", "jacobi"])
+def test_rows_end_behind_which_the_next_pass_has_begun(
+    name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is what it is alone, and its tokens behind the end count nowhere."""
+    monkeypatch.setenv(dispatch.VARIABLE, backend)
+    rows = [[5, 6], [4, 5, 6, 7], [9, 8, 7], [3, 11, 12]]
+    model, policy = build_lm("llama"), make_policy(name, window=5)
+    options: dict[str, Any] = dict(max_new_tokens=12, do_sample=True, top_k=0, eos_token_id=39)
+    options["stopping_criteria"] = [lambda ids, scores, **_: ids[:, -1] % 5 == 0]
+    for seed in range(0, 24, 8):
+        seeds = list(range(seed, seed + 4))
+        with mmaccel.attach(model, policy, seed=seeds, strict=True) as run:
+            made = model.generate(**left_padded(rows), **options)[:, 4:]
+        n_tokens = 0
+        for own, prompt, one in zip(made, rows, seeds, strict=True):
+            with mmaccel.attach(model, policy, seed=[one], strict=True):
+                alone = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+            assert own[: len(alone)].equal(alone) and not own[len(alone) :].any()
+            n_tokens += len(alone)
+        assert run.stats.tokens == n_tokens
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)

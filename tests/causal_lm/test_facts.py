@@ -64,3 +64,15 @@ def test_a_limit_that_fell_holds_for_the_next_call() -> None:
         change_the_positions(model)
         with pytest.warns(UserWarning, match="more positions than the model's 24"):
             model.generate(prompt, max_new_tokens=30, do_sample=False)
+
+
+@pytest.mark.parametrize("window", [9, None])
+@pytest.mark.parametrize("fused", [True, False])
+def test_masks_that_changed_hold_for_the_next_call(window: int | None, fused: bool) -> None:
+    model, prompt = build_lm("mistral"), torch.tensor([[5, 6, 7]])
+    options: dict[str, Any] = dict(max_new_tokens=20, do_sample=False, eos_token_id=None)
+    with mmaccel.attach(model, "jacobi", strict=True, fused=fused):
+        narrow = model.generate(prompt, **options)
+        model.config.sliding_window = window
+        wide = model.generate(prompt, **options)
+    assert wide.equal(model.generate(prompt, **options)) and not wide.equal(narrow)
