@@ -10,7 +10,6 @@ Sources: `AmusedPipeline`, `AmusedScheduler` and `UVit2DModel`, diffusers 0.42. 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,13 +20,23 @@ from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCa
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
+from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
-from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline's scheduler"
+SERVED = frozenset(
+    {
+        "prompt", "height", "width", "guidance_scale", "negative_prompt", "num_images_per_prompt",
+        "generator", "latents", "prompt_embeds", "encoder_hidden_states", "negative_prompt_embeds",
+        "negative_encoder_hidden_states", "output_type", "return_dict", "callback",
+        "callback_steps", "cross_attention_kwargs", "micro_conditioning_aesthetic_score",
+        "micro_conditioning_crop_coord",
+    }
+)  # fmt: skip
+"""Arguments of a call that mean what they mean without a policy."""
 
 
 class AmusedService(PolicyService):
@@ -66,13 +75,11 @@ class AmusedService(PolicyService):
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
         check_idle(self._given is not None)
-        given = bind_call(own, args, options)
-        if given is None:
+        bound = bind_call(own, args, options)
+        if bound is None:
             return own(*args, **options)
-        asked = inspect.signature(own).bind(*args, **options).arguments
-        self._policy = self.policy
-        if "num_inference_steps" in asked:
-            self._policy = set_steps(self.policy, asked["num_inference_steps"])
+        asked, given = bound
+        self._policy = read_schedule(asked, SERVED, self.policy)
         self._given = given
         self._awaits_model_call = True
         try:

@@ -1,18 +1,20 @@
-"""Arguments of other loops that a denoiser's `generate` refuses, and why.
+"""Arguments of other loops that a denoiser's `generate` and diffusers' pipelines refuse, and why.
 
 The published loops of these models take their schedule as arguments; here the schedule belongs to
-the policy. Some arguments of transformers need a prefix; a canvas is filled in any order.
+the policy. Some arguments of transformers need a prefix; a canvas is filled in any order. What a
+pipeline's call means under a policy is a table: what is served as ever, here what is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.samplers.canvas.masked_parallel import set_steps
 
 _SCHEDULE = {  # argument -> (field of a policy, a policy with that field; None: every policy)
     "block_length": ("block", None),
@@ -24,6 +26,7 @@ _SCHEDULE = {  # argument -> (field of a policy, a policy with that field; None:
     "threshold": ("threshold", "ConfidentParallel"),
     "factor": ("factor", "ConfidentParallel"),
     "alg_temp": ("choice", "MaskedParallel"),
+    "temperature": ("choice", "MaskedParallel"),
     "steps": ("steps", "MaskedParallel"),
 }
 _PREFIX = "a canvas is filled in any order and has no prefix"
@@ -31,6 +34,11 @@ _REASONS = {
     "remasking": "the policy is the rule; attach another one",
     "alg": "the policy is the rule; attach another one",
     "eps": "the policy chooses how many slots a pass fills; leave it out",
+    "minimal_topk": "the policy chooses how many slots a pass fills; leave it out",
+    "editing_threshold": "what is committed stays; leave it out, or attach CachedBlocks()",
+    "max_post_steps": "what is committed stays; leave it out, or attach CachedBlocks()",
+    "confidence_threshold": "the policy fills a canvas to its end; leave it out",
+    "stability_threshold": "the policy fills a canvas to its end; leave it out",
     "mask_id": "it belongs to the denoiser; attach to one built with mask_token=",
     "mask_token_id": "it belongs to the denoiser; attach to one built with mask_token=",
     "cfg_scale": "its unconditional rows are prompts of mask tokens, which a run takes for open "
@@ -53,6 +61,7 @@ _REASONS = {
 }
 _NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
 _NEUTRAL |= {"guidance_scale": 1.0, "cfg_scale": 0.0, "use_cache": True}
+_NEUTRAL |= {"editing_threshold": 0.0, "minimal_topk": 1}
 _NATIVE = ("num_beams", "num_return_sequences", "repetition_penalty", "guidance_scale")
 
 
@@ -66,11 +75,35 @@ def check_others(others: Mapping[str, Any], policy: Any) -> None:
     for name, value in others.items():
         if name not in _SCHEDULE and name not in _REASONS:
             raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
-        if not _is_neutral(name, value):
-            raise OptionError(
-                f"{name}: expected none under {type(policy).__name__}, received {value!r}; "
-                f"{_find_remedy(name, policy)}"
-            )
+        _refuse(name, value, policy)
+
+
+def read_schedule(asked: Mapping[str, Any], served: Collection[str], policy: Any) -> Any:
+    """The policy of a call of a diffusers pipeline, with its `num_inference_steps` if they are not
+    served.
+
+    Args:
+        asked: what the caller gave, by name.
+        served: names of the arguments that mean what they mean without a policy.
+        policy: attached.
+
+    Raises:
+        OptionError: an argument that nothing would read.
+    """
+    for name, value in asked.items():
+        if name not in served and name != "num_inference_steps":
+            _refuse(name, value, policy)
+    if "num_inference_steps" in served or "num_inference_steps" not in asked:
+        return policy
+    return set_steps(policy, asked["num_inference_steps"])
+
+
+def _refuse(name: str, value: Any, policy: Any) -> None:
+    if not _is_neutral(name, value):
+        raise OptionError(
+            f"{name}: expected none under {type(policy).__name__}, received {value!r}; "
+            f"{_find_remedy(name, policy)}"
+        )
 
 
 def check_config(config: Any, policy: Any) -> None:
@@ -106,7 +139,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 def _find_remedy(name: str, policy: Any) -> str:
     if name not in _SCHEDULE:
-        return _REASONS[name]
+        return _REASONS.get(name, "nothing reads it; leave it out")
     wanted, owner = _SCHEDULE[name]
     own = type(policy).__name__
     if owner not in (None, own):

@@ -16,19 +16,31 @@ CALLBACK_TENSORS = ("block_x",)
 """Tensors that a canvas policy can hand to `callback_on_step_end`; the others are intermediate
 values of the pipeline's own scheduler."""
 
+SERVED = frozenset(
+    {
+        "prompt", "messages", "input_ids", "attention_mask", "use_chat_template",
+        "add_generation_prompt", "gen_length", "block_length", "temperature", "top_p", "top_k",
+        "sampling_method", "eos_early_stop", "eos_token_id", "mask_token_id", "generator",
+        "output_type", "return_dict", "callback_on_step_end", "callback_on_step_end_tensor_inputs",
+    }
+)  # fmt: skip
+"""Arguments that a canvas policy serves; the others are of the pipeline's own scheduler."""
+
 
 @dataclass
 class BlockCall:
     """Arguments of a call, defaults filled in.
 
     Attributes:
-        arguments: all of them by name.
+        asked: those that the caller gave, by name.
+        arguments: all of them.
         block: `block_length`, or the scheduler's.
         length: `gen_length`.
         mask_token, end_token: ids, the tokenizer's by default; -1 for none.
         n_prompt: columns of the prompt; set when the pipeline has prepared it.
     """
 
+    asked: Mapping[str, Any]
     arguments: Mapping[str, Any]
     block: Any
     length: Any
@@ -37,8 +49,8 @@ class BlockCall:
     n_prompt: int = 0
 
     @staticmethod
-    def of(pipe: Any, arguments: Mapping[str, Any]) -> BlockCall:
-        """The call of a pipeline with these arguments."""
+    def of(pipe: Any, asked: Mapping[str, Any], arguments: Mapping[str, Any]) -> BlockCall:
+        """The call of a pipeline; see `bind_call`."""
 
         def pick(name: str) -> int:
             value = arguments.get(name)
@@ -47,6 +59,7 @@ class BlockCall:
 
         block = arguments.get("block_length")
         return BlockCall(
+            asked,
             arguments,
             pipe.scheduler.config.block_length if block is None else block,
             arguments.get("gen_length"),
