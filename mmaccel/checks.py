@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.errors import MissingBackendError, NumericsError, OptionError, ShapeError
 
 _MAX_SHOWN = 300  # characters of a value in a message
+_CONTRACTS = "see docs/extending.md"
 
 
 def show(value: Any) -> str:
@@ -124,3 +125,73 @@ def check_path(
     exists = os.path.isfile(path) if kind == "file" else os.path.isdir(path)
     if not exists:
         raise OptionError(f"{name}: expected a {kind}, received {str(path)!r}; {hint}")
+
+
+def check_kind(
+    name: str, found: Any, kind: type, hint: str = _CONTRACTS, *, length: int | None = None
+) -> Any:
+    """What a method of somebody else returned.
+
+    Args:
+        name: of the class and the method.
+        found: what it returned.
+        kind: its class.
+        hint: how to repair the method.
+        length: of a tuple.
+
+    Raises:
+        ShapeError: anything else.
+    """
+    if isinstance(found, kind) and length in (None, len(found) if length else None):
+        return found
+    parts = f" of {length}" if length else ""
+    raise ShapeError(
+        f"{name}: expected a {kind.__name__}{parts}, received a {type(found).__name__}; {hint}"
+    )
+
+
+def check_answer(
+    name: str,
+    found: Any,
+    shape: Sequence[int],
+    dtype: str,
+    hint: str = _CONTRACTS,
+    *,
+    counts: Any = None,
+    within: tuple[int, int] | None = None,
+) -> Any:
+    """What a method of somebody else returned, a tensor.
+
+    Args:
+        name: of the class and the method.
+        found: what it returned.
+        shape: expected; the second of three or more axes may be 1, for all heads or slots.
+        dtype: "float" of any width, "int64" or "bool".
+        hint: how to repair the method.
+        counts: bool, broadcastable, where NaN is refused; None: nowhere.
+        within: the least and the largest integer; None: any.
+
+    Raises:
+        ShapeError: anything else.
+        NumericsError: NaN.
+
+    Cost: a host synchronisation with `counts` or `within`.
+    """
+    size = list(getattr(found, "shape", ()))
+    kind = str(getattr(found, "dtype", ""))
+    shapes = [list(shape)]
+    if len(shape) > 2:
+        shapes.append([shape[0], 1, *shape[2:]])
+    if size not in shapes or dtype not in kind or not kind.startswith("torch."):
+        received = f"{size} of {kind}" if kind else f"a {type(found).__name__}"
+        raise ShapeError(f"{name}: expected {shapes[0]} of {dtype}, received {received}; {hint}")
+    if counts is not None and bool((found.isnan() & counts).any()):
+        raise NumericsError(
+            f"{name}: expected numbers, received NaN; check its arithmetic, then the model's dtype"
+        )
+    if within is not None and found.numel():
+        low, high = found.aminmax()
+        if low < within[0] or high > within[1]:
+            received = f"received {low}..{high}"
+            raise ShapeError(f"{name}: expected {within[0]}..{within[1]}, {received}; {hint}")
+    return found

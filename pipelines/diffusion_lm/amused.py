@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_answer
 from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
@@ -27,16 +28,6 @@ from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
 REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline's scheduler"
-SERVED = frozenset(
-    {
-        "prompt", "height", "width", "guidance_scale", "negative_prompt", "num_images_per_prompt",
-        "generator", "latents", "prompt_embeds", "encoder_hidden_states", "negative_prompt_embeds",
-        "negative_encoder_hidden_states", "output_type", "return_dict", "callback",
-        "callback_steps", "cross_attention_kwargs", "micro_conditioning_aesthetic_score",
-        "micro_conditioning_crop_coord",
-    }
-)  # fmt: skip
-"""Arguments of a call that mean what they mean without a policy."""
 
 
 class AmusedService(PolicyService):
@@ -79,7 +70,7 @@ class AmusedService(PolicyService):
         if bound is None:
             return own(*args, **options)
         asked, given = bound
-        self._policy = read_schedule(asked, SERVED, self.policy)
+        self._policy = read_schedule("AmusedPipeline", asked, self.policy)
         self._given = given
         self._awaits_model_call = True
         try:
@@ -116,7 +107,14 @@ class AmusedService(PolicyService):
         assert given is not None
         mask_token = self._scheduler.config.mask_token_id
         size = self._model.config.codebook_size
-        batch, height, width = latents.shape
+        scale = self._target.vae_scale_factor
+        side = self._model.config.sample_size * scale
+        height, width = ((given[name] or side) // scale for name in ("height", "width"))
+        batch = len(conditions["micro_conds"]) // branches
+        hint = "give ids of the codebook and mask tokens, or leave latents out"
+        within = (0, max(mask_token, size - 1))
+        check_answer("latents", latents, (batch, height, width), "int", hint, within=within)
+        latents = latents.long()
         model = GridDenoiser(call, conditions, (height, width), mask_token, size, branches)
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
         column = latents.new_full((branches * batch, 1), 0 if mask_token else 1)

@@ -2,12 +2,12 @@
 
 The published loops of these models take their schedule as arguments; here the schedule belongs to
 the policy. Some arguments of transformers need a prefix; a canvas is filled in any order. What a
-pipeline's call means under a policy is a table: what is served as ever, here what is not.
+pipeline's own scheduler reads is a table here; all other arguments mean what they always do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -28,6 +28,17 @@ _SCHEDULE = {  # argument -> (field of a policy, a policy with that field; None:
     "alg_temp": ("choice", "MaskedParallel"),
     "temperature": ("choice", "MaskedParallel"),
     "steps": ("steps", "MaskedParallel"),
+}
+OWN_SCHEDULES = {  # pipeline of diffusers -> arguments of its own scheduler
+    "AmusedPipeline": ("num_inference_steps", "temperature"),
+    "LLaDA2Pipeline": (
+        "num_inference_steps",
+        "threshold",
+        "editing_threshold",
+        "max_post_steps",
+        "minimal_topk",
+    ),
+    "DiffusionGemmaPipeline": ("stability_threshold", "confidence_threshold"),
 }
 _PREFIX = "a canvas is filled in any order and has no prefix"
 _REASONS = {
@@ -75,35 +86,28 @@ def check_others(others: Mapping[str, Any], policy: Any) -> None:
     for name, value in others.items():
         if name not in _SCHEDULE and name not in _REASONS:
             raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
-        _refuse(name, value, policy)
+        if not _is_neutral(name, value):
+            raise OptionError(
+                f"{name}: expected none under {type(policy).__name__}, received {value!r}; "
+                f"{_find_remedy(name, policy)}"
+            )
 
 
-def read_schedule(asked: Mapping[str, Any], served: Collection[str], policy: Any) -> Any:
-    """The policy of a call of a diffusers pipeline, with its `num_inference_steps` if they are not
-    served.
+def read_schedule(pipeline: str, asked: Mapping[str, Any], policy: Any) -> Any:
+    """The policy of a call of a diffusers pipeline, with the call's `num_inference_steps`.
 
     Args:
+        pipeline: name in `OWN_SCHEDULES`.
         asked: what the caller gave, by name.
-        served: names of the arguments that mean what they mean without a policy.
         policy: attached.
 
     Raises:
         OptionError: an argument that nothing would read.
     """
-    for name, value in asked.items():
-        if name not in served and name != "num_inference_steps":
-            _refuse(name, value, policy)
-    if "num_inference_steps" in served or "num_inference_steps" not in asked:
-        return policy
-    return set_steps(policy, asked["num_inference_steps"])
-
-
-def _refuse(name: str, value: Any, policy: Any) -> None:
-    if not _is_neutral(name, value):
-        raise OptionError(
-            f"{name}: expected none under {type(policy).__name__}, received {value!r}; "
-            f"{_find_remedy(name, policy)}"
-        )
+    given = {name: asked[name] for name in OWN_SCHEDULES[pipeline] if name in asked}
+    steps = given.pop("num_inference_steps", None)
+    check_others(given, policy)
+    return policy if steps is None else set_steps(policy, steps)
 
 
 def check_config(config: Any, policy: Any) -> None:
@@ -139,7 +143,7 @@ def _is_neutral(name: str, value: Any) -> bool:
 
 def _find_remedy(name: str, policy: Any) -> str:
     if name not in _SCHEDULE:
-        return _REASONS.get(name, "nothing reads it; leave it out")
+        return _REASONS[name]
     wanted, owner = _SCHEDULE[name]
     own = type(policy).__name__
     if owner not in (None, own):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.checks import check_answer, check_kind
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
@@ -104,7 +105,7 @@ class Observer:
         index = index.expand(-1, query.shape[1], -1, query.shape[3])
         queries = query.gather(2, index)
         total = self._add_up(query, key, mask, scale) if self._method.accumulates else None
-        rated = self._rate(layer, hidden) if self._method.reads_hidden else None
+        rated = self._rate(layer, hidden, key) if self._method.reads_hidden else None
         if self._first:  # of entries before this part
             before = self.layers[layer]
             queries = torch.where((column >= 0)[:, None, :, None], queries, before.queries)
@@ -114,10 +115,12 @@ class Observer:
                 rated = torch.cat([before.rated, rated], 2)
         self.layers[layer] = Observed(queries, scale, total, rated)
 
-    def _rate(self, layer: int, hidden: Tensor | None) -> Tensor:
+    def _rate(self, layer: int, hidden: Tensor | None, key: Tensor) -> Tensor:
         """What a method says `[R, H, T]` of the entries of the pass, without surplus."""
         assert hidden is not None
         rated = self._method.rate(layer, hidden)
+        shape = (*key.shape[:2], hidden.shape[1])
+        check_answer(f"{self._method.name}.rate", rated, shape, "float")
         if self._end is not None:
             rated = rated[:, :, : self._end - self._first]
         if self._columns is None:
@@ -269,7 +272,7 @@ def evict(
         seen = observer.layers[index]
         context = look(seen, layer, index, len(layers), lengths)
         if method.remembers:
-            context = replace(context, total=method.remember(context))
+            context = replace(context, total=method.ask("remember", context))
             observer.layers[index] = replace(seen, total=context.total)
         if index % method.shared_layers == 0:
             keep = choose(method, context, is_paired)
@@ -290,19 +293,21 @@ def evict(
         merged = method.merge(context, keep) if method.merges else None
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
         if merged is not None:
-            _write(layer, *merged)
+            name = f"{method.name}.merge"
+            _write(name, layer, check_kind(name, merged, tuple, length=2), keep.shape[2])
         n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
     n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
     return Eviction(n_dropped, n_entries, tuple(kept))
 
 
-def _write(layer: WindowLayer, keys: Tensor, values: Tensor) -> None:
-    """Let the first K entries of a layer be others `[R, H, K, D]`; passes overwrite those that a
+def _write(name: str, layer: WindowLayer, merged: tuple[Tensor, Tensor], n: int) -> None:
+    """Let the first n entries of a layer be others `[R, H, n, D]`; passes overwrite those that a
     shorter row lacks.
     """
-    for held, made in zip(layer.held(), (keys, values), strict=True):
-        held[:, :, : made.shape[2]].copy_(made)
+    for held, made in zip(layer.held(), merged, strict=True):
+        shape = (*held.shape[:2], n, held.shape[3])
+        held[:, :, :n].copy_(check_answer(name, made, shape, "float"))
 
 
 def find_pairs(lengths: Tensor, branches: int) -> Tensor:
@@ -334,7 +339,7 @@ def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor
     Args:
         is_paired: see `find_pairs`.
     """
-    return method.plan(layer, join_branches(method.score(layer), is_paired))
+    return method.plan(layer, join_branches(method.ask("score", layer), is_paired))
 
 
 def join_branches(scores: Tensor, is_paired: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.checks import check_callable, check_choice
+from mmaccel.checks import check_callable, check_choice, check_kind
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.canvas.cache_plan import CachePlan, as_plan
@@ -60,7 +60,9 @@ class RunPolicy(CanvasPolicy):
         """Fill `length` slots a row; see `mmaccel.contracts.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
-        return self.decode(run)
+        name = f"{type(self).__name__}.decode"
+        generation: Generation = check_kind(name, self.decode(run), Generation)
+        return generation
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""

@@ -21,13 +21,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable, check_int
+from mmaccel.checks import check_answer, check_callable, check_int, check_kind
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.checks import check_noise
-from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
+from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy, Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import count_spare
@@ -119,7 +119,8 @@ class RunParts(StaticPart):
         self.variation = self.state.declare("variation")
         self.backend = Backend(device.type, prompt.batch, reads_back=not is_static)
         noise_kind = self.backend.choose(PassNoise, NoiseAhead)
-        self.drafter = source.open(self)
+        name = f"{type(source).__name__}.open"
+        self.drafter = check_kind(name, source.open(self), Drafter, "return a Drafter(self)")
         if "drafts" in vars(policy):  # a field, which the caller may have chosen
             self.stats.drafts = self.drafter.source.name or repr(self.drafter.source)
         if self.drafter.note:
@@ -316,6 +317,8 @@ class WindowRun(RunParts):
         Returns:
             `[B, W-1]` int64, the drafts that the model will process.
         """
+        shape = self.buffer.slots[:, 1:].shape
+        check_answer(f"{type(self.policy).__name__}.decode: drafts", new, shape, "int64")
         return self.rows.write_drafts(new, is_final=not self.drafter.source.corrects)
 
     def fresh_noise(self) -> Fresh:
@@ -351,6 +354,10 @@ class WindowRun(RunParts):
             variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
                 slot. Only slots whose tokens were accepted are charged.
         """
+        name = f"{type(self.policy).__name__}.decode: accept"
+        slots = self.buffer.slots
+        check_answer(name, tokens, slots.shape, "int64")
+        check_answer(name, kept, slots[:, 1:].shape, "bool")
         if variation is not None:
             self.variation.hold(variation)
         rows = self.rows
@@ -413,6 +420,14 @@ class WindowRun(RunParts):
         """Choose the next window; `remaining` slots are wanted by the row that wants most."""
         chosen = self.pace.begin(remaining)
         self.width = self.drafter.choose_width(self, chosen) if chosen else 0
+        hint = "choose at most the slots that are given"
+        check_int(
+            f"{type(self.drafter).__name__}.choose_width",
+            self.width,
+            min(1, chosen),
+            chosen,
+            hint=hint,
+        )
         self._is_narrowed = self.width < chosen
         if not self.runner.is_static:
             self.buffer.move_window(self.width)

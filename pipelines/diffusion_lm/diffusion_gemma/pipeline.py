@@ -17,7 +17,11 @@ from torch import Tensor
 
 from mmaccel.pipelines.attach.pipeline_call import bind_call, draw_seed
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import GemmaRun, GemmaService, is_bounded
+from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
+    GemmaRun,
+    GemmaService,
+    is_bounded,
+)
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     Methods,
     callback_tensors,
@@ -28,17 +32,6 @@ from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.samplers.sampling_params import SamplingParams
-
-STOP_RULE = frozenset({"stability_threshold", "confidence_threshold"})
-SERVED = frozenset(
-    {
-        "prompt", "messages", "image", "add_generation_prompt", "gen_length",
-        "num_inference_steps", "temperature", "cache_implementation", "eos_early_stop",
-        "eos_token_id", "generator", "output_type", "return_dict", "callback_on_step_end",
-        "callback_on_step_end_tensor_inputs",
-    }
-)  # fmt: skip
-"""Arguments that every policy serves; the rule that ends canvases only those without a bound."""
 
 
 class GemmaPipelineService(GemmaService):
@@ -57,8 +50,8 @@ class GemmaPipelineService(GemmaService):
         if bound is None:
             return own(*args, **options)
         asked, given = bound
-        rule = frozenset() if is_bounded(self.policy) else STOP_RULE
-        read_schedule(asked, SERVED | rule, self.policy)
+        if is_bounded(self.policy):
+            read_schedule("DiffusionGemmaPipeline", asked, self.policy)
         callback = given["callback_on_step_end"]
         names = callback_tensors(given, ("canvas",))
         check_inputs(pipe, {**given, "callback_on_step_end_tensor_inputs": names})

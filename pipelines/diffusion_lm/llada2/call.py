@@ -16,16 +16,6 @@ CALLBACK_TENSORS = ("block_x",)
 """Tensors that a canvas policy can hand to `callback_on_step_end`; the others are intermediate
 values of the pipeline's own scheduler."""
 
-SERVED = frozenset(
-    {
-        "prompt", "messages", "input_ids", "attention_mask", "use_chat_template",
-        "add_generation_prompt", "gen_length", "block_length", "temperature", "top_p", "top_k",
-        "sampling_method", "eos_early_stop", "eos_token_id", "mask_token_id", "generator",
-        "output_type", "return_dict", "callback_on_step_end", "callback_on_step_end_tensor_inputs",
-    }
-)  # fmt: skip
-"""Arguments that a canvas policy serves; the others are of the pipeline's own scheduler."""
-
 
 @dataclass
 class BlockCall:

@@ -22,7 +22,7 @@ from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.block_cache import CachedBlocks, CachedCalls
 from mmaccel.pipelines.diffusion_lm.llada2.block_masks import BlockMasks, find_masks
-from mmaccel.pipelines.diffusion_lm.llada2.call import SERVED, BlockCall, check_prompt
+from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall, check_prompt
 from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
@@ -124,7 +124,7 @@ class LLaDA2Service(PolicyService):
         if reason:
             cached = CachedCalls(self._own, passes, None, lambda _: reason, call)
             return self._run_pipeline(own, cached, call, args, options)
-        policy = read_schedule(call.asked, SERVED, self.policy)
+        policy = read_schedule("LLaDA2Pipeline", call.asked, self.policy)
         model = BlockDenoiser(passes, call.mask_token, call.block)
         model.use_methods(self.layer_methods)
         out, stats = decode(self._target, policy, call, model, self.seed, self.layout)
