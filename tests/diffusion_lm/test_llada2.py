@@ -182,7 +182,7 @@ def test_a_plain_transformers_model_is_served_under_its_causal_mask() -> None:
     assert handle.stats.positions < 24 * handle.stats.passes
 
 
-OPTIONS: dict[str, Any] = {"prompt": "hello", "gen_length": 16, "num_inference_steps": 4}
+OPTIONS: dict[str, Any] = {"prompt": "hello", "gen_length": 16}
 POLICIES = ["cached-blocks", Stepwise(cache="block")]
 
 
