@@ -127,27 +127,16 @@ def check_path(
         raise OptionError(f"{name}: expected a {kind}, received {str(path)!r}; {hint}")
 
 
-def check_kind(
-    name: str, found: Any, kind: type, hint: str = _CONTRACTS, *, length: int | None = None
-) -> Any:
-    """What a method of somebody else returned.
-
-    Args:
-        name: of the class and the method.
-        found: what it returned.
-        kind: its class.
-        hint: how to repair the method.
-        length: of a tuple.
+def check_kind(name: str, found: Any, kind: type, hint: str = _CONTRACTS) -> Any:
+    """What a method of somebody else returned, an object of a class.
 
     Raises:
-        ShapeError: anything else.
+        ShapeError: anything else; `name` is that of the class and the method.
     """
-    if isinstance(found, kind) and length in (None, len(found) if length else None):
-        return found
-    parts = f" of {length}" if length else ""
-    raise ShapeError(
-        f"{name}: expected a {kind.__name__}{parts}, received a {type(found).__name__}; {hint}"
-    )
+    if not isinstance(found, kind):
+        received = f"received a {type(found).__name__}"
+        raise ShapeError(f"{name}: expected a {kind.__name__}, {received}; {hint}")
+    return found
 
 
 def check_answer(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_answer, check_kind
+from mmaccel.checks import check_answer
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
@@ -293,21 +293,19 @@ def evict(
         merged = method.merge(context, keep) if method.merges else None
         layer.evict(keep[:, 0] if keep.shape[1] == 1 else keep, shorter[counts])
         if merged is not None:
-            name = f"{method.name}.merge"
-            _write(name, layer, check_kind(name, merged, tuple, length=2), keep.shape[2])
+            _write(layer, *merged)
         n_kept_in_all += int(n_kept.sum())
     n_entries = int(lengths.sum())
     n_dropped = math.ceil(n_entries - n_kept_in_all / len(layers) - 1e-9)
     return Eviction(n_dropped, n_entries, tuple(kept))
 
 
-def _write(name: str, layer: WindowLayer, merged: tuple[Tensor, Tensor], n: int) -> None:
-    """Let the first n entries of a layer be others `[R, H, n, D]`; passes overwrite those that a
+def _write(layer: WindowLayer, keys: Tensor, values: Tensor) -> None:
+    """Let the first K entries of a layer be others `[R, H, K, D]`; passes overwrite those that a
     shorter row lacks.
     """
-    for held, made in zip(layer.held(), merged, strict=True):
-        shape = (*held.shape[:2], n, held.shape[3])
-        held[:, :, :n].copy_(check_answer(name, made, shape, "float"))
+    for held, made in zip(layer.held(), (keys, values), strict=True):
+        held[:, :, : made.shape[2]].copy_(made)
 
 
 def find_pairs(lengths: Tensor, branches: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_answer, check_choice
+from mmaccel.checks import check_answer
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.reduction.sparse_attention.contract import (
     AttentionMethod,
@@ -246,8 +246,6 @@ class SparseBlocks:
             chosen = (chosen & holds).expand(-1, key.shape[1], -1)
             self._chosen[layer] = chosen
         else:
-            hint = "name a layer that chooses before"
-            check_choice(f"{method.name}.source", source, self._chosen, hint=hint)
             chosen = self._chosen[source]
         if method.reads_all(layer):
             return None

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from mmaccel.checks import check_answer, check_kind
 from mmaccel.samplers.checks import invalid_logits
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, Frontier, OpenRun, check_proposed
 from mmaccel.samplers.drafting.copying import last_known
@@ -78,18 +77,3 @@ def check_retry(run: DraftedRun) -> None:
         rows = range(len(is_bad)) if run.scheduler is None else run.scheduler.rows
         bad = zip(rows, is_bad.tolist())
         raise invalid_logits(tuple(row for row, is_one in bad if is_one))
-
-
-def correct_drafts(
-    run: DraftedRun, drafts: Tensor, noise: Tensor, distribution: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """See `Drafter.correct`.
-
-    Raises:
-        ShapeError: it returns something else.
-    """
-    name = f"{type(run.drafter).__name__}.correct"
-    found = run.drafter.correct(run, drafts, noise, distribution)
-    check_kind(name, found, tuple, length=2)
-    check_answer(name, found[0], drafts.shape, "int64")
-    return found

@@ -9,7 +9,6 @@ from torch import Tensor
 from mmaccel.kernels.acceptance import follow
 from mmaccel.samplers.acceptance import draw, one_hot
 from mmaccel.samplers.noise import Fresh
-from mmaccel.samplers.window.draft_calls import correct_drafts
 from mmaccel.samplers.window.fresh_drafts import place_forced
 from mmaccel.samplers.window.run import WindowRun
 
@@ -57,7 +56,7 @@ class DraftRecord:
         if not drafter.source.corrects:
             return DrawnDrafts(drafts, p_draft, None)
         noise = run.frozen_noise()
-        drafts, p_own = correct_drafts(run, drafts, noise[:, :-1], p_draft)
+        drafts, p_own = drafter.correct(run, drafts, noise[:, :-1], p_draft)
         assert p_own is not None
         return DrawnDrafts(drafts, p_own, noise)
 

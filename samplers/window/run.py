@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_answer, check_callable, check_int, check_kind
+from mmaccel.checks import check_callable, check_int, check_kind
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import Backend
@@ -317,8 +317,6 @@ class WindowRun(RunParts):
         Returns:
             `[B, W-1]` int64, the drafts that the model will process.
         """
-        shape = self.buffer.slots[:, 1:].shape
-        check_answer(f"{type(self.policy).__name__}.decode: drafts", new, shape, "int64")
         return self.rows.write_drafts(new, is_final=not self.drafter.source.corrects)
 
     def fresh_noise(self) -> Fresh:
@@ -354,10 +352,6 @@ class WindowRun(RunParts):
             variation: `[B, W-1]`, the total variation that a relaxed policy spends on each draft
                 slot. Only slots whose tokens were accepted are charged.
         """
-        name = f"{type(self.policy).__name__}.decode: accept"
-        slots = self.buffer.slots
-        check_answer(name, tokens, slots.shape, "int64")
-        check_answer(name, kept, slots[:, 1:].shape, "bool")
         if variation is not None:
             self.variation.hold(variation)
         rows = self.rows
@@ -420,14 +414,6 @@ class WindowRun(RunParts):
         """Choose the next window; `remaining` slots are wanted by the row that wants most."""
         chosen = self.pace.begin(remaining)
         self.width = self.drafter.choose_width(self, chosen) if chosen else 0
-        hint = "choose at most the slots that are given"
-        check_int(
-            f"{type(self.drafter).__name__}.choose_width",
-            self.width,
-            min(1, chosen),
-            chosen,
-            hint=hint,
-        )
         self._is_narrowed = self.width < chosen
         if not self.runner.is_static:
             self.buffer.move_window(self.width)

@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 from mmaccel.errors import MissingBackendError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.sample import Settings, argmax, sample_frozen
-from mmaccel.samplers.window.draft_calls import correct_drafts
 from mmaccel.samplers.window.run import WindowRun
 from mmaccel.samplers.window.spread_codes import SpreadCodes
 
@@ -111,9 +110,10 @@ class StepwiseDraws:
         return pad(found, (n_predicted, 0)) if n_predicted else found  # nobody reads the others
 
     def redraft(self, drafts: Tensor) -> Tensor:
-        if not self._run.drafter.source.corrects:
+        drafter = self._run.drafter
+        if not drafter.source.corrects:
             return drafts
-        return correct_drafts(self._run, drafts, self.noise[:, :-1])[0]
+        return drafter.correct(self._run, drafts, self.noise[:, :-1])[0]
 
     def tokens(self) -> Tensor:
         run = self._run

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import check_answer, check_int, check_number
+from mmaccel.checks import check_answer, check_int, check_kind, check_number
 from mmaccel.contracts import Method
 from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
@@ -223,10 +223,10 @@ class BlockScorer(AttentionMethod):
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with the highest scores, `[R, H, N]` bool."""
-        assert blocks.summaries is not None
-        scores = self.score(blocks.queries, blocks.summaries)
+        summaries = check_kind(f"{self.name}.summarise", blocks.summaries, Tensor)
+        scores = self.score(blocks.queries, summaries)
         counts = blocks.holds[:, None] if blocks.is_first else None
-        shape = blocks.summaries.shape[:3]
+        shape = summaries.shape[:3]
         check_answer(f"{self.name}.score", scores, shape, "float", counts=counts)
         return blocks.highest(scores, self.budget)
 
