@@ -20,11 +20,12 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.errors import MissingBackendError, NumericsError, OptionError, ShapeError
 
 MANY = 2**20  # the end of numbers that name none: far above what is asked for in earnest
 ANY_INT = 2**31 - 1  # of those that cost nothing however large they are
 _MAX_SHOWN = 300  # characters of a value in a message
+_CONTRACTS = "see docs/extending.md"
 
 
 def show(value: Any) -> str:
@@ -302,3 +303,62 @@ def check_path(
     exists = os.path.isfile(path) if kind == "file" else os.path.isdir(path)
     if not exists:
         raise OptionError(f"{name}: expected a {kind}, received {str(path)!r}; {hint}")
+
+
+def check_kind(name: str, found: Any, kind: type, hint: str = _CONTRACTS) -> Any:
+    """What a method of somebody else returned, an object of a class.
+
+    Raises:
+        ShapeError: anything else; `name` is that of the class and the method.
+    """
+    if not isinstance(found, kind):
+        received = f"received a {type(found).__name__}"
+        raise ShapeError(f"{name}: expected a {kind.__name__}, {received}; {hint}")
+    return found
+
+
+def check_answer(
+    name: str,
+    found: Any,
+    shape: Sequence[int],
+    dtype: str,
+    hint: str = _CONTRACTS,
+    *,
+    counts: Any = None,
+    within: tuple[int, int] | None = None,
+) -> Any:
+    """What a method of somebody else returned, a tensor.
+
+    Args:
+        name: of the class and the method.
+        found: what it returned.
+        shape: expected; the second of three or more axes may be 1, for all heads or slots.
+        dtype: "float" of any width, "int64" or "bool".
+        hint: how to repair the method.
+        counts: bool, broadcastable, where NaN is refused; None: nowhere.
+        within: the least and the largest integer; None: any.
+
+    Raises:
+        ShapeError: anything else.
+        NumericsError: NaN.
+
+    Cost: a host synchronisation with `counts` or `within`.
+    """
+    size = list(getattr(found, "shape", ()))
+    kind = str(getattr(found, "dtype", ""))
+    shapes = [list(shape)]
+    if len(shape) > 2:
+        shapes.append([shape[0], 1, *shape[2:]])
+    if size not in shapes or dtype not in kind or not kind.startswith("torch."):
+        received = f"{size} of {kind}" if kind else f"a {type(found).__name__}"
+        raise ShapeError(f"{name}: expected {shapes[0]} of {dtype}, received {received}; {hint}")
+    if counts is not None and bool((found.isnan() & counts).any()):
+        raise NumericsError(
+            f"{name}: expected numbers, received NaN; check its arithmetic, then the model's dtype"
+        )
+    if within is not None and found.numel():
+        low, high = found.aminmax()
+        if low < within[0] or high > within[1]:
+            received = f"received {low}..{high}"
+            raise ShapeError(f"{name}: expected {within[0]}..{within[1]}, {received}; {hint}")
+    return found

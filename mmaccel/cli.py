@@ -36,6 +36,7 @@ from mmaccel.commands.process import (
 )
 from mmaccel.commands.serve import serve
 from mmaccel.commands.streams import guarded_streams, stdout_error
+from mmaccel.commands.train_head import train_head
 from mmaccel.commands.usage import explain_usage
 from mmaccel.errors import MMAccelError, OptionError
 
@@ -71,6 +72,7 @@ def root(
 
 for command in (generate, speak, animate, answer, serve, gallery, bench, comfy, doctor, models):
     app.command()(command)
+app.command("train-head")(train_head)
 app.add_typer(evaluate)
 
 

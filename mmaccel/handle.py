@@ -278,8 +278,8 @@ def attach(
             target, policy, own_seed, strict, layout, engine, methods, read_policy
         )
         return Handle(target, *served)
-    chosen = choose_policy(policy, layout)
     model, family = find_served(target)
+    chosen = choose_policy(policy, layout)
     check_drafts_layout(chosen, family.layout(model) if layout is None else layout)
     check_combination(methods, reducers, chosen)
     check_vocabulary(layout, model)

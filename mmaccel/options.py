@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar
 
-from mmaccel.checks import is_one, members, show, suggest
+from mmaccel.checks import check_int, is_one, members, show, suggest
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_DIGITS, MAX_EXPRESSION_DEPTH, MAX_VALUE, is_deeper
 
@@ -43,6 +43,35 @@ def option(default: Any, help: str | None = None, **flag: Any) -> Any:
             written as auto, on or off.
     """
     return field(default=default, metadata={"help": help, **flag})
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """How a head is trained.
+
+    Attributes:
+        steps: in all; the rate rises over 50 of them and falls to 0 along a cosine.
+        seed: of the pieces.
+
+    Raises:
+        OptionError: a number out of range.
+    """
+
+    steps: int = option(2000, "steps in all")
+    batch: int = option(8, "pieces of text a step")
+    length: int = option(256, "tokens of a piece")
+    ahead: int = option(5, "states of its own that a draft may stand behind")
+    rate: float = option(1e-3, "largest learning rate, of AdamW")
+    layers: tuple[int, int, int] | None = option(None, "three layers whose inputs the head reads")
+    inner: int | None = option(None, "width of its MLP; the model's if missing")
+    draft_vocab: int | None = option(None, "so many of the most frequent tokens alone")
+    mixed: bool = option(False, "compute in bfloat16, weights in float32")
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "length"):
+            check_int(name, getattr(self, name), 1, hint="leave it out")
+        check_int("ahead", self.ahead, 0, hint="5 suits most models")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ def check_idle(is_busy: bool) -> None:
 
 def bind_call(
     own: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Arguments of a call by name, defaults included.
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Arguments of a call by name: those that were given, and all with defaults.
 
     None where `own` does not take them; calling `own` then raises the best error message.
     """
@@ -31,8 +31,9 @@ def bind_call(
         bound = inspect.signature(own).bind(*args, **options)
     except TypeError:
         return None
+    asked = dict(bound.arguments)
     bound.apply_defaults()
-    return dict(bound.arguments)
+    return asked, dict(bound.arguments)
 
 
 def draw_seed(generator: Any) -> int:

@@ -50,11 +50,11 @@ def find_generator(target: Any) -> Any:
     is_ours = type(target).__module__.startswith("mmaccel.")  # takes a policy in its call
     if is_ours or not isinstance(parts, dict) or hasattr(type(target), "_sample"):
         return target
-    if is_diffusers_pipeline(target):
-        return find_generator(parts[_find_component(target, parts)])
     found = {name: part for name, part in parts.items() if hasattr(type(part), "_sample")}
-    if len(found) != 1:
-        names = ", ".join(found) or "none"
+    if is_diffusers_pipeline(target) or not found:
+        return find_generator(parts[_find_component(target, parts)])
+    if len(found) > 1:
+        names = ", ".join(found)
         raise UnsupportedModelError(
             f"attach: expected a pipeline with one component that generates, received a "
             f"{type(target).__name__} with {names}; attach to the component itself"

@@ -134,6 +134,8 @@ def find_remedy(model: Any) -> str:
 
     if hasattr(model, "enable_cache"):
         return "it makes no tokens; its own enable_cache(...) makes it faster, or cache-dit"
+    if type(model).__module__.startswith("diffusers."):
+        return "it makes no tokens; fewer num_inference_steps make its pipeline faster"
     kind = getattr(getattr(model, "config", None), "model_type", None)
     if kind is None:
         return "load one with AutoModelForCausalLM.from_pretrained"

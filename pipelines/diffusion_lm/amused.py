@@ -10,20 +10,20 @@ Sources: `AmusedPipeline`, `AmusedScheduler` and `UVit2DModel`, diffusers 0.42. 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_answer
 from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
+from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
-from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.sampling_params import SamplingParams
 
@@ -66,13 +66,11 @@ class AmusedService(PolicyService):
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
         check_idle(self._given is not None)
-        given = bind_call(own, args, options)
-        if given is None:
+        bound = bind_call(own, args, options)
+        if bound is None:
             return own(*args, **options)
-        asked = inspect.signature(own).bind(*args, **options).arguments
-        self._policy = self.policy
-        if "num_inference_steps" in asked:
-            self._policy = set_steps(self.policy, asked["num_inference_steps"])
+        asked, given = bound
+        self._policy = read_schedule("AmusedPipeline", asked, self.policy)
         self._given = given
         self._awaits_model_call = True
         try:
@@ -111,7 +109,14 @@ class AmusedService(PolicyService):
         assert given is not None
         mask_token = self._scheduler.config.mask_token_id
         size = self._model.config.codebook_size
-        batch, height, width = latents.shape
+        scale = self._target.vae_scale_factor
+        side = self._model.config.sample_size * scale
+        height, width = ((given[name] or side) // scale for name in ("height", "width"))
+        batch = len(conditions["micro_conds"]) // branches
+        hint = "give ids of the codebook and mask tokens, or leave latents out"
+        within = (0, max(mask_token, size - 1))
+        check_answer("latents", latents, (batch, height, width), "int", hint, within=within)
+        latents = latents.long()
         model = GridDenoiser(call, conditions, (height, width), mask_token, size, branches)
         seed = draw_seed(given["generator"]) if self.seed is None else self.seed
         column = latents.new_full((branches * batch, 1), 0 if mask_token else 1)

@@ -1,7 +1,8 @@
-"""Arguments of other loops that a denoiser's `generate` refuses, and why.
+"""Arguments of other loops that a denoiser's `generate` and diffusers' pipelines refuse, and why.
 
 The published loops of these models take their schedule as arguments; here the schedule belongs to
-the policy. Some arguments of transformers need a prefix; a canvas is filled in any order.
+the policy. Some arguments of transformers need a prefix; a canvas is filled in any order. What a
+pipeline's own scheduler reads is a table here; all other arguments mean what they always do.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from mmaccel.errors import OptionError
+from mmaccel.samplers.canvas.masked_parallel import set_steps
 
 _SCHEDULE = {  # argument -> (field of a policy, a policy with that field; None: every policy)
     "block_length": ("block", None),
@@ -24,13 +26,30 @@ _SCHEDULE = {  # argument -> (field of a policy, a policy with that field; None:
     "threshold": ("threshold", "ConfidentParallel"),
     "factor": ("factor", "ConfidentParallel"),
     "alg_temp": ("choice", "MaskedParallel"),
+    "temperature": ("choice", "MaskedParallel"),
     "steps": ("steps", "MaskedParallel"),
+}
+OWN_SCHEDULES = {  # pipeline of diffusers -> arguments of its own scheduler
+    "AmusedPipeline": ("num_inference_steps", "temperature"),
+    "LLaDA2Pipeline": (
+        "num_inference_steps",
+        "threshold",
+        "editing_threshold",
+        "max_post_steps",
+        "minimal_topk",
+    ),
+    "DiffusionGemmaPipeline": ("stability_threshold", "confidence_threshold"),
 }
 _PREFIX = "a canvas is filled in any order and has no prefix"
 _REASONS = {
     "remasking": "the policy is the rule; attach another one",
     "alg": "the policy is the rule; attach another one",
     "eps": "the policy chooses how many slots a pass fills; leave it out",
+    "minimal_topk": "the policy chooses how many slots a pass fills; leave it out",
+    "editing_threshold": "what is committed stays; leave it out, or attach CachedBlocks()",
+    "max_post_steps": "what is committed stays; leave it out, or attach CachedBlocks()",
+    "confidence_threshold": "the policy fills a canvas to its end; leave it out",
+    "stability_threshold": "the policy fills a canvas to its end; leave it out",
     "mask_id": "it belongs to the denoiser; attach to one built with mask_token=",
     "mask_token_id": "it belongs to the denoiser; attach to one built with mask_token=",
     "cfg_scale": "its unconditional rows are prompts of mask tokens, which a run takes for open "
@@ -53,6 +72,7 @@ _REASONS = {
 }
 _NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0}
 _NEUTRAL |= {"guidance_scale": 1.0, "cfg_scale": 0.0, "use_cache": True}
+_NEUTRAL |= {"editing_threshold": 0.0, "minimal_topk": 1}
 _NATIVE = ("num_beams", "num_return_sequences", "repetition_penalty", "guidance_scale")
 
 
@@ -71,6 +91,23 @@ def check_others(others: Mapping[str, Any], policy: Any) -> None:
                 f"{name}: expected none under {type(policy).__name__}, received {value!r}; "
                 f"{_find_remedy(name, policy)}"
             )
+
+
+def read_schedule(pipeline: str, asked: Mapping[str, Any], policy: Any) -> Any:
+    """The policy of a call of a diffusers pipeline, with the call's `num_inference_steps`.
+
+    Args:
+        pipeline: name in `OWN_SCHEDULES`.
+        asked: what the caller gave, by name.
+        policy: attached.
+
+    Raises:
+        OptionError: an argument that nothing would read.
+    """
+    given = {name: asked[name] for name in OWN_SCHEDULES[pipeline] if name in asked}
+    steps = given.pop("num_inference_steps", None)
+    check_others(given, policy)
+    return policy if steps is None else set_steps(policy, steps)
 
 
 def check_config(config: Any, policy: Any) -> None:

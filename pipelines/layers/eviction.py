@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.checks import check_answer
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.column_mass import column_mass
 from mmaccel.kernels.window_attention import window_attention
@@ -104,7 +105,7 @@ class Observer:
         index = index.expand(-1, query.shape[1], -1, query.shape[3])
         queries = query.gather(2, index)
         total = self._add_up(query, key, mask, scale) if self._method.accumulates else None
-        rated = self._rate(layer, hidden) if self._method.reads_hidden else None
+        rated = self._rate(layer, hidden, key) if self._method.reads_hidden else None
         if self._first:  # of entries before this part
             before = self.layers[layer]
             queries = torch.where((column >= 0)[:, None, :, None], queries, before.queries)
@@ -114,10 +115,12 @@ class Observer:
                 rated = torch.cat([before.rated, rated], 2)
         self.layers[layer] = Observed(queries, scale, total, rated)
 
-    def _rate(self, layer: int, hidden: Tensor | None) -> Tensor:
+    def _rate(self, layer: int, hidden: Tensor | None, key: Tensor) -> Tensor:
         """What a method says `[R, H, T]` of the entries of the pass, without surplus."""
         assert hidden is not None
         rated = self._method.rate(layer, hidden)
+        shape = (*key.shape[:2], hidden.shape[1])
+        check_answer(f"{self._method.name}.rate", rated, shape, "float")
         if self._end is not None:
             rated = rated[:, :, : self._end - self._first]
         if self._columns is None:
@@ -269,7 +272,7 @@ def evict(
         seen = observer.layers[index]
         context = look(seen, layer, index, len(layers), lengths)
         if method.remembers:
-            context = replace(context, total=method.remember(context))
+            context = replace(context, total=method.ask("remember", context))
             observer.layers[index] = replace(seen, total=context.total)
         if index % method.shared_layers == 0:
             keep = choose(method, context, is_paired)
@@ -334,7 +337,7 @@ def choose(method: CacheMethod, layer: CachedLayer, is_paired: Tensor) -> Tensor
     Args:
         is_paired: see `find_pairs`.
     """
-    return method.plan(layer, join_branches(method.score(layer), is_paired))
+    return method.plan(layer, join_branches(method.ask("score", layer), is_paired))
 
 
 def join_branches(scores: Tensor, is_paired: Tensor) -> Tensor:

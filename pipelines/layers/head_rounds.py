@@ -76,7 +76,7 @@ class HeadRounds(Rounds):
         return found.view(len(self._boundary), -1, found.shape[2])
 
     def _choose(self, context: CachedLayer) -> Tensor:
-        scores = join_branches(self._to_rows(self._method.score(context)), self._is_paired)
+        scores = join_branches(self._to_rows(self._method.ask("score", context)), self._is_paired)
         return self._to_rows(self._method.plan(context, scores.flatten(0, 1)[:, None]))
 
 

@@ -253,7 +253,7 @@ class Rounds:
             newest = self._read(index, boundary, self._every)
             context = self._look(index, layer, newest, boundary, due)
             assert context.total is not None
-            total = self._to_rows(method.remember(context))
+            total = self._to_rows(method.ask("remember", context))
             total = torch.where(rows, total, self._to_rows(context.total))
             self._seen[index] = replace(self._seen[index], total=total)
         asking = self._read(index, boundary, method.observed)

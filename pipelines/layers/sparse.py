@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mmaccel.checks import check_answer
 from mmaccel.kernels.window_attention import Blocks
 from mmaccel.reduction.sparse_attention.contract import (
     AttentionMethod,
@@ -175,7 +176,10 @@ class SparseBlocks:
             scale=scale,
         )
         own = torch.eye(prompt.n_blocks, dtype=torch.bool, device=key.device)
-        chosen = (method.choose_prompt(prompt) | own) & prompt.is_before
+        chosen = method.choose_prompt(prompt)
+        shape = (*key.shape[:2], *own.shape)
+        check_answer(f"{method.name}.choose_prompt", chosen, shape, "bool")
+        chosen = (chosen | own) & prompt.is_before
         chosen = chosen.expand(-1, key.shape[1], -1, -1)  # [R, H, N, N]
         holds = pad(is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)  # [R, N]
         seen = prompt.is_before & holds[:, :, None] & holds[:, None]
@@ -218,7 +222,7 @@ class SparseBlocks:
         holds = pad(done.is_real, (0, surplus)).unflatten(1, (-1, size)).any(2)[:, None]
         source = method.source(layer)
         if source == layer:
-            self._forget_other_rows(layer, done.start)
+            is_first = self._forget_other_rows(layer, done.start)
             chosen = method.choose(
                 LayerBlocks(
                     layer=layer,
@@ -232,10 +236,13 @@ class SparseBlocks:
                     begins=self._begins[layer],
                     width=query.shape[2],
                     scale=scale,
+                    is_first=is_first,
                     last=self._last[layer],
                     lasts=self._last,
                 )
             )
+            shape = (*key.shape[:2], done.own.shape[1])
+            check_answer(f"{method.name}.choose", chosen, shape, "bool")
             chosen = (chosen & holds).expand(-1, key.shape[1], -1)
             self._chosen[layer] = chosen
         else:
@@ -256,12 +263,14 @@ class SparseBlocks:
         index = chosen.to(torch.uint8).topk(most, -1).indices  # those that are chosen come first
         return Blocks(index.int(), count.int(), size)
 
-    def _forget_other_rows(self, layer: int, start: Tensor) -> None:
-        """Begin a layer's memory where it is of other rows, or has not begun."""
+    def _forget_other_rows(self, layer: int, start: Tensor) -> bool:
+        """Begin a layer's memory where it is of other rows, or has not begun; whether it does."""
         known = self._begins.get(layer)
-        if known is None or len(known) != len(start):
+        is_new = known is None or len(known) != len(start)
+        if is_new:
             self._begins[layer] = start.clone()
             self._last[layer] = LastChoice()
+        return is_new
 
     def _follow(self, layer: int, key: Tensor, written: Tensor, is_real: Tensor) -> Tensor | None:
         """Summaries `[R, H, N, C]` of what a layer holds after the pass has written; None of
@@ -283,6 +292,8 @@ class SparseBlocks:
         made = method.summarise(found.permute(0, 3, 1, 2, 4), holds[:, None, ..., None])
         if made is None:
             return None
+        shape = (*key.shape[:2], blocks.shape[1], *getattr(made, "shape", ())[3:])
+        check_answer(f"{method.name}.summarise", made, shape, "float")
         made = made.mT  # [R, H, C, n]
         if is_new:
             known = made.new_zeros(*made.shape[:3], n_blocks + 1)

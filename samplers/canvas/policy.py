@@ -11,7 +11,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mmaccel.checks import check_callable, check_fields, within
+from mmaccel.checks import check_callable, check_fields, check_kind, within
 from mmaccel.contracts import CanvasPolicy, Denoiser, OnCanvasStep, Prompt
 from mmaccel.results import Exactness, Generation
 from mmaccel.samplers.arithmetic import own_arithmetic
@@ -63,7 +63,9 @@ class RunPolicy(CanvasPolicy):
         """Fill `length` slots a row; see `mmaccel.contracts.CanvasPolicy.sample`."""
         check_callable("on_step", on_step)
         run = self.open(model, prompt, length, params=params, noise=noise, on_step=on_step)
-        return self.decode(run)
+        name = f"{type(self).__name__}.decode"
+        generation: Generation = check_kind(name, self.decode(run), Generation)
+        return generation
 
     def open(self, model: Denoiser, prompt: Prompt, length: int, **options: Any) -> CanvasRun:
         """A run of this policy, before its first pass."""

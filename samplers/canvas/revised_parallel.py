@@ -32,7 +32,14 @@ from mmaccel.samplers.canvas.revision import (
     ShadowRun,
 )
 from mmaccel.samplers.canvas.run import CanvasRun
-from mmaccel.samplers.canvas.selector import AtLeast, LogitsOnly, Selector, SelectorState, top
+from mmaccel.samplers.canvas.selector import (
+    AtLeast,
+    LogitsOnly,
+    Selector,
+    SelectorState,
+    take,
+    top,
+)
 
 _DEFAULTS = {"shadow": 0.9, "edit": 0.5, "redo": 0.9}  # of `least`
 
@@ -109,7 +116,7 @@ class ReviserLimit(LogitsOnly):
         self._selector, self._run = selector, run
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        chosen = self._selector.select(predictions, state)
+        chosen = take(self._selector, predictions, state)
         return top(self.rank(predictions), chosen, self._run.reviser.max_commits(predictions))
 
     def rank(self, predictions: SlotPredictions) -> Tensor:

@@ -23,6 +23,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_answer
 from mmaccel.contracts import (
     CanvasInterrupt,
     CanvasPolicy,
@@ -224,6 +225,8 @@ class CanvasRun:
             chosen: `[B, Q]` bool. Where it holds none of a row's open slots, the most confident
                 one is taken.
         """
+        name = f"{self.stats.policy}: the slots to commit"
+        check_answer(name, chosen, predictions.is_open.shape, "bool")
         chosen = predictions.at_least_one(chosen)
         assert predictions.drawn is not None
         was_open = self.canvas.is_live

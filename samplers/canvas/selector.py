@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Checked, Domain
+from mmaccel.checks import Checked, Domain, check_answer
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from mmaccel.samplers.canvas.run import CanvasRun
 
@@ -88,9 +88,9 @@ class SelectorState:
         n_open = predictions.is_open.sum(1)
         self.n_block = torch.where(self.is_new_block, n_open, self.n_block)
         shown = predictions if selector.sees_samples else predictions.sealed()
-        chosen = selector.select(shown, self)
+        chosen = take(selector, shown, self)
         self.block_passes = self.block_passes + 1
-        return chosen & predictions.is_open
+        return chosen
 
 
 class Selector(Protocol):
@@ -116,6 +116,32 @@ class LogitsOnly(Checked):
 
     def rank(self, predictions: SlotPredictions) -> Tensor:
         return predictions.peak
+
+
+def take(selector: Selector, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+    """The open slots `[B, Q]` bool that a selector takes.
+
+    Raises:
+        ShapeError: it selects something else.
+    """
+    chosen = selector.select(predictions, state)
+    is_open = predictions.is_open
+    check_answer(f"{type(selector).__name__}.select", chosen, is_open.shape, "bool")
+    return chosen & is_open
+
+
+def rank_by(selector: Selector, predictions: SlotPredictions, state: SelectorState) -> Tensor:
+    """A selector's rank `[B, Q]`.
+
+    Raises:
+        ShapeError: it ranks something else.
+        NumericsError: NaN at the first pass, where the model's logits are numbers.
+    """
+    found = selector.rank(predictions)
+    is_sound = predictions.is_open & ~predictions.has_invalid_logits[:, None]
+    counts = is_sound if state.run.bound.passes == 1 else None
+    check_answer(f"{type(selector).__name__}.rank", found, is_sound.shape, "float", counts=counts)
+    return found
 
 
 def ranked(rank: Tensor, among: Tensor) -> Tensor:
@@ -156,14 +182,14 @@ class And(_Pair):
     """Slots that both take; ranked by the first."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        return self.one.select(predictions, state) & self.other.select(predictions, state)
+        return take(self.one, predictions, state) & take(self.other, predictions, state)
 
 
 class Or(_Pair):
     """Slots that either takes; ranked by the first."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        return self.one.select(predictions, state) | self.other.select(predictions, state)
+        return take(self.one, predictions, state) | take(self.other, predictions, state)
 
 
 @dataclass(frozen=True)
@@ -186,14 +212,15 @@ class AtLeast(_Counted):
     """What a selector takes, filled up to n slots from the top of its rank."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        chosen = self.selector.select(predictions, state) & predictions.is_open
+        chosen = take(self.selector, predictions, state)
         lacking = (self.n - chosen.sum(1)).clamp(min=0)
-        return chosen | top(self.rank(predictions), predictions.is_open & ~chosen, lacking)
+        order = rank_by(self.selector, predictions, state)
+        return chosen | top(order, predictions.is_open & ~chosen, lacking)
 
 
 class AtMost(_Counted):
     """The n highest of what a selector takes."""
 
     def select(self, predictions: SlotPredictions, state: SelectorState) -> Tensor:
-        chosen = self.selector.select(predictions, state) & predictions.is_open
-        return top(self.rank(predictions), chosen, self.n)
+        chosen = take(self.selector, predictions, state)
+        return top(rank_by(self.selector, predictions, state), chosen, self.n)

@@ -21,12 +21,12 @@ that of a proposed token is one-hot unless the drafter says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Checked, show
+from mmaccel.checks import Checked, check_answer, check_kind
 from mmaccel.contracts import Layout, Policy, Prompt, TokenModel
 from mmaccel.errors import ShapeError
 
@@ -429,7 +429,7 @@ class Drafter:
 
 
 def check_proposed(
-    source: DraftSource, found: object, frontier_shape: tuple[int, int, int]
+    source: DraftSource, found: Any, frontier_shape: tuple[int, int, int], refuses_nan: bool
 ) -> None:
     """Raise ShapeError unless a source proposes what `Drafts` describes.
 
@@ -437,40 +437,25 @@ def check_proposed(
         source: that proposed it.
         found: what it proposed.
         frontier_shape: B, K and V.
+        refuses_nan: whether scores are looked at; those of a pass may be NaN behind what is
+            accepted.
 
-    Cost: a host synchronisation, for the range of tokens.
+    Raises:
+        NumericsError: scores that are NaN.
+
+    Cost: a host synchronisation, unless the source is captured.
     """
     rows, drafts, size = frontier_shape
-    name = f"drafts: expected {source!r} to propose"
-    given = [part for part in found[:2] if part is not None] if isinstance(found, Drafts) else []
-    if not isinstance(found, Drafts) or len(given) != 1 or not isinstance(given[0], Tensor):
-        raise ShapeError(
-            f"{name} Drafts(tokens=…) or Drafts(scores=…), received {show(found)}; return one of "
-            "them"
-        )
-    if found.scores is not None:
-        shapes = ([rows, 1, size], [rows, drafts, size])
-        if list(found.scores.shape) not in shapes or not found.scores.is_floating_point():
-            raise ShapeError(
-                f"{name} scores {shapes[0]} or {shapes[1]} of floating point, received "
-                f"{_describe(found.scores)}; score every token of the vocabulary"
-            )
+    name = f"{type(source).__name__}.propose"
+    hint = "return Drafts(tokens=…) or Drafts(scores=…)"
+    check_kind(name, found, Drafts, hint)
+    reads = not source.is_capturable
+    if found.tokens is None:
+        counts = True if reads and refuses_nan else None
+        check_answer(name, found.scores, (rows, drafts, size), "float", hint, counts=counts)
         return
-    tokens = found.tokens
-    assert tokens is not None
-    if list(tokens.shape) != [rows, drafts] or tokens.dtype != torch.int64:
-        raise ShapeError(
-            f"{name} tokens [{rows}, {drafts}] of torch.int64, received {_describe(tokens)}; "
-            "propose a token for every slot of frontier.slots"
-        )
-    if bool(((tokens < 0) | (tokens >= size)).any()):
-        low = int(tokens.min())
-        high = int(tokens.max())
-        raise ShapeError(
-            f"{name} tokens in 0..{size - 1}, received {low}..{high}; leave out padding, which is "
-            "-1 in frontier.token_buffer"
-        )
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"{list(tensor.shape)} of {tensor.dtype}"
+    if found.scores is not None:
+        raise ShapeError(f"{name}: expected tokens or scores, received both; {hint}")
+    hint = "propose a token for every slot of frontier.slots; padding, which is -1, is none"
+    within = (0, size - 1) if reads else None
+    check_answer(name, found.tokens, (rows, drafts), "int64", hint, within=within)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.catalog import open_draft_model
-from mmaccel.checks import show, within
+from mmaccel.checks import check_answer, check_kind, show, within
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.samplers.acceptance import draw, one_hot
@@ -75,6 +75,8 @@ class DraftModel(DraftSource):
         check_vocabulary(self.model, run)
         next_slot = run.state.declare("next slot of the draft model")
         judge = None if self.length is None else self.length.open(run)
+        if self.length is not None:
+            check_kind(f"{type(self.length).__name__}.open", judge, LengthJudge)
         drafter = ModelDrafter(self, self.model, next_slot, judge)
         drafter.prefill(run)
         return drafter
@@ -184,7 +186,9 @@ class ModelDrafter(Drafter):
             if self.judge is not None and n_passes == k + 1:
                 confidence = certain[:, 0].gather(1, work.gather(1, column))
                 confidences = torch.cat([confidences, confidence], 1)
-                goes_on = goes_on & self.judge.goes_on(run, Drafted(certain[:, 0], confidences))
+                wanted = self.judge.goes_on(run, Drafted(certain[:, 0], confidences))
+                name = f"{type(self.judge.rule).__name__}.goes_on"
+                goes_on = goes_on & check_answer(name, wanted, goes_on.shape, "bool")
         run.stats.draft_passes += n_passes
         if n_passes:
             # beside a tree the accepted tokens may be others than the chain's, which were read

@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mmaccel.checks import Checked, show
+from mmaccel.checks import Checked, check_answer, check_int, check_kind, show
 from mmaccel.contracts import TokenModel
 from mmaccel.errors import OptionError, ShapeError
 from mmaccel.results import Exactness
@@ -136,6 +136,9 @@ def check_tree(
             f"tree: expected a shape such as mmaccel.Comb(branches=12, length=7), received "
             f"{show(tree)}; give one, or leave tree out"
         )
+    name = type(tree).__name__
+    check_int(f"{name}.nodes", tree.nodes, 1, hint="count the nodes beside the window")
+    check_int(f"{name}.depth", tree.depth, 1, hint="count the nodes of the longest path")
     if tree.only_bitwise and exactness != "bitwise":
         raise OptionError(
             f"tree: expected a bitwise policy for {tree!r}, whose rows share nodes, received one "
@@ -154,7 +157,7 @@ def check_tree(
 
 
 def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int) -> None:
-    """Raise ShapeError unless a shape, one that is not captured, grew what `Nodes` describes.
+    """Raise ShapeError unless a shape grew what `Nodes` describes.
 
     Args:
         shape: that grew them.
@@ -162,35 +165,32 @@ def check_nodes(shape: TreeShape, nodes: Nodes, drafts: Tensor, vocab_size: int)
         drafts: `[B, W-1]` int64, the chain.
         vocab_size: V.
 
-    Cost: two host synchronisations, for the ranges and the depths.
+    Cost: two host synchronisations, for the ranges and the depths, unless the shape is captured.
     """
-    if shape.is_capturable:
-        return
     rows = len(drafts)
     width = drafts.shape[1] + 1
-    name = f"tree: expected {shape!r} to grow"
-    for what, tensor in nodes._asdict().items():
-        size = list(nodes.tokens.shape)
-        is_formed = len(size) == 2 and size[0] == rows and size[1] <= shape.nodes
-        if list(tensor.shape) != size or not is_formed or tensor.dtype != torch.int64:
-            raise ShapeError(
-                f"{name} {what} [{rows}, N] of torch.int64 with N up to {shape.nodes}, received "
-                f"{list(tensor.shape)} of {tensor.dtype}; give each node a token and a parent"
-            )
+    name = f"{type(shape).__name__}.grow"
+    check_kind(name, nodes, Nodes, "return Nodes(tokens, parents), or None")
+    n = min(getattr(nodes.tokens, "shape", (0, 0))[-1], shape.nodes)
+    hint = f"give each of up to {shape.nodes} nodes a token and a parent"
+    for tensor in nodes:
+        check_answer(name, tensor, (rows, n), "int64", hint)
+    if shape.is_capturable or not n:
+        return
     number = torch.arange(width, width + nodes.parents.shape[1], device=drafts.device)
     is_wrong = (nodes.parents < 0) | (nodes.parents >= number)
     is_strange = (nodes.tokens < 0) | (nodes.tokens >= vocab_size)
     if bool((is_wrong | is_strange).any()):
         raise ShapeError(
-            f"{name} tokens in 0..{vocab_size - 1} and parents before their nodes, which begin at "
-            f"entry {width}, received tokens {nodes.tokens[0].tolist()} and parents "
+            f"{name}: expected tokens in 0..{vocab_size - 1} and parents before their nodes, which "
+            f"begin at entry {width}, received tokens {nodes.tokens[0].tolist()} and parents "
             f"{nodes.parents[0].tolist()} in row 0; put each node behind the one that it follows"
         )
     deepest = int(TreeEntries.of(drafts, nodes).depths().max())
     if deepest >= width:
         raise ShapeError(
-            f"{name} paths of up to {width - 1} drafts, those of the chain included, received one "
-            f"of {deepest}; windows are narrower where rows end: leave out what is deeper"
+            f"{name}: expected paths of up to {width - 1} drafts, with those of the chain, "
+            f"received one of {deepest}; windows narrow where rows end: leave out what is deeper"
         )
 
 

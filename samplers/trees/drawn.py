@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_answer
 from mmaccel.samplers.drafting.contract import Drafter, OpenRun
 from mmaccel.samplers.trees.constants import as_index
 from mmaccel.samplers.trees.contract import Plan, Planned
@@ -131,7 +132,11 @@ def _add(
     slots = run.buffer.slots[:, :1] + depths
     noise = SlotNoise(run.noise, slots, run.counters.passes)
     first = None if drafts is None else drafts[:, index]
-    drawn = rule.draw(tree.p_draft[:, index], noise, max(n_drawn.values()), first)  # [B, n, K]
+    k = max(n_drawn.values())
+    drawn = rule.draw(tree.p_draft[:, index], noise, k, first)  # [B, n, K]
+    shape = (len(tree.tokens), len(parents), k)
+    within = None if device.type != "cpu" else (-1, tree.p_draft.shape[2] - 1)
+    check_answer(f"{type(rule).__name__}.draw", drawn, shape, "int64", within=within)
     at = as_index([parent for parent, _ in places], device)
     tokens = drawn[:, at, as_index([draw for _, draw in places], device)]
     above = index[at].expand(len(tokens), -1)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_answer, check_kind
 from mmaccel.samplers.acceptance import draw, is_kept, residual
 from mmaccel.samplers.noise import Fresh, Stream
 from mmaccel.samplers.trees.contract import TreeShape, check_nodes
@@ -149,6 +150,7 @@ def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Ten
         redraws: `[B, W]`.
     """
     rows = torch.arange(len(tree.tokens), device=tree.tokens.device)
+    n_ids = tree.p_draft.shape[2]
 
     def choose(entry: Tensor, p_target: Tensor, before: int) -> Choice:
         children = tree.children[entry]  # [B, K]
@@ -157,6 +159,11 @@ def choose_drawn(tree: DrawnTree, rule: SiblingRule, coins: Tensor, redraws: Ten
         siblings = tree.tokens.gather(1, at).masked_fill(~is_there, -1)
         uniforms = Uniforms(coins[:, before], redraws[:, before])
         found = rule.choose(p_target, tree.p_draft[rows, entry], siblings, uniforms)
+        name = f"{type(rule).__name__}.choose"
+        check_kind(name, found, Choice)
+        for part, low, high in ((found.sibling, -1, at.shape[1]), (found.tokens, 0, n_ids)):
+            within = (low, high - 1) if at.device.type == "cpu" else None
+            check_answer(name, part, rows.shape, "int64", within=within)
         chosen = children.gather(1, found.sibling.clamp(min=0)[:, None])[:, 0]
         return Choice(torch.where(found.sibling >= 0, chosen, -1), found.tokens)
 

@@ -39,9 +39,10 @@ def propose_drafts(run: DraftedRun) -> Drafts:
     if run.is_retry:
         return Drafts(last_known(make_frontier(run)))
     found = run.drafter.propose(run)
-    if not source.is_capturable and run.width > 1:
+    if run.width > 1:
         shape = (len(run.buffer.tokens), run.width - 1, run.vocab_size)
-        check_proposed(source, found, shape)
+        refuses_nan = not run.policy.freezes_noise or run.stats.passes == 0
+        check_proposed(source, found, shape, refuses_nan)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from mmaccel.checks import check_fields
+from mmaccel.checks import check_fields, check_kind
 from mmaccel.contracts import Prompt, TokenModel, check_window
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, Generation, OnStep
@@ -110,7 +110,8 @@ class WindowPolicy:
             )
         run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
         try:
-            return self.decode(run)
+            generation: Generation = check_kind(f"{name}.decode", self.decode(run), Generation)
+            return generation
         except BaseException:
             run.drafter.close(run)
             raise

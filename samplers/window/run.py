@@ -21,13 +21,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable, check_int
+from mmaccel.checks import check_callable, check_int, check_kind
 from mmaccel.contracts import Prompt, TokenModel
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import Backend
 from mmaccel.results import Generation, OnStep, Stats
 from mmaccel.samplers.checks import check_noise
-from mmaccel.samplers.drafting.contract import DraftingPolicy, Drafts, Frontier
+from mmaccel.samplers.drafting.contract import Drafter, DraftingPolicy, Drafts, Frontier
 from mmaccel.samplers.noise import Fresh, Noise, Stream
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import count_spare
@@ -119,7 +119,8 @@ class RunParts(StaticPart):
         self.variation = self.state.declare("variation")
         self.backend = Backend(device.type, prompt.batch, reads_back=not is_static)
         noise_kind = self.backend.choose(PassNoise, NoiseAhead)
-        self.drafter = source.open(self)
+        name = f"{type(source).__name__}.open"
+        self.drafter = check_kind(name, source.open(self), Drafter, "return a Drafter(self)")
         if "drafts" in vars(policy):  # a field, which the caller may have chosen
             self.stats.drafts = self.drafter.source.name or repr(self.drafter.source)
         if self.drafter.note:

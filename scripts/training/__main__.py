@@ -61,11 +61,11 @@ A coarse model for coarse drafts, of any model, is made by
 
     python -m scripts.training coarse scenes runs/coarse-scenes --guidance 1 2
 
-(see `scripts/training/coarse.py`), and a head for EAGLE drafts, of any causal LM, by
+(see `scripts/training/coarse.py`), and the head for EAGLE drafts of `stdlib` by
 
-    python -m scripts.training eagle MODEL runs/head --texts texts.txt
+    python -m scripts.training eagle stdlib runs/head --modules
 
-(see `scripts/training/eagle.py`). Each command goes on where it was stopped. `generator`
+(`mmaccel train-head` makes one for any causal LM). Each goes on where it was stopped. `generator`
 may be given more steps later.
 """
 

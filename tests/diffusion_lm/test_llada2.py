@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import mmaccel
-from mmaccel.catalog import policy_names
+from mmaccel.catalog import PIPELINES, policy_names
 from mmaccel.contracts import CanvasInterrupt
 from mmaccel.errors import AttachError, BusyError, NumericsError, OptionError, UnsupportedModelError
+from mmaccel.pipelines.diffusion_lm.unsupported_arguments import OWN_SCHEDULES
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from tests.fixtures.llada2 import MASK, build_pipe
 
@@ -182,7 +183,7 @@ def test_a_plain_transformers_model_is_served_under_its_causal_mask() -> None:
     assert handle.stats.positions < 24 * handle.stats.passes
 
 
-OPTIONS: dict[str, Any] = {"prompt": "hello", "gen_length": 16, "num_inference_steps": 4}
+OPTIONS: dict[str, Any] = {"prompt": "hello", "gen_length": 16}
 POLICIES = ["cached-blocks", Stepwise(cache="block")]
 
 
@@ -338,3 +339,41 @@ def test_bad_options_are_refused() -> None:
             mmaccel.attach(pipe, "cached-blocks", **options)
     with pytest.raises(OptionError, match="expected one of pipeline, blocks"):
         mmaccel.CachedBlocks("none")
+
+
+SERVED = {  # arguments that mean under a policy what they mean without; callbacks look on
+    "AmusedPipeline": "prompt height width guidance_scale negative_prompt num_images_per_prompt "
+    "generator latents prompt_embeds encoder_hidden_states negative_prompt_embeds "
+    "negative_encoder_hidden_states output_type return_dict callback callback_steps "
+    "cross_attention_kwargs micro_conditioning_aesthetic_score micro_conditioning_crop_coord",
+    "LLaDA2Pipeline": "prompt messages input_ids attention_mask use_chat_template "
+    "add_generation_prompt gen_length block_length temperature top_p top_k sampling_method "
+    "eos_early_stop eos_token_id mask_token_id generator output_type return_dict "
+    "callback_on_step_end callback_on_step_end_tensor_inputs",
+    "DiffusionGemmaPipeline": "prompt messages image add_generation_prompt gen_length "
+    "num_inference_steps temperature cache_implementation eos_early_stop eos_token_id generator "
+    "output_type return_dict callback_on_step_end callback_on_step_end_tensor_inputs",
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_argument_of_a_pipeline_is_accounted_for(name: str) -> None:
+    import diffusers
+
+    taken = set(inspect.signature(getattr(diffusers, name).__call__).parameters) - {"self"}
+    assert taken == {*SERVED[name].split(), *OWN_SCHEDULES[name]} and name in PIPELINES
+
+
+@pytest.mark.parametrize("name", OWN_SCHEDULES["LLaDA2Pipeline"])
+def test_arguments_of_the_scheduler_are_refused(name: str) -> None:
+    pipe = build_pipe("refused")
+    with mmaccel.attach(pipe, "stepwise"), pytest.raises(OptionError, match=f"^{name}: .*Stepwise"):
+        pipe(**OPTIONS, **{name: 2})
+
+
+def test_steps_of_a_call_are_those_of_masked_parallel() -> None:
+    pipe = build_pipe("refused")
+    with mmaccel.attach(pipe, mmaccel.MaskedParallel(steps=None), strict=True) as handle:
+        pipe(**OPTIONS)
+        pipe(**OPTIONS, num_inference_steps=2)
+    assert "steps=2" in handle.stats.policy and handle.stats.passes < handle.history[0].passes

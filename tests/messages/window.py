@@ -62,9 +62,7 @@ def _proposal(name: str, returned: Any, *says: str) -> Refused:
         with mmaccel.attach(model, Jacobi(window=5, drafts=source())):
             return model.generate(torch.tensor([[5, 6, 7], [9, 8, 3]]), **options)
 
-    return Refused(
-        name, call, says=("drafts: expected _Wrong() to propose", *says), error=ShapeError
-    )
+    return Refused(name, call, says=("_Wrong.propose: expected ", *says), error=ShapeError)
 
 
 def _arrivals(rows: int, branches: int, width: int, *, images: bool = False) -> Any:
@@ -172,15 +170,16 @@ CASES = (
     ),
     # drafts of other people
     _proposal("nothing", lambda b, k, v: Drafts(None, None), "Drafts(tokens=…) or Drafts("),
+    _proposal("both", lambda b, k, v: Drafts(ZERO.expand(b, k), torch.zeros(b, k, v)), "one of"),
     _proposal("a tensor", lambda b, k, v: ZERO.expand(b, k), "Drafts(tokens=…) or Drafts("),
     _proposal("lists", lambda b, k, v: Drafts([[0] * k] * b, None), "Drafts(tokens=…)"),
     _proposal("too few", lambda b, k, v: Drafts(ZERO.expand(b, 1), None),
-              "tokens [2, 4] of torch.int64, received [2, 1] of torch.int64"),
+              "expected [2, 4] of torch.int64, received [2, 1] of torch.int64"),
     _proposal("int32", lambda b, k, v: Drafts(INTS.expand(b, k), None), "received [2, 4]", "int32"),
     _proposal("padding", lambda b, k, v: Drafts(ZERO.expand(b, k) - 1, None), "received -1"),
-    _proposal("too high", lambda b, k, v: Drafts(ZERO.expand(b, k) + v, None), "tokens in 0.."),
+    _proposal("too high", lambda b, k, v: Drafts(ZERO.expand(b, k) + v, None), "expected 0.."),
     _proposal("a narrow score", lambda b, k, v: Drafts(None, torch.zeros(b, k, v - 1)),
-              "scores [2, 1, 40] or [2, 4, 40]", "received [2, 4, 39] of torch.float32"),
+              "[2, 1, 40] or [2, 4, 40]", "received [2, 4, 39] of torch.float32"),
     _proposal("scores of int64", lambda b, k, v: Drafts(None, ZERO.expand(b, 1, v)), "torch.int64"),
     # rows that join
     Refused("too many rows", _arrivals(3, 2, 2), ("expected 1..2 rows of 2",), ShapeError),

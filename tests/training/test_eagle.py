@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.errors import OptionError
+from mmaccel.cli import main
+from mmaccel.samplers.drafting.heads import eagle_training as eagle
 from mmaccel.samplers.drafting.heads.eagle_model import CONFIG, EagleConfig, EagleModel
-from scripts.training import eagle
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
 
@@ -93,11 +93,12 @@ def _arguments(folder: Path, *more: str) -> list[str]:
     names = [word for word in words if not word.startswith("<")][:30]
     (folder / "texts.txt").write_text("\n".join(" ".join(names[k:]) for k in range(29)) + "\n")
     sizes = ["--length", "6", "--batch", "2", "--ahead", "2", "--layers", "0", "1", "2"]
-    return [str(model), str(folder / "head"), "--texts", str(folder / "texts.txt"), *sizes, *more]
+    texts = ["--texts", str(folder / "texts.txt")]
+    return ["train-head", str(model), str(folder / "head"), *texts, *sizes, *more]
 
 
 def test_the_command_makes_a_head_that_drafts(tmp_path: Path) -> None:
-    eagle.main(_arguments(tmp_path, "--steps", "3", "--draft-vocab", "20"))
+    assert main(_arguments(tmp_path, "--steps", "3", "--draft-vocab", "20")) == 0
     card = json.loads((tmp_path / "head" / CONFIG).read_text(encoding="utf-8"))
     assert card["curve"][-1]["step"] == 3 and card["draft_vocab_size"] == 20
     model = build_recall()
@@ -114,18 +115,43 @@ def test_the_command_makes_a_head_that_drafts(tmp_path: Path) -> None:
 
 def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
     arguments = _arguments(tmp_path)
-    eagle.main([*arguments, "--steps", "2"])
+    assert main([*arguments, "--steps", "2"]) == 0
     state = torch.load(tmp_path / "head" / "work" / "state.pt", weights_only=True)
     assert state["step"] == 2
-    eagle.main([*arguments, "--steps", "4"])
+    assert main([*arguments, "--steps", "4"]) == 0
     card = json.loads((tmp_path / "head" / CONFIG).read_text(encoding="utf-8"))
     assert [line["step"] for line in card["curve"]] == [2, 4]
 
 
-def test_too_little_text(tmp_path: Path) -> None:
+def test_texts_are_lines_or_objects(tmp_path: Path) -> None:
+    arguments = _arguments(tmp_path, "--steps", "1")
+    lines = (tmp_path / "texts.txt").read_text().splitlines()
+    (tmp_path / "t.jsonl").write_text("\n".join(json.dumps({"prompt": text}) for text in lines))
+    heads = []
+    for name in ("texts.txt", "t.jsonl"):
+        arguments[2:5] = [str(tmp_path / f"of-{name}"), "--texts", str(tmp_path / name)]
+        assert main(arguments) == 0
+        heads.append((tmp_path / f"of-{name}" / "model.safetensors").read_bytes())
+    assert heads[0] == heads[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "says"),
+    [
+        ("v1 v2\n", (), "texts: expected more than 16 pieces of 8 tokens"),
+        (None, ("--steps", "0"), "steps: expected an integer >= 1, received 0"),
+        (None, ("--inner", "8"), "expected the state of a head of these sizes"),
+        (None, ("--texts", "no.txt"), "no.txt"),
+    ],
+)
+def test_what_cannot_be_trained(
+    tmp_path: Path, capsys: Any, text: str | None, more: tuple[str, ...], says: str
+) -> None:
     arguments = _arguments(tmp_path)
-    (tmp_path / "texts.txt").write_text("v1 v2\n")
-    with pytest.raises(OptionError, match="texts: expected more than 16 pieces of 8 tokens"):
-        eagle.main(arguments)
-    with pytest.raises(OptionError, match="--texts or --modules, received both"):
-        eagle.main([*arguments, "--modules"])
+    if "--inner" in more:
+        assert main([*arguments, "--steps", "1"]) == 0
+    if text:
+        (tmp_path / "texts.txt").write_text(text)
+    assert main([*arguments, *more]) == 2
+    error = capsys.readouterr().err
+    assert says in error.splitlines()[-1]

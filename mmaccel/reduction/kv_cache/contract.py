@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmaccel.checks import within
+from mmaccel.checks import check_answer, within
 from mmaccel.contracts import Method
 from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
@@ -201,6 +201,19 @@ class CacheMethod(KVCacheMethod, ABC):
     def score(self, layer: CachedLayer) -> Tensor:
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
+    def ask(self, name: str, layer: CachedLayer) -> Tensor:
+        """What `score` or `remember` answers of a layer, checked.
+
+        Raises:
+            ShapeError, NumericsError: no number for each entry.
+
+        Cost: a host synchronisation.
+        """
+        shape = layer.keys.shape[:3]
+        found = getattr(self, name)(layer)
+        check_answer(f"{self.name}.{name}", found, shape, "float", counts=layer.is_entry())
+        return found  # type: ignore[no-any-return]
+
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
 
@@ -265,6 +278,8 @@ class CacheMethod(KVCacheMethod, ABC):
         Cost: a host synchronisation.
         """
         size = scores.shape[2]
+        check_answer(f"{self.name}.count", counts, lengths.shape, "int64")
+        counts = counts.minimum(lengths)
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
         wanted = counts[:, None, None]

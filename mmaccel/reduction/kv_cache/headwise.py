@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmaccel.checks import MANY, within
+from mmaccel.checks import MANY, check_answer, within
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod, list_entries
 
 
@@ -53,7 +53,9 @@ class HeadwiseMethod(CacheMethod):
         index = torch.arange(scores.shape[2], device=scores.device)
         ends = layer.lengths[:, None, None]
         is_short = ends <= self.budget
-        is_kept = self.keeps(layer, scores) | (index >= ends - self.n_recent) | is_short
+        keeps = self.keeps(layer, scores)
+        check_answer(f"{self.name}.keeps", keeps, scores.shape, "bool")
+        is_kept = keeps | (index >= ends - self.n_recent) | is_short
         is_kept = is_kept & (index < ends)
         return list_entries(is_kept, int(is_kept.sum(-1).max()))
 

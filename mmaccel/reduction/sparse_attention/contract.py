@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmaccel.checks import within
+from mmaccel.checks import check_answer, check_kind, within
 from mmaccel.contracts import Method
 from mmaccel.reduction.ranking import choose_highest
 from mmaccel.results import Exactness
@@ -72,6 +72,7 @@ class LayerBlocks:
         begins: `[R]` int64, the same of the run's first pass: the prompt stands before it.
         width: W.
         scale: of the scores.
+        is_first: whether the layer has not chosen before in the run.
         last: what the layer's method has kept.
         lasts: that of all layers that have chosen, by number; a layer before this one has chosen
             in this pass.
@@ -88,6 +89,7 @@ class LayerBlocks:
     begins: Tensor
     width: int
     scale: float
+    is_first: bool = False
     last: LastChoice = field(default_factory=LastChoice)
     lasts: Mapping[int, LastChoice] = field(default_factory=dict)
 
@@ -221,8 +223,12 @@ class BlockScorer(AttentionMethod):
 
     def choose(self, blocks: LayerBlocks) -> Tensor:
         """The blocks with the highest scores, `[R, H, N]` bool."""
-        assert blocks.summaries is not None
-        return blocks.highest(self.score(blocks.queries, blocks.summaries), self.budget)
+        summaries = check_kind(f"{self.name}.summarise", blocks.summaries, Tensor)
+        scores = self.score(blocks.queries, summaries)
+        counts = blocks.holds[:, None] if blocks.is_first else None
+        shape = summaries.shape[:3]
+        check_answer(f"{self.name}.score", scores, shape, "float", counts=counts)
+        return blocks.highest(scores, self.budget)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from mmaccel.checks import MANY, check_int, check_length, show, within
+from mmaccel.checks import (
+    MANY,
+    check_answer,
+    check_int,
+    check_length,
+    show,
+    within,
+)
 from mmaccel.contracts import Method, check_method
 from mmaccel.errors import OptionError, ShapeError, UnsupportedModelError
 from mmaccel.reduction.visual_tokens import budgets
@@ -156,34 +163,25 @@ class TokenReducer(Method):
             UnsupportedModelError: the context lacks what the method needs.
             ShapeError: `score` or `select` returns something else than it should.
 
-        Cost: three host synchronisations, and the method's own.
+        Cost: four host synchronisations, and the method's own.
         """
         self.check(context.has)
         budget = self.budget(context)
+        check_answer(f"{self.name}.budget", budget, context.counts.shape, "int64")
         is_whole = self.needs_budget and bool((budget >= context.counts).all())
         if self.keep == 1 or is_whole:
             return keep_tokens(context.valid, context.valid, context.size)
         scores = self.score(context)
-        self._check_scores(scores, context)
+        name = f"{self.name}.score"
+        check_answer(name, scores, context.valid.shape, "float", counts=context.valid)
+        limit = self.limit(scores, context, budget)
+        check_answer(f"{self.name}.limit", limit, budget.shape, "int64")
         try:
-            plan = self.select(scores, context, self.limit(scores, context, budget))
+            plan = self.select(scores, context, limit)
             check_plan(plan, context.valid)
         except ShapeError as error:
             raise ShapeError(f"{self.name}.select: {error}") from error
         return plan
-
-    def _check_scores(self, scores: Any, context: VisualContext) -> None:
-        expected = list(context.valid.shape)
-        if not isinstance(scores, Tensor):
-            received = f"a {type(scores).__name__}"
-        elif list(scores.shape) == expected and scores.is_floating_point():
-            return
-        else:
-            received = f"{list(scores.shape)} of {scores.dtype}"
-        raise ShapeError(
-            f"{self.name}.score: expected {expected} of floating point, a score for each visual "
-            f"token of each row, received {received}; see docs/extending.md"
-        )
 
 
 def check_layers(name: str, layers: Sequence[int], depth: int | None = None) -> tuple[int, ...]:

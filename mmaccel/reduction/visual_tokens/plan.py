@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mmaccel.checks import check_answer, check_kind
 from mmaccel.errors import ShapeError
 
 
@@ -105,26 +106,18 @@ def check_plan(plan: Plan, valid: Tensor) -> None:
 
     Cost: one host synchronisation.
     """
-    if not isinstance(plan, Plan):
-        raise ShapeError(
-            f"plan: expected a Plan, received a {type(plan).__name__}; return keep_tokens(...) or "
-            "merge_tokens(...)"
-        )
+    check_kind("plan", plan, Plan, "return keep_tokens(...) or merge_tokens(...)")
     rows, n = valid.shape
     slots = plan.keep.shape[-1]
     expected = {
-        "keep": ([rows, slots], torch.int64),
-        "assign": ([rows, n], torch.int64),
-        "weight": ([rows, n], torch.float32),
-        "size": ([rows, slots], torch.float32),
+        "keep": ([rows, slots], "int64"),
+        "assign": ([rows, n], "int64"),
+        "weight": ([rows, n], "float32"),
+        "size": ([rows, slots], "float32"),
     }
     for name, (shape, dtype) in expected.items():
-        found = getattr(plan, name)
-        if list(found.shape) != shape or found.dtype != dtype:
-            raise ShapeError(
-                f"plan.{name}: expected {shape} of {dtype}, received {list(found.shape)} of "
-                f"{found.dtype}; keep_tokens and merge_tokens make all four"
-            )
+        hint = "keep_tokens and merge_tokens make all four"
+        check_answer(f"plan.{name}", getattr(plan, name), shape, dtype, hint)
     if bool((plan.keep >= n).any() | (plan.assign >= slots).any()):
         raise ShapeError(
             f"plan: expected keep below {n} tokens and assign below {slots} slots, received "

@@ -45,6 +45,11 @@ REFERENCE = (
 )
 
 
+def is_bounded(policy: Any) -> bool:
+    """Whether a policy ignores the library's rule, which ends canvases and spends without bound."""
+    return policy.exactness != "relaxed" or isinstance(policy, EntropyBounded)
+
+
 class GemmaRun:
     """The canvases of one call, one after the other.
 
@@ -135,9 +140,7 @@ class GemmaRun:
         vocab_size = config.get_text_config().vocab_size
         dtype = self._model.model.decoder.embed_tokens.weight.dtype
         decoder = GemmaDecoder(step, vocab_size, length, self._steps, dtype)
-        # policies with a bound ignore the library's rule, which spends without one
-        is_bounded = self._policy.exactness != "relaxed" or isinstance(self._policy, EntropyBounded)
-        criterion = None if is_bounded else step["diffusion_stopping_criteria"]
+        criterion = None if is_bounded(self._policy) else step["diffusion_stopping_criteria"]
         rule = StopRule(criterion, decoder, self._params, noise, layout, self._after_pass)
         prompt = Prompt(  # one column: the encoder's cache holds the prompt
             ids.new_zeros(batch, 1),
@@ -254,7 +257,7 @@ class GemmaService(PolicyService):
         """
         own = original(self._model, "generate")
         check_idle(self._run is not None)
-        ids = (bind_call(own, args, options) or {}).get("input_ids")
+        ids = (bind_call(own, args, options) or ({}, {}))[1].get("input_ids")
         if ids is None or ids.ndim != 2:
             return own(*args, **options)  # which says what is wrong with them
         began = time.perf_counter()

@@ -17,13 +17,18 @@ from torch import Tensor
 
 from mmaccel.pipelines.attach.pipeline_call import bind_call, draw_seed
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
-from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import GemmaRun, GemmaService
+from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
+    GemmaRun,
+    GemmaService,
+    is_bounded,
+)
 from mmaccel.pipelines.diffusion_lm.pipeline_service import (
     Methods,
     callback_tensors,
     check_inputs,
     decode_texts,
 )
+from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -41,9 +46,12 @@ class GemmaPipelineService(GemmaService):
     @torch.no_grad()
     def _call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
-        given = bind_call(own, args, options)
-        if given is None:
+        bound = bind_call(own, args, options)
+        if bound is None:
             return own(*args, **options)
+        asked, given = bound
+        if is_bounded(self.policy):
+            read_schedule("DiffusionGemmaPipeline", asked, self.policy)
         callback = given["callback_on_step_end"]
         names = callback_tensors(given, ("canvas",))
         check_inputs(pipe, {**given, "callback_on_step_end_tensor_inputs": names})

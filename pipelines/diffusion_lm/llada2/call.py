@@ -22,13 +22,15 @@ class BlockCall:
     """Arguments of a call, defaults filled in.
 
     Attributes:
-        arguments: all of them by name.
+        asked: those that the caller gave, by name.
+        arguments: all of them.
         block: `block_length`, or the scheduler's.
         length: `gen_length`.
         mask_token, end_token: ids, the tokenizer's by default; -1 for none.
         n_prompt: columns of the prompt; set when the pipeline has prepared it.
     """
 
+    asked: Mapping[str, Any]
     arguments: Mapping[str, Any]
     block: Any
     length: Any
@@ -37,8 +39,8 @@ class BlockCall:
     n_prompt: int = 0
 
     @staticmethod
-    def of(pipe: Any, arguments: Mapping[str, Any]) -> BlockCall:
-        """The call of a pipeline with these arguments."""
+    def of(pipe: Any, asked: Mapping[str, Any], arguments: Mapping[str, Any]) -> BlockCall:
+        """The call of a pipeline; see `bind_call`."""
 
         def pick(name: str) -> int:
             value = arguments.get(name)
@@ -47,6 +49,7 @@ class BlockCall:
 
         block = arguments.get("block_length")
         return BlockCall(
+            asked,
             arguments,
             pipe.scheduler.config.block_length if block is None else block,
             arguments.get("gen_length"),

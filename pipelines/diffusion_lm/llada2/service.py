@@ -26,6 +26,7 @@ from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall, check_prompt
 from mmaccel.pipelines.diffusion_lm.llada2.canvas import BlockDenoiser, decode
 from mmaccel.pipelines.diffusion_lm.llada2.self_check import check_block_mask, check_call
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
+from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
 
@@ -86,8 +87,8 @@ class LLaDA2Service(PolicyService):
     def _pipe_call(self, pipe: Any, *args: Any, **options: Any) -> Any:
         own = original(pipe, "__call__")
         check_idle(self._call is not None)
-        given = bind_call(own, args, options)
-        call = None if given is None else BlockCall.of(pipe, given)
+        bound = bind_call(own, args, options)
+        call = None if bound is None else BlockCall.of(pipe, *bound)
         if call is None or not call.is_valid:
             return own(*args, **options)
         began = time.perf_counter()
@@ -123,9 +124,10 @@ class LLaDA2Service(PolicyService):
         if reason:
             cached = CachedCalls(self._own, passes, None, lambda _: reason, call)
             return self._run_pipeline(own, cached, call, args, options)
+        policy = read_schedule("LLaDA2Pipeline", call.asked, self.policy)
         model = BlockDenoiser(passes, call.mask_token, call.block)
         model.use_methods(self.layer_methods)
-        out, stats = decode(self._target, self.policy, call, model, self.seed, self.layout)
+        out, stats = decode(self._target, policy, call, model, self.seed, self.layout)
         self.layer_methods.record(stats, model)
         return out, stats
 

@@ -43,7 +43,7 @@ _PUBLISHED = {  # the authors' prefix of our names
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "midlayer.mlp."),
 }
-_MAKE = "download it, or make one with `python -m scripts.training eagle`"
+_MAKE = "download it, or make one with `mmaccel train-head`"
 _LEFT_OUT = ("t2d", "rotary_emb.inv_freq", "self_attn.rotary_emb.inv_freq")  # follow from others
 
 
