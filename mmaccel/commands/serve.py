@@ -38,7 +38,10 @@ class SpeechFlags:
     codec: str | None = option(
         None, "of a speech model: folder or hub id of its codec; by default the authors'"
     )
-    max_seconds: float = option(30.0, "of an utterance; longer ones are cut")
+    max_seconds: float | None = option(
+        None,
+        "of an utterance, after which it is cut; by default 30, or what the model has room for",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

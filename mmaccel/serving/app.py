@@ -14,19 +14,21 @@ import secrets
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 
 from mmaccel.batch.prompts import SEEDS
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.outputs.sound_files import to_pcm, wav_head
-from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, read_body
+from mmaccel.serving.bodies import ImageBody, RequestBody, SpeechBody, read_body
 from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
 from mmaccel.serving.service import Service
@@ -69,9 +71,9 @@ def create_app(service: Service) -> Any:
         return JSONResponse(model)
 
     if service.images is not None:
-        app.post("/v1/images/generations")(_images_route(service))
-    if service.speech is not None:
-        app.post("/v1/audio/speech")(_speech_route(service))
+        _add_route(app, service, ImageBody, _answer_images)
+    else:
+        _add_route(app, service, SpeechBody, _answer_speech)
 
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
@@ -91,7 +93,14 @@ def create_app(service: Service) -> Any:
         )
         return JSONResponse(known.body(), error.status_code, error.headers)
 
-    return Recorded(app, service)
+    recorded = Recorded(app, service)
+    if service.settings.cors_origin is None:
+        return recorded
+    seen = ("x-seed", "x-sample-rate", "x-request-id", "retry-after")
+    origins = service.settings.cors_origin.split(",")
+    return CORSMiddleware(
+        recorded, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=seen
+    )
 
 
 class AnswerCut(Exception):
@@ -107,7 +116,8 @@ class AnswerCut(Exception):
 
 
 class Recorded:
-    """Counts and logs every answer and every fault; answers what a server that ends leaves.
+    """Counts and logs every answer and every fault; answers what a server that ends leaves. A path
+    with a slash at its end is the one without.
 
     Args:
         app: an ASGI application.
@@ -123,6 +133,8 @@ class Recorded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        path = scope["path"].removesuffix("/")
+        scope = {**scope, "path": path or "/"}
         began = time.monotonic()
         status = 0
         request_id = secrets.token_hex(8)
@@ -151,7 +163,6 @@ class Recorded:
             _report(error, request_id, self._service.settings.log_prompts)
         finally:
             seconds = time.monotonic() - began
-            path = scope["path"]
             route = next((r for r in self._service.routes if path == r), None)
             if route is None:
                 route = "/v1/models" if path.startswith("/v1/models/") else "other"
@@ -167,79 +178,57 @@ def _report(error: Exception, request_id: str, with_message: bool) -> None:
     logger.error("%s failed: %s%s\n%s", request_id, type(error).__name__, message, frames)
 
 
-def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    backend = service.images
-    assert backend is not None
+Answer = Callable[[Service, Request, Any, list[Job], float], Awaitable[Response]]
+"""Answers a request, whose body was checked and whose jobs wait, before a deadline."""
 
-    async def images(request: Request) -> Response:
+
+def _add_route(app: FastAPI, service: Service, kind: type[RequestBody], answer: Answer) -> None:
+    @app.post(service.routes[0])
+    async def route(request: Request) -> Response:
         deadline = time.monotonic() + service.settings.timeout
         client = service.admit(request)
-        body = await read_body(request, ImageBody, service.settings.body_timeout)
+        body = await read_body(request, kind, service.settings.body_timeout)
         service.check_model(body.model)
-        n = body.n or 1
-        service.check_room(n, client)
-        _check_images(body, service.settings.max_prompt, backend.has_partial_images)
+        service.check_room(body.count, client)
+        body.check(service.settings.max_prompt, service.backend)
         if service.settings.log_prompts:
-            logger.info("%s prompt: %s", request.state.request_id, ascii(body.prompt))
-        fields = {"seed": secrets.randbits(32), **body.row()}
-        ticket = Ticket(client)
-
-        def plan() -> list[Job]:
-            return backend.jobs(backend.plan(fields), ticket, body.partial_images or 0)
-
+            shown = ascii(body.text)
+            logger.info("%s %s: %s", request.state.request_id, kind.text_field, shown)
+        plan = partial(service.backend.jobs, body.row, Ticket(client), body.partials)
         try:
             jobs = await run_in_threadpool(plan)
         except OptionError as error:
-            raise _refused(error) from None
-        service.put(jobs)
-        kind = body.output_format or "png"
-
-        async def to_base64(made: Any) -> str:
-            data = await run_in_threadpool(backend.to_bytes, made, kind, body.output_compression)
-            return base64.b64encode(data).decode("ascii")
-
-        if body.stream:
-            events = _stream(service, jobs, deadline, to_base64, kind)
-            return JobsResponse(jobs, events, media_type="text/event-stream")
-        made = await _gather(service, request, jobs, deadline)
-        data = [
-            {"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made
-        ]
-        return JSONResponse(
-            {
-                "created": int(time.time()),
-                "data": data,
-                "background": "opaque",
-                "output_format": kind,
-                "size": _size(made[0]),
-                "usage": _usage(jobs, made),
-            }
-        )
-
-    return images
+            raise _refused(kind, error) from None
+        later = {job.following for job in jobs}
+        service.put([job for job in jobs if job not in later])
+        return await answer(service, request, body, jobs, deadline)
 
 
-def _check_images(body: ImageBody, max_prompt: int, has_partial_images: bool) -> None:
-    """Check what the fields of a body say together, and of this model.
+async def _answer_images(
+    service: Service, request: Request, body: ImageBody, jobs: list[Job], deadline: float
+) -> Response:
+    backend = service.backend
+    kind = body.output_format
 
-    Raises:
-        ApiError: the first field that is wrong.
-    """
-    check_text("prompt", body.prompt, max_prompt)
-    if body.negative_prompt is not None and body.negative_prompt.strip():
-        check_text("negative_prompt", body.negative_prompt, max_prompt)
-    if body.stream and (body.n or 1) > 1:
-        message = f"n: expected 1 with stream, received {body.n}; ask for each by itself"
-        raise invalid("n", message)
-    if not body.partial_images:
-        return
-    name = "partial_images"
-    received = f"received {body.partial_images}"
-    if not body.stream:
-        raise invalid(name, f"{name}: expected stream with it, {received} without; set stream")
-    if not has_partial_images:
-        message = f"{name}: expected 0 for this model, whose images are not shown before they are "
-        raise invalid(name, f"{message}finished, {received}; leave it out")
+    async def to_base64(made: Any) -> str:
+        data = await run_in_threadpool(backend.to_bytes, made, kind, body.output_compression)
+        return base64.b64encode(data).decode("ascii")
+
+    if body.stream:
+        events = _stream(service, jobs, deadline, to_base64, kind)
+        return JobsResponse(jobs, events, media_type="text/event-stream")
+    made = await _gather(service, request, jobs, deadline)
+    data = [{"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made]
+    return JSONResponse(
+        {
+            "created": int(time.time()),
+            "data": data,
+            "background": "opaque",
+            "output_format": kind,
+            "size": _size(made[0]),
+            "usage": _image_usage(jobs, made),
+        }
+    )
 
 
 def _size(made: Any) -> str:
@@ -247,25 +236,24 @@ def _size(made: Any) -> str:
     return f"{made.image.width}x{made.image.height}"
 
 
-def _usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
+def _image_usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
     """Tokens of a request, as OpenAI counts them: the prompt once."""
     n_in = jobs[0].width
+    details = {"image_tokens": 0, "text_tokens": n_in}
+    return {**_usage(n_in, made), "input_tokens_details": details}
+
+
+def _usage(n_in: int, made: list[Any]) -> dict[str, int]:
     n_out = sum(len(each.tokens) for each in made)
-    return {
-        "input_tokens": n_in,
-        "input_tokens_details": {"image_tokens": 0, "text_tokens": n_in},
-        "output_tokens": n_out,
-        "total_tokens": n_in + n_out,
-    }
+    return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
 
 
-def _refused(error: OptionError) -> ApiError:
+def _refused(kind: type[RequestBody], error: OptionError) -> ApiError:
     """What the model does not take, as an answer; the message begins with the field."""
-    message = str(error)
-    name = message.partition(":")[0]
-    names = {"prompt": "prompt", "size": "size", "seed": "seed", "n": "n"}
-    param = "negative_prompt" if name.startswith("negative") else names.get(name, "prompt")
-    return invalid(param, message)
+    name = str(error).partition(":")[0]
+    if name.startswith("negative"):
+        name = "negative_prompt"
+    return invalid(name if name in kind.model_fields else kind.text_field, str(error))
 
 
 async def _gather(
@@ -384,7 +372,7 @@ async def _stream(
                 index += 1
             else:
                 is_made = True
-                data |= {"seed": value.request.seed % SEEDS, "usage": _usage(jobs, [value])}
+                data |= {"seed": value.request.seed % SEEDS, "usage": _image_usage(jobs, [value])}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())
@@ -395,63 +383,39 @@ def _event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    backend = service.speech
-    assert backend is not None
-
-    async def speech(request: Request) -> Response:
-        deadline = time.monotonic() + service.settings.timeout
-        client = service.admit(request)
-        body = await read_body(request, SpeechBody, service.settings.body_timeout)
-        service.check_model(body.model)
-        check_text("input", body.input, service.settings.max_prompt)
-        if service.settings.log_prompts:
-            logger.info("%s input: %s", request.state.request_id, ascii(body.input))
-        seed = secrets.randbits(32) if body.seed is None else body.seed
-        ticket = Ticket(client)
-
-        def plan() -> Job:
-            in_chunks = body.stream_format is not None
-            return backend.job(body.input, body.voice, seed, ticket, in_chunks=in_chunks)
-
-        try:
-            job = await run_in_threadpool(plan)
-        except OptionError as error:
-            param = "voice" if str(error).startswith("voice") else "input"
-            raise invalid(param, str(error)) from None
-        service.put([job])
-        kind = body.response_format or "wav"
-        headers = {"x-seed": str(seed % SEEDS), "x-sample-rate": str(backend.sample_rate)}
-        if body.stream_format is None:
-            (made,) = await _gather(service, request, [job], deadline)
-            data = await run_in_threadpool(backend.to_bytes, made, kind)
-            return Response(data, media_type=f"audio/{kind}", headers=headers)
-        first = await _first(service, request, job, deadline)
-        events = _chunks(service, job, first, deadline)
-        head = wav_head(backend.sample_rate) if kind == "wav" else b""
-        if body.stream_format == "audio":
-            return JobsResponse(
-                [job], _to_sound(events, head), media_type=f"audio/{kind}", headers=headers
-            )
-        return JobsResponse(
-            [job], _to_sound_events(events, head), media_type="text/event-stream", headers=headers
-        )
-
-    return speech
+async def _answer_speech(
+    service: Service, request: Request, body: SpeechBody, jobs: list[Job], deadline: float
+) -> Response:
+    backend = service.backend
+    kind = body.response_format
+    headers = {"x-seed": str(body.seed), "x-sample-rate": str(backend.sample_rate)}
+    if body.stream_format is None:
+        made = await _gather(service, request, jobs, deadline)
+        data = await run_in_threadpool(backend.to_bytes, made, kind)
+        return Response(data, media_type=f"audio/{kind}", headers=headers)
+    first = await _first(service, request, jobs, deadline)
+    events = _chunks(service, jobs, first, deadline)
+    head = wav_head(backend.sample_rate) if kind == "wav" else b""
+    media_type = f"audio/{kind}"
+    pieces: AsyncIterator[Any] = _to_sound(events, head)
+    if body.stream_format == "sse":
+        media_type = "text/event-stream"
+        pieces = _to_sound_events(events, head)
+    return JobsResponse(jobs, pieces, media_type=media_type, headers=headers)
 
 
-async def _first(service: Service, request: Request, job: Job, deadline: float) -> Event:
-    """The first event of a job whose answer has not begun.
+async def _first(service: Service, request: Request, jobs: list[Job], deadline: float) -> Event:
+    """The first event of jobs whose answer has not begun.
 
     Raises:
         ApiError, ClientDisconnect: see `_gather`.
     """
     gone = asyncio.ensure_future(request.receive())
     try:
-        event = await _next(service, job.ticket, deadline, gone)
+        event = await _next(service, jobs[0].ticket, deadline, gone)
         _value(event)
     except BaseException:
-        job.is_cancelled = True
+        _cancel(jobs, {})
         raise
     finally:
         gone.cancel()
@@ -459,16 +423,17 @@ async def _first(service: Service, request: Request, job: Job, deadline: float) 
 
 
 async def _chunks(
-    service: Service, job: Job, event: Event, deadline: float
+    service: Service, jobs: list[Job], event: Event, deadline: float
 ) -> AsyncIterator[Event]:
-    """The events of a job from its first one on, the last of which has the utterance.
+    """The events of jobs that follow each other, from the first one on; each ends with its
+    utterance.
 
     Raises:
-        ApiError: time is over, the job failed, or the server ends.
+        ApiError: time is over, a job failed, or the server ends.
     """
     yield event
-    while event.kind == "partial":
-        event = await _next(service, job.ticket, deadline)
+    while event.kind == "partial" or event.job is not jobs[-1]:
+        event = await _next(service, jobs[0].ticket, deadline)
         _value(event)
         yield event
 
@@ -490,6 +455,7 @@ async def _to_sound(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[
 
 async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[str]:
     """The same in OpenAI's events."""
+    done = []
     try:
         async for event in events:
             if event.kind == "partial":
@@ -497,10 +463,12 @@ async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIt
                 head = b""
                 yield _sound_event(data)
             else:
-                if head:  # no sound came
-                    yield _sound_event(head)
-                name = "speech.audio.done"
-                yield _event(name, {"type": name, "usage": _sound_usage(event)})
+                done.append(event)
+        if head:  # no sound came
+            yield _sound_event(head)
+        n_in = sum(event.job.width for event in done)
+        name = "speech.audio.done"
+        yield _event(name, {"type": name, "usage": _usage(n_in, [each.value for each in done])})
     except ApiError as error:
         yield _event("error", error.body())
 
@@ -508,10 +476,3 @@ async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIt
 def _sound_event(data: bytes) -> str:
     name = "speech.audio.delta"
     return _event(name, {"type": name, "audio": base64.b64encode(data).decode()})
-
-
-def _sound_usage(event: Event) -> dict[str, int]:
-    """Tokens of a request, as OpenAI counts them."""
-    n_in = event.job.width
-    n_out = len(event.value.tokens)
-    return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}

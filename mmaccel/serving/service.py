@@ -32,6 +32,7 @@ class Service:
         images, speech: the model; one of them is None.
 
     Attributes:
+        backend: the model.
         queue, engine, metrics: see there.
         routes: paths that are served.
         aborted: set when requests that were accepted are not answered any more.
@@ -46,10 +47,12 @@ class Service:
         self.settings = settings
         self.images = images
         self.speech = speech
-        backend: Any = speech if images is None else images
+        self.backend: Any = speech if images is None else images
         self.queue = JobQueue(settings.queue)
         self.metrics = Metrics(lambda: len(self.queue))
-        self.engine = Engine(backend, self.queue, self.metrics, settings.rows, settings.log_prompts)
+        self.engine = Engine(
+            self.backend, self.queue, self.metrics, settings.rows, settings.log_prompts
+        )
         task = "/v1/audio/speech" if images is None else "/v1/images/generations"
         self.routes = (task, "/v1/models", "/health", "/metrics")
         self.aborted = asyncio.Event()

@@ -24,9 +24,10 @@ def open_images(settings: ServerSettings, model: str, **options: Any) -> Service
     Raises:
         OptionError, UnsupportedModelError: it cannot.
     """
-    from mmaccel.serving.images import ImageBackend, make_setup
+    from mmaccel.batch.worker import Setup
+    from mmaccel.serving.images import ImageBackend
 
-    setup = make_setup(model, rows=settings.rows, **options)
+    setup = Setup(model, Path(), rows=settings.rows, **options)  # it writes to no folder
     backend = ImageBackend(setup, prefix_tree=_open_tree(settings))
     backend.warm_up()
     return Service(settings, images=backend)
@@ -38,7 +39,7 @@ def open_speech(settings: ServerSettings, model: str, **options: Any) -> Service
     Args:
         settings: of the server.
         model: folder or hub id.
-        **options: of a `mmaccel.batch.speech.SpeechSetup`, which writes to no folder.
+        **options: of a `mmaccel.batch.speech.SpeechSetup`.
 
     Raises:
         OptionError, UnsupportedModelError: it cannot.
@@ -46,7 +47,8 @@ def open_speech(settings: ServerSettings, model: str, **options: Any) -> Service
     from mmaccel.batch.speech import SpeechSetup
     from mmaccel.serving.speech import SpeechBackend
 
-    setup = SpeechSetup(model, Path(), rows=settings.rows, **options)
+    rows = min(settings.rows, settings.queue)  # so many parts of a text find room together
+    setup = SpeechSetup(model, Path(), rows=rows, **options)
     backend = SpeechBackend(setup, prefix_tree=_open_tree(settings))
     backend.warm_up()
     return Service(settings, speech=backend)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from mmaccel.serving.images import ImageBackend, make_setup
+from mmaccel.batch.worker import Setup
+from mmaccel.serving.images import ImageBackend
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
 from mmaccel.serving.speech import SpeechBackend
@@ -35,7 +36,7 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def backend(tiny_folder: Path) -> ImageBackend:
     """The tiny model."""
-    made = ImageBackend(make_setup(str(tiny_folder)))
+    made = ImageBackend(Setup(str(tiny_folder), Path()))
     made.warm_up()
     return made
 
