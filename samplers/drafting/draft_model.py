@@ -11,6 +11,8 @@ up; drafts that the last pass predicted are read and not drawn again. Where a pr
 draft model reads the text alone, at positions of its own: images come from the target, and drafts
 change speed only. Behind drafts of a tree it reads the whole tree again for each generation of
 nodes; what was accepted is read once more with the next drafts, so that its cache keeps no path.
+Beyond the positions of the draft model a row has no drafts. A rule of length reads what the draft
+model says at temperature 1 where the target's is 0, at which a distribution says nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from mmaccel.samplers.acceptance import draw, one_hot
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 from mmaccel.samplers.prompt_chunks import prefill_together
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import count_spare
 from mmaccel.samplers.trees.entries import TreeEntries
 
@@ -127,6 +130,7 @@ class ModelDrafter(Drafter):
     model: TokenModel
     next_slot: Held
     judge: LengthJudge | None = None
+    limit: int | None = None  # positions of the model, where the run has more
 
     def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token, or leave it to a scheduler that
@@ -142,10 +146,34 @@ class ModelDrafter(Drafter):
             width = run.policy.window
             assert isinstance(width, int), "checked with the tree"
             self.model.make_room(count_spare(tree, self.model, width))
-        self.model.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
-        if tokens.shape[1] > 1 and (scheduler is None or size is None):
-            n_passes = prefill_together(self.model, tokens[:, :-1], lengths - 1, size)
+        positions = tokens.shape[1] + run.length - 1
+        most = self.model.max_positions
+        if most is not None and positions > most:
+            self.limit = positions = most
+            self.note = f"no drafts beyond the {most} positions of the draft model"
+        self.model.reserve(tokens.shape[0], positions)
+        tokens = tokens[:, :-1][:, :positions]
+        if tokens.shape[1] and (scheduler is None or size is None):
+            lengths = (lengths - 1).clamp(max=tokens.shape[1])
+            n_passes = prefill_together(self.model, tokens, lengths, size)
             run.stats.draft_passes += n_passes
+
+    def has_room(self, run: OpenRun, depths: int | Tensor) -> Tensor:
+        """Whether the model has a position for what drafts follow.
+
+        Args:
+            run: the run.
+            depths: of the drafts, one for all or `[B, n]`.
+
+        Returns:
+            `[B, 1]` or `[B, n]` bool.
+        """
+        n_generated = run.buffer.n_generated[:, None]
+        if self.limit is None:
+            return torch.ones_like(n_generated + depths, dtype=torch.bool)
+        _, lengths = run.prompt.text
+        longest = lengths.view(run.prompt.branches, -1).amax(0)[:, None]  # of a row's branches
+        return longest - 1 + n_generated + depths < self.limit
 
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
@@ -158,6 +186,9 @@ class ModelDrafter(Drafter):
         probabilities = [empty]  # of each draft, [B, 1, V]
         confidences = empty[:, :, 0]  # [B, k], of those made so far
         goes_on = ~run.rows.ended
+        params = run.params
+        if params.temperature == 0:  # of what a judge reads
+            params = SamplingParams(params.guidance_scale, processor=params.processor)
         n_passes = 0
         for k in range(run.width - 1):
             column = buffer.columns[:, k : k + 1]
@@ -165,11 +196,13 @@ class ModelDrafter(Drafter):
             # behind a row's last draft, copies of the token before
             drawn = work.gather(1, (column - 1).clamp(min=0)).clamp(0, run.vocab_size - 1)
             certain = one_hot(drawn, run.vocab_size)
-            if self.judge is None or bool(goes_on.any()):
+            judged = certain[:, 0]
+            if self.limit is not None:
+                goes_on = goes_on & self.has_room(run, k)[:, 0]
+            if (self.judge is None and self.limit is None) or bool(goes_on.any()):
                 logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
-                scores = run.params.apply(
-                    logits, run.prompt.branches, work, column, slots, run.prompt.layout
-                )
+                place = (run.prompt.branches, work, column, slots, run.prompt.layout)
+                scores = run.params.apply(logits, *place)
                 own = scores.softmax(-1)  # [B, 1, V]
                 if noise is None:
                     new = draw(own, run.noise.fresh(slots, passes).drafts)
@@ -177,14 +210,17 @@ class ModelDrafter(Drafter):
                     new = (scores + noise[:, k : k + 1]).argmax(-1)
                 drawn = torch.where(goes_on[:, None], new, drawn)
                 certain = torch.where(goes_on[:, None, None], own, certain)
+                if self.judge is not None:
+                    seen = params.apply(logits, *place).softmax(-1)[:, 0]
+                    judged = torch.where(goes_on[:, None], seen, judged)
                 n_passes += 1
             probabilities.append(certain)
             known = is_predicted[:, k : k + 1]
             work.scatter_(1, column, torch.where(known, work.gather(1, column), drawn))
             if self.judge is not None and n_passes == k + 1:
-                confidence = certain[:, 0].gather(1, work.gather(1, column))
+                confidence = judged.gather(1, work.gather(1, column))
                 confidences = torch.cat([confidences, confidence], 1)
-                goes_on = goes_on & self.judge.goes_on(run, Drafted(certain[:, 0], confidences))
+                goes_on = goes_on & self.judge.goes_on(run, Drafted(judged, confidences))
         run.stats.draft_passes += n_passes
         if n_passes:
             # beside a tree the accepted tokens may be others than the chain's, which were read
@@ -214,7 +250,11 @@ class ModelDrafter(Drafter):
         scores = run.params.apply(
             logits, branches, buffer.tokens, columns, slots, run.prompt.layout
         )
-        return scores[:, first:].softmax(-1)
+        found = scores[:, first:].softmax(-1)
+        if self.limit is None:
+            return found
+        has_room = self.has_room(run, depths)[:, first:, None]
+        return torch.where(has_room, found, 1 / run.vocab_size)
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`: the model's next run may have no tree."""
@@ -230,7 +270,8 @@ class ModelDrafter(Drafter):
             self.judge.begin_rows(run, batch_slots)
 
     def unread(self, run: OpenRun) -> Tensor:
-        """`[B]` int64, tokens before the last one that the model has not read.
+        """`[B]` int64, tokens before the last one that the model has not read; none where it has no
+        room for them.
 
         They are one after a window that was accepted as a whole, and more where the loop repeated a
         pass with drafts of its own, or had passes of one slot, which need no draft.
@@ -238,8 +279,9 @@ class ModelDrafter(Drafter):
         n_generated = run.buffer.n_generated
         next_slot = self.next_slot.value
         if next_slot is None:  # it has read the prompt alone
-            return n_generated.clone()
-        return (n_generated - 1 - next_slot).clamp(min=0)
+            next_slot = torch.full_like(n_generated, -1)
+        unread = (n_generated - 1 - next_slot).clamp(min=0)
+        return unread if self.limit is None else unread * self.has_room(run, 0)[:, 0]
 
     def _logits(self, run: OpenRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
         """Logits `[R, 1, V]` for draft k of the window.
