@@ -62,7 +62,7 @@ class Served:
 
     def __init__(self, backend: ImageBackend, rows: int) -> None:
         settings = ServerSettings(name="scenes", port=0, rows=rows, queue=4096)
-        self.service = Service(settings, images=backend)
+        self.service = Service(settings, backend)
         self.server = Server(self.service)
         self.service.engine.start()
         self._thread = threading.Thread(target=self.server.run, daemon=True)

@@ -70,10 +70,7 @@ def create_app(service: Service) -> Any:
         service.check_model(name)
         return JSONResponse(model)
 
-    if service.images is not None:
-        _add_route(app, service, ImageBody, _answer_images)
-    else:
-        _add_route(app, service, SpeechBody, _answer_speech)
+    _add_route(app, service, *_KINDS[service.backend.route])
 
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
@@ -187,14 +184,14 @@ def _add_route(app: FastAPI, service: Service, kind: type[RequestBody], answer: 
     async def route(request: Request) -> Response:
         deadline = time.monotonic() + service.settings.timeout
         client = service.admit(request)
-        body = await read_body(request, kind, service.settings.body_timeout)
+        body: Any = await read_body(request, kind, service.settings.body_timeout)
         service.check_model(body.model)
-        service.check_room(body.count, client)
+        service.check_room(body.n, client)
         body.check(service.settings.max_prompt, service.backend)
         if service.settings.log_prompts:
             shown = ascii(body.text)
             logger.info("%s %s: %s", request.state.request_id, kind.text_field, shown)
-        plan = partial(service.backend.jobs, body.row, Ticket(client), body.partials)
+        plan = partial(service.backend.jobs, body.row, Ticket(client), body.partial_images)
         try:
             jobs = await run_in_threadpool(plan)
         except OptionError as error:
@@ -263,19 +260,34 @@ async def _gather(
     time is over.
 
     Raises:
+        ApiError, ClientDisconnect: see `_events`.
+    """
+    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect comes
+    try:
+        made = {event.job: event.value async for event in _events(service, jobs, deadline, gone)}
+    finally:
+        gone.cancel()
+        _cancel(jobs)
+    return [made[job] for job in jobs]
+
+
+async def _events(
+    service: Service, jobs: list[Job], deadline: float, gone: asyncio.Future[Any] | None = None
+) -> AsyncIterator[Event]:
+    """The events of jobs until all are done.
+
+    Raises:
         ApiError: time is over, a job failed, or the server ends.
         ClientDisconnect: the client went.
     """
-    made: dict[Job, Any] = {}
-    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect comes
-    try:
-        while len(made) < len(jobs):
-            event = await _next(service, jobs[0].ticket, deadline, gone)
-            made[event.job] = _value(event)
-    finally:
-        gone.cancel()
-        _cancel(jobs, made)
-    return [made[job] for job in jobs]
+    left = set(jobs)
+    while left:
+        event = await _next(service, jobs[0].ticket, deadline, gone)
+        if event.kind == "failed":
+            raise internal()
+        if event.kind == "done":
+            left.remove(event.job)
+        yield event
 
 
 async def _next(
@@ -283,7 +295,8 @@ async def _next(
 ) -> Event:
     waiting = asyncio.ensure_future(ticket.get())
     aborted = asyncio.ensure_future(service.aborted.wait())
-    watched = {waiting, aborted} if gone is None else {waiting, aborted, gone}
+    is_watched = gone is not None and not gone.cancelled()
+    watched = {waiting, aborted, gone} if is_watched else {waiting, aborted}
     left = max(0.0, deadline - time.monotonic())
     try:
         done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -292,7 +305,7 @@ async def _next(
         aborted.cancel()
     if waiting in done:
         return waiting.result()
-    if gone is not None and gone in done:
+    if gone in done:
         raise ClientDisconnect
     if aborted in done:
         raise shutting_down(_ENDS)
@@ -305,22 +318,10 @@ async def _next(
     )
 
 
-def _value(event: Event) -> Any:
-    """The payload of a job that is done.
-
-    Raises:
-        ApiError: the job failed.
-    """
-    if event.kind == "failed":
-        raise internal()
-    return event.value
-
-
-def _cancel(jobs: list[Job], made: dict[Job, Any]) -> None:
+def _cancel(jobs: list[Job]) -> None:
     """Free the rows of jobs that nobody waits for."""
     for job in jobs:
-        if job not in made:
-            job.is_cancelled = True
+        job.is_cancelled = True
 
 
 class JobsResponse(StreamingResponse):
@@ -341,7 +342,7 @@ class JobsResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            _cancel(self._jobs, {})
+            _cancel(self._jobs)
 
 
 async def _stream(
@@ -352,17 +353,14 @@ async def _stream(
     kind: str,
 ) -> AsyncIterator[str]:
     """Events of one image: unfinished ones, then the finished one."""
-    is_made = False
     index = 0
     try:
-        while not is_made:
-            event = await _next(service, jobs[0].ticket, deadline)
-            value = _value(event)
+        async for event in _events(service, jobs, deadline):
             data: dict[str, Any] = {
                 "type": f"image_generation.{_NAMES[event.kind]}",
-                "b64_json": await to_base64(value),
+                "b64_json": await to_base64(event.value),
                 "created_at": int(time.time()),
-                "size": _size(value),
+                "size": _size(event.value),
                 "background": "opaque",
                 "output_format": kind,
                 "quality": "auto",
@@ -371,8 +369,8 @@ async def _stream(
                 data["partial_image_index"] = index
                 index += 1
             else:
-                is_made = True
-                data |= {"seed": value.request.seed % SEEDS, "usage": _image_usage(jobs, [value])}
+                usage = _image_usage(jobs, [event.value])
+                data |= {"seed": event.value.request.seed % SEEDS, "usage": usage}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())
@@ -393,8 +391,7 @@ async def _answer_speech(
         made = await _gather(service, request, jobs, deadline)
         data = await run_in_threadpool(backend.to_bytes, made, kind)
         return Response(data, media_type=f"audio/{kind}", headers=headers)
-    first = await _first(service, request, jobs, deadline)
-    events = _chunks(service, jobs, first, deadline)
+    events = await _begun(service, request, jobs, deadline)
     head = wav_head(backend.sample_rate) if kind == "wav" else b""
     media_type = f"audio/{kind}"
     pieces: AsyncIterator[Any] = _to_sound(events, head)
@@ -404,38 +401,30 @@ async def _answer_speech(
     return JobsResponse(jobs, pieces, media_type=media_type, headers=headers)
 
 
-async def _first(service: Service, request: Request, jobs: list[Job], deadline: float) -> Event:
-    """The first event of jobs whose answer has not begun.
+async def _begun(
+    service: Service, request: Request, jobs: list[Job], deadline: float
+) -> AsyncIterator[Event]:
+    """The events of jobs whose answer has not begun, once there is one.
 
     Raises:
-        ApiError, ClientDisconnect: see `_gather`.
+        ApiError, ClientDisconnect: see `_events`.
     """
     gone = asyncio.ensure_future(request.receive())
+    events = _events(service, jobs, deadline, gone)
     try:
-        event = await _next(service, jobs[0].ticket, deadline, gone)
-        _value(event)
+        first = await anext(events)
     except BaseException:
-        _cancel(jobs, {})
+        _cancel(jobs)
         raise
     finally:
         gone.cancel()
-    return event
 
+    async def all_events() -> AsyncIterator[Event]:
+        yield first
+        async for event in events:
+            yield event
 
-async def _chunks(
-    service: Service, jobs: list[Job], event: Event, deadline: float
-) -> AsyncIterator[Event]:
-    """The events of jobs that follow each other, from the first one on; each ends with its
-    utterance.
-
-    Raises:
-        ApiError: time is over, a job failed, or the server ends.
-    """
-    yield event
-    while event.kind == "partial" or event.job is not jobs[-1]:
-        event = await _next(service, jobs[0].ticket, deadline)
-        _value(event)
-        yield event
+    return all_events()
 
 
 async def _to_sound(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[bytes]:
@@ -476,3 +465,9 @@ async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIt
 def _sound_event(data: bytes) -> str:
     name = "speech.audio.delta"
     return _event(name, {"type": name, "audio": base64.b64encode(data).decode()})
+
+
+_KINDS: dict[str, tuple[type[RequestBody], Answer]] = {
+    "/v1/images/generations": (ImageBody, _answer_images),
+    "/v1/audio/speech": (SpeechBody, _answer_speech),
+}

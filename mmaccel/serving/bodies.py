@@ -38,8 +38,6 @@ class RequestBody(BaseModel):
 
     Attributes:
         text_field: name of the field with what is shown or said.
-        count: images or utterances that are asked for.
-        partials: unfinished ones that are wanted of each; see `Backend.jobs`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
@@ -67,14 +65,6 @@ class RequestBody(BaseModel):
         """What is shown or said."""
         text: str = getattr(self, self.text_field)
         return text
-
-    @property
-    def count(self) -> int:
-        return 1
-
-    @property
-    def partials(self) -> int:
-        return 0
 
     def check(self, max_prompt: int, backend: Any) -> None:
         """Check what the fields say together, and of a model.
@@ -118,14 +108,6 @@ class ImageBody(RequestBody):
         """The size; "auto" is the model's own."""
         return None if size == "auto" else size
 
-    @property
-    def count(self) -> int:
-        return self.n
-
-    @property
-    def partials(self) -> int:
-        return self.partial_images
-
     def check(self, max_prompt: int, backend: Any) -> None:
         super().check(max_prompt, backend)
         if self.negative_prompt is not None and self.negative_prompt.strip():
@@ -148,6 +130,7 @@ class SpeechBody(RequestBody):
     """Body of `POST /v1/audio/speech`."""
 
     text_field = "input"
+    n: ClassVar[int] = 1
 
     input: str
     voice: Annotated[str, Field(max_length=100)] | None = None
@@ -162,7 +145,8 @@ class SpeechBody(RequestBody):
         return None if voice in ("default", "auto", "") else voice
 
     @property
-    def partials(self) -> int:
+    def partial_images(self) -> int:
+        """Chunks are unfinished sound."""
         return int(self.stream_format is not None)
 
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from threading import Event as Flag
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -49,10 +49,13 @@ class Backend:
     Attributes:
         prefix_tree: see above.
         pipe: the loaded model.
+        route: path of its requests.
 
     Raises:
         OptionError, UnsupportedModelError: the model cannot be opened.
     """
+
+    route: ClassVar[str]
 
     def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
         self.prefix_tree = prefix_tree
@@ -95,7 +98,8 @@ class Backend:
     def run(self, run: Run, rows: int) -> None:
         """Decode the jobs of a run and those that join it, `rows` at a time at most."""
         call = self.call(run.jobs[0], run.finish, run.hand_out)
-        self._serve(call, run.jobs, run.arrivals, run.step, rows, run.width)
+        options = {"rows": rows, "on_step": run.step, "prompt_width": run.width}
+        self._serve(call, run.jobs, run.arrivals, **options)
 
     def warm_up(self) -> None:
         """Run two passes of an example, which also shows whether this model can be served.
@@ -109,24 +113,20 @@ class Backend:
 
         jobs = self.jobs({"prompt": self.example, "seed": 0}, None, 0)
         call = self.call(jobs[0], lambda *made: None, lambda *made: None)
-        self._serve(call, jobs, lambda most: [], stop, 1, 0)
+        self._serve(call, jobs, lambda most: [], rows=1, on_step=stop)
 
     def _serve(
         self,
         call: Callable[..., Any],
-        jobs: Sequence[Job],
+        jobs: list[Job],
         arrivals: Callable[[int], list[Job]],
-        on_step: Callable[[Any], Any],
-        rows: int,
-        width: int,
+        **options: Any,
     ) -> None:
         call(
-            list(map(self.request, jobs)),
-            rows=rows,
-            on_step=on_step,
-            arrivals=lambda most: list(map(self.request, arrivals(most))),
-            prompt_width=width,
+            [self.request(job) for job in jobs],
+            arrivals=lambda most: [self.request(job) for job in arrivals(most)],
             prefix_tree=self.prefix_tree,
+            **options,
         )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:

@@ -47,6 +47,8 @@ class ImageItem:
 class ImageBackend(Backend):
     """A text-to-image model behind the engine; see there."""
 
+    route = "/v1/images/generations"
+
     def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
         super().__init__(setup, prefix_tree)
         assert self.pipe.source is not None  # it was opened by name

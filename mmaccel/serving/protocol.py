@@ -5,7 +5,6 @@ Source: `uvicorn.protocols.http.h11_impl.H11Protocol`, uvicorn 0.54.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -20,43 +19,35 @@ _PROBE_SECONDS = 0.5  # a slow way to a client and back
 
 
 class LingeringTransport:
-    """A transport that is closed once its client has read the answer, where it still writes: what
-    it writes is read until it ends, or for some seconds, because a connection that is closed with
-    bytes unread is reset, and the answer with it.
+    """A transport whose first `close` lets a client that still writes go on until it has read the
+    answer: a connection that is closed with bytes unread is reset, and the answer with it.
 
     Source: RFC 9112, 2022: "HTTP/1.1", section 9.6.
 
     Args:
         transport: of a connection.
         writes: whether its client still writes.
-        seconds: that this may take.
 
     Attributes:
         lingers: whether nothing but the client's end is waited for.
     """
 
-    def __init__(self, transport: Any, writes: Callable[[], bool], seconds: float) -> None:
+    def __init__(self, transport: Any, writes: Callable[[], bool]) -> None:
         self._transport = transport
         self._writes = writes
-        self._seconds = seconds
         self.lingers = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def is_closing(self) -> bool:
-        """Whether nothing is written any more."""
-        return self.lingers or self._transport.is_closing()
-
     def close(self) -> None:
-        """See above; at once where it is called again."""
-        if self.is_closing() or not self._writes():
+        """See above."""
+        if self.lingers or self.is_closing() or not self._writes():
             self._transport.close()
             return
         self.lingers = True
-        self._transport.write_eof()
-        self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(self._seconds, self._transport.close)
+        self.write_eof()
+        self.resume_reading()
 
 
 class LimitedProtocol(H11Protocol):
@@ -72,10 +63,10 @@ class LimitedProtocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a head."""
-        super().connection_made(LingeringTransport(transport, self._is_sent, self.head_timeout))
+        super().connection_made(LingeringTransport(transport, self._client_writes))
         self._watch_head()
 
-    def _is_sent(self) -> bool:
+    def _client_writes(self) -> bool:
         """Whether a request is not whole yet, or none at all."""
         return not self._has_ended and self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
 

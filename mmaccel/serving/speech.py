@@ -7,7 +7,7 @@ once is several jobs, as it is several rows of `mmaccel speak`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,21 +22,8 @@ from mmaccel.serving.engine import Backend, Receiver
 from mmaccel.serving.jobs import Job
 
 
-@dataclass(frozen=True)
-class SpeechItem:
-    """A text, or a part of one, that a request asks for.
-
-    Attributes:
-        request: for the pipeline.
-        settings: how it is spoken.
-    """
-
-    request: SpeechRequest
-    settings: SpeechSettings
-
-
 class SpeechBackend(Backend):
-    """A speech model behind the engine.
+    """A speech model behind the engine; the item of a job is a request and its settings.
 
     Args:
         setup: as `mmaccel speak --prompts` has it; of a longer text, `rows` parts are spoken at a
@@ -46,6 +33,7 @@ class SpeechBackend(Backend):
     """
 
     example = "a"
+    route = "/v1/audio/speech"
 
     def __init__(
         self,
@@ -73,18 +61,18 @@ class SpeechBackend(Backend):
         for part in speech.split(item.row.prompt):
             request = SpeechRequest(part, item.seed, options["voice"], in_chunks=bool(partials))
             width = len(speech.encode(part, request.voice))
-            jobs.append(Job(SpeechItem(request, settings), options["max_seconds"], width, ticket))
+            jobs.append(Job((request, settings), options["max_seconds"], width, ticket))
         ahead = 1 if partials else self.setup.rows
         for job, following in zip(jobs, jobs[ahead:], strict=False):
             job.following = following
         return jobs
 
     def request(self, job: Job) -> SpeechRequest:
-        request: SpeechRequest = replace(job.item.request, tag=job)
+        request: SpeechRequest = replace(job.item[0], tag=job)
         return request
 
     def call(self, first: Job, finish: Receiver, hand_out: Receiver) -> Callable[..., Any]:
-        settings: SpeechSettings = first.item.settings
+        settings: SpeechSettings = first.item[1]
         options = dict(settings.options)
         del options["voice"]  # a request's own
         return partial(

@@ -17,6 +17,7 @@ model says at temperature 1 where the target's is 0, at which a distribution say
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ class ModelDrafter(Drafter):
     model: TokenModel
     next_slot: Held
     judge: LengthJudge | None = None
-    limit: int | None = None  # positions of the model, where the run has more
+    limit: float = math.inf  # positions of the model, where the run has more
 
     def prefill(self, run: OpenRun) -> None:
         """Process the text of the prompt without its last token, or leave it to a scheduler that
@@ -158,25 +159,22 @@ class ModelDrafter(Drafter):
             n_passes = prefill_together(self.model, tokens, lengths, size)
             run.stats.draft_passes += n_passes
 
-    def has_room(self, run: OpenRun, depths: int | Tensor) -> Tensor:
-        """Whether the model has a position for what drafts follow.
-
-        Args:
-            run: the run.
-            depths: of the drafts, one for all or `[B, n]`.
-
-        Returns:
-            `[B, 1]` or `[B, n]` bool.
-        """
-        n_generated = run.buffer.n_generated[:, None]
-        if self.limit is None:
-            return torch.ones_like(n_generated + depths, dtype=torch.bool)
+    def has_room(self, run: OpenRun) -> Tensor:
+        """`[B]` bool, whether the model has a position for the last known token."""
         _, lengths = run.prompt.text
-        longest = lengths.view(run.prompt.branches, -1).amax(0)[:, None]  # of a row's branches
-        return longest - 1 + n_generated + depths < self.limit
+        longest = lengths.view(run.prompt.branches, -1).amax(0)  # of a row's branches
+        return longest - 1 + run.buffer.n_generated < self.limit
 
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
+        """See `Drafter.propose`. Beyond the model's positions drafts are whatever it says, and
+        without a row that has room they are certain.
+        """
+        if math.isfinite(self.limit) and not bool(self.has_room(run).any()):
+            return Drafts(torch.zeros_like(run.buffer.slots[:, 1:]))
+        return self.draft(run)
+
+    def draft(self, run: OpenRun) -> Drafts:
+        """Drafts one by one, and what they were drawn from."""
         buffer, passes = run.buffer, run.counters.passes  # [B]
         noise = run.frozen_noise() if run.policy.freezes_noise else None
         unread = self.unread(run)
@@ -196,10 +194,8 @@ class ModelDrafter(Drafter):
             # behind a row's last draft, copies of the token before
             drawn = work.gather(1, (column - 1).clamp(min=0)).clamp(0, run.vocab_size - 1)
             certain = one_hot(drawn, run.vocab_size)
-            judged = certain[:, 0]
-            if self.limit is not None:
-                goes_on = goes_on & self.has_room(run, k)[:, 0]
-            if (self.judge is None and self.limit is None) or bool(goes_on.any()):
+            judged = certain
+            if self.judge is None or bool(goes_on.any()):
                 logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
                 place = (run.prompt.branches, work, column, slots, run.prompt.layout)
                 scores = run.params.apply(logits, *place)
@@ -211,16 +207,16 @@ class ModelDrafter(Drafter):
                 drawn = torch.where(goes_on[:, None], new, drawn)
                 certain = torch.where(goes_on[:, None, None], own, certain)
                 if self.judge is not None:
-                    seen = params.apply(logits, *place).softmax(-1)[:, 0]
-                    judged = torch.where(goes_on[:, None], seen, judged)
+                    seen = params.apply(logits, *place).softmax(-1)
+                    judged = torch.where(goes_on[:, None, None], seen, certain)
                 n_passes += 1
             probabilities.append(certain)
             known = is_predicted[:, k : k + 1]
             work.scatter_(1, column, torch.where(known, work.gather(1, column), drawn))
             if self.judge is not None and n_passes == k + 1:
-                confidence = judged.gather(1, work.gather(1, column))
+                confidence = judged[:, 0].gather(1, work.gather(1, column))
                 confidences = torch.cat([confidences, confidence], 1)
-                goes_on = goes_on & self.judge.goes_on(run, Drafted(judged, confidences))
+                goes_on = goes_on & self.judge.goes_on(run, Drafted(judged[:, 0], confidences))
         run.stats.draft_passes += n_passes
         if n_passes:
             # beside a tree the accepted tokens may be others than the chain's, which were read
@@ -250,11 +246,7 @@ class ModelDrafter(Drafter):
         scores = run.params.apply(
             logits, branches, buffer.tokens, columns, slots, run.prompt.layout
         )
-        found = scores[:, first:].softmax(-1)
-        if self.limit is None:
-            return found
-        has_room = self.has_room(run, depths)[:, first:, None]
-        return torch.where(has_room, found, 1 / run.vocab_size)
+        return scores[:, first:].softmax(-1)
 
     def close(self, run: OpenRun) -> None:
         """See `Drafter.close`: the model's next run may have no tree."""
@@ -281,7 +273,7 @@ class ModelDrafter(Drafter):
         if next_slot is None:  # it has read the prompt alone
             next_slot = torch.full_like(n_generated, -1)
         unread = (n_generated - 1 - next_slot).clamp(min=0)
-        return unread if self.limit is None else unread * self.has_room(run, 0)[:, 0]
+        return unread * self.has_room(run)
 
     def _logits(self, run: OpenRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
         """Logits `[R, 1, V]` for draft k of the window.

@@ -384,13 +384,17 @@ def test_features_compare_images_of_seeds_that_no_other_run_has(
 
     monkeypatch.setattr(TextToImage, "stream", record)
     monkeypatch.setattr(exactness_report, "check_features", check)
-    plain, policy = Autoregressive(), Jacobi(5)
+    plain, policy = Autoregressive(), SpeculativeJacobi(5)
     params = pipe.image_model.params
     check_all(Plan(pipe, policy, plain, ASKED, SEED, params, batch_size, "float32", 0, extract))
     *before, (last, captions, seeds) = runs
+    assert [len(each) for _, each, _ in before[:2]] == [3, 3]  # greedy: of each prompt once
     assert last is policy and captions == ASKED and len(seeds) == 5
     assert before and all(seeds.isdisjoint(others) for _, _, others in before)
 
+    assert len(tested) == 1
+    check_all(Plan(pipe, Jacobi(5), plain, ASKED, SEED, params, batch_size, "float32", 0, extract))
+    assert len(tested) == 1  # its tokens are the plain loop's
     monkeypatch.undo()
     wanted = [
         torch.from_numpy(_pixels(pipe, plain, range(SEED, SEED + 5))),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from mmaccel.batch.worker import Setup
+from mmaccel.serving.engine import Backend
 from mmaccel.serving.images import ImageBackend
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
-from mmaccel.serving.speech import SpeechBackend
 from tests.serving.running import Running
 
 Start = Callable[..., Running]
@@ -42,12 +42,10 @@ def backend(tiny_folder: Path) -> ImageBackend:
 
 
 @contextmanager
-def run_server(
-    images: ImageBackend | None = None, speech: SpeechBackend | None = None, **options: Any
-) -> Iterator[Running]:
+def run_server(backend: Backend, **options: Any) -> Iterator[Running]:
     """A server of a tiny model, on a free port."""
     settings = ServerSettings(name="tiny", port=0, **options)
-    running = Running(Service(settings, images=images, speech=speech))
+    running = Running(Service(settings, backend))
     try:
         yield running
     finally:
@@ -58,7 +56,7 @@ def run_server(
 def start(backend: ImageBackend) -> Iterator[Start]:
     """Starts servers of the tiny model; they end with the test."""
     with ExitStack() as running:
-        yield lambda **options: running.enter_context(run_server(images=backend, **options))
+        yield lambda **options: running.enter_context(run_server(backend, **options))
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 @pytest.fixture(scope="module")
 def shared(backend: ImageBackend) -> Iterator[Running]:
     """One server for all requests that are refused."""
-    with run_server(images=backend, body_timeout=0.5) as running:
+    with run_server(backend, body_timeout=0.5) as running:
         yield running
 
 

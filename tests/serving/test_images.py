@@ -133,7 +133,7 @@ def test_prompts_in_chunks_give_the_same_bytes(server: Running, tiny_folder: Pat
     load = LoadOptions(device="cpu", dtype="float32", prefill_chunk_size=2)
     backend = ImageBackend(Setup(str(tiny_folder), Path(), load=load))
     assert backend.pipe.engine.prefill_chunk_size == 2
-    with run_server(images=backend) as chunked:
+    with run_server(backend) as chunked:
         together = [chunked.later(prompt, seed=seed) for prompt, seed in asked]
         assert [files(each.result())[0] for each in together] == alone
 
@@ -145,7 +145,7 @@ def test_prompts_that_are_kept_give_the_same_bytes(server: Running, tiny_folder:
     name = "mmaccel_prefix_tokens_total"
     tree = PrefixTree(1000, chunk_size=2, least=1)
     backend = ImageBackend(Setup(str(tiny_folder), Path()), prefix_tree=tree)
-    with run_server(images=backend) as keeping:
+    with run_server(backend) as keeping:
         together = [keeping.later(prompt, seed=seed) for prompt, seed in asked]
         assert [files(each.result())[0] for each in together] == alone
         n_read = keeping.metric(name)

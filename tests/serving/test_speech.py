@@ -25,7 +25,7 @@ from mmaccel.serving.app import JobsResponse
 from mmaccel.serving.jobs import Job, Ticket
 from mmaccel.serving.settings import ServerSettings
 from mmaccel.serving.speech import SpeechBackend
-from mmaccel.serving.start import open_speech
+from mmaccel.serving.start import open_service
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
 from tests.fixtures.voices import build_voices, endless, silent
 from tests.serving.conftest import run_server
@@ -44,7 +44,7 @@ def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, Tex
     setup = SpeechSetup(str(model), Path(), codec=str(codec), max_seconds=seconds)
     backend = SpeechBackend(setup)
     backend.warm_up()
-    with run_server(speech=backend) as running:
+    with run_server(backend) as running:
         yield running, TextToSpeech.from_pretrained(str(model), codec=str(codec), device="cpu")
 
 
@@ -106,7 +106,7 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
     setup = SpeechSetup(str(folder), Path(), policy="autoregressive", max_seconds=1.2)
     backend = SpeechBackend(setup, chunk_seconds=0.2)
     alone = TextToSpeech.from_pretrained(folder)
-    with endless(backend.pipe), endless(alone), run_server(speech=backend) as running:
+    with endless(backend.pipe), endless(alone), run_server(backend) as running:
         yield running, alone
 
 
@@ -152,7 +152,7 @@ def test_chunks_of_sound(voices: tuple[Running, TextToSpeech]) -> None:
 
 def test_an_utterance_without_sound_is_a_wav_too(voices: tuple[Running, TextToSpeech]) -> None:
     running, _ = voices
-    backend = running.service.speech
+    backend = running.service.backend
     assert isinstance(backend, SpeechBackend)
     with silent(backend.pipe):
         heard = running.http.post(SPEECH, json=STREAM).content
@@ -187,7 +187,7 @@ def test_a_text_is_said_in_parts(voices: tuple[Running, TextToSpeech]) -> None:
 def test_by_default_the_length_is_what_a_text_leaves(tmp_path: Path) -> None:
     """It is that of `mmaccel speak --prompts`; parts without room in the queue follow others."""
     settings = ServerSettings(name="tiny", port=0, rows=2, queue=1)
-    service = open_speech(settings, str(build_voices(tmp_path)), **asdict(SpeechFlags()))
+    service = open_service(settings, "speech", str(build_voices(tmp_path)), **asdict(SpeechFlags()))
     backend = service.backend
     said = {}
     for text in ("a red fox", LONG):

@@ -23,7 +23,6 @@ import torch
 from mmaccel.checks import check_int
 from mmaccel.contracts import Pass, TokenModel
 from mmaccel.errors import OptionError
-from mmaccel.samplers.acceptance import one_hot
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.draft_model import ModelDrafter, check_vocabulary, open_model
 from mmaccel.samplers.drafting.in_turn import draft_at_once
@@ -89,16 +88,13 @@ def _find_mask(model: Any) -> int:
 class PardDrafter(ModelDrafter):
     """Drafts of a parallel draft model in one run."""
 
-    def propose(self, run: OpenRun) -> Drafts:
+    def draft(self, run: OpenRun) -> Drafts:
         buffer = run.buffer
         branches = run.prompt.branches
         source = self.source
         assert isinstance(source, Pard) and source.mask_token is not None
         if run.width == 1:  # nothing to draft; what was not read is read with the next drafts
             return Drafts(buffer.slots[:, :0])
-        has_room = self.has_room(run, torch.arange(run.width - 1, device=buffer.slots.device))
-        if self.limit is not None and not bool(has_room.any()):
-            return Drafts(torch.zeros_like(buffer.slots[:, 1:]))
         unread = self.unread(run)
         most = int(unread.max())
         entry = torch.arange(most + run.width - 1, device=unread.device)  # of [R, N]
@@ -114,13 +110,4 @@ class PardDrafter(ModelDrafter):
         self.next_slot.hold(buffer.slots[:, 0].clone())
         at = unread.repeat(branches)[:, None] + entry[: run.width - 1]  # the last token, and masks
         at = at[..., None].expand(-1, -1, logits.shape[-1])
-        drafts = draft_at_once(run, logits.gather(1, at))
-        if self.limit is None:
-            return drafts
-        assert drafts.tokens is not None
-        tokens = drafts.tokens * has_room
-        if drafts.distribution is None:
-            return Drafts(tokens)
-        certain = one_hot(tokens, run.vocab_size)
-        found = torch.where(has_room[..., None], drafts.distribution, certain)
-        return Drafts(tokens, distribution=found)
+        return draft_at_once(run, logits.gather(1, at))
