@@ -58,12 +58,14 @@ class LimitedProtocol(H11Protocol):
     """
 
     head_timeout: ClassVar[float] = 10.0
+    transport: Any
     _timer: Any = None
     _has_ended = False  # what the client sends
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a head."""
-        super().connection_made(LingeringTransport(transport, self._client_writes))
+        lingering: Any = LingeringTransport(transport, self._client_writes)
+        super().connection_made(lingering)
         self._watch_head()
 
     def _client_writes(self) -> bool:
@@ -77,7 +79,7 @@ class LimitedProtocol(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more: it is gone, or it waits for the answer to a whole request. It
         is sent an interim answer, which a client that is gone does not take, and another one, at
         which the system reports this.
