@@ -28,12 +28,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from mmaccel.batch.worker import Setup
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.outputs.whole_files import write_whole
 from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
 from mmaccel.serving.engine import Run
-from mmaccel.serving.images import ImageBackend, make_setup
+from mmaccel.serving.images import ImageBackend
 from mmaccel.serving.server import Server
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
@@ -52,7 +53,7 @@ class Ready(ImageBackend):
                 planned = job.item
                 request = Request(planned.item.row.prompt, planned.item.seed, job)
                 made = RequestOutput(request, self.made.image, self.made.tokens, 1)
-                run.finish(job, made, 1, 1)
+                run.finish(job, made)
             jobs = run.arrivals(rows)
 
 
@@ -61,7 +62,7 @@ class Served:
 
     def __init__(self, backend: ImageBackend, rows: int) -> None:
         settings = ServerSettings(name="scenes", port=0, rows=rows, queue=4096)
-        self.service = Service(settings, images=backend)
+        self.service = Service(settings, backend)
         self.server = Server(self.service)
         self.service.engine.start()
         self._thread = threading.Thread(target=self.server.run, daemon=True)
@@ -183,7 +184,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the report here")
     options = parser.parse_args()
     captions = make_captions(EVALUATION_SEED, range(options.count))
-    backend = ImageBackend(make_setup(options.model))
+    backend = ImageBackend(Setup(options.model, Path()))
     backend.warm_up()
     report = {
         "command": " ".join(["python", *sys.argv]),

@@ -38,7 +38,10 @@ class SpeechFlags:
     codec: str | None = option(
         None, "of a speech model: folder or hub id of its codec; by default the authors'"
     )
-    max_seconds: float = option(30.0, "of an utterance; longer ones are cut")
+    max_seconds: float | None = option(
+        None,
+        "of an utterance, after which it is cut; by default 30, or what the model has room for",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,7 @@ class Serve:
         from mmaccel.loading import place
         from mmaccel.pipelines.text_to_image.model import choose_params
         from mmaccel.samplers.sampling_params import SamplingParams
-        from mmaccel.serving.start import open_images, open_speech, run
+        from mmaccel.serving.start import open_service, run
 
         if self.task not in ("image", "speech"):
             raise OptionError(
@@ -86,11 +89,11 @@ class Serve:
         if self.task == "image":
             _refuse(codec=self.speech.codec)
             decoding |= {"decoder": self.decoder, "size": size}
-            service = open_images(settings, self.model, **decoding)
         else:
             guidance = self.sampling.guidance_scale
             _refuse(guidance_scale=guidance, size=size, decoder=self.decoder)
-            service = open_speech(settings, self.model, **asdict(self.speech), **decoding)
+            decoding |= asdict(self.speech)
+        service = open_service(settings, self.task, self.model, **decoding)
         resume_collector()
         run(service)
 

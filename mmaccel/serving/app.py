@@ -14,19 +14,21 @@ import secrets
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 
 from mmaccel.batch.prompts import SEEDS
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.outputs.sound_files import to_pcm, wav_head
-from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, read_body
+from mmaccel.serving.bodies import ImageBody, RequestBody, SpeechBody, read_body
 from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
 from mmaccel.serving.service import Service
@@ -68,10 +70,7 @@ def create_app(service: Service) -> Any:
         service.check_model(name)
         return JSONResponse(model)
 
-    if service.images is not None:
-        app.post("/v1/images/generations")(_images_route(service))
-    if service.speech is not None:
-        app.post("/v1/audio/speech")(_speech_route(service))
+    _add_route(app, service, *_KINDS[service.backend.route])
 
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> Response:
@@ -91,7 +90,14 @@ def create_app(service: Service) -> Any:
         )
         return JSONResponse(known.body(), error.status_code, error.headers)
 
-    return Recorded(app, service)
+    recorded = Recorded(app, service)
+    if service.settings.cors_origin is None:
+        return recorded
+    seen = ("x-seed", "x-sample-rate", "x-request-id", "retry-after")
+    origins = service.settings.cors_origin.split(",")
+    return CORSMiddleware(
+        recorded, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=seen
+    )
 
 
 class AnswerCut(Exception):
@@ -107,7 +113,8 @@ class AnswerCut(Exception):
 
 
 class Recorded:
-    """Counts and logs every answer and every fault; answers what a server that ends leaves.
+    """Counts and logs every answer and every fault; answers what a server that ends leaves. A path
+    with a slash at its end is the one without.
 
     Args:
         app: an ASGI application.
@@ -123,6 +130,8 @@ class Recorded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        path = scope["path"].removesuffix("/")
+        scope = {**scope, "path": path or "/"}
         began = time.monotonic()
         status = 0
         request_id = secrets.token_hex(8)
@@ -151,7 +160,6 @@ class Recorded:
             _report(error, request_id, self._service.settings.log_prompts)
         finally:
             seconds = time.monotonic() - began
-            path = scope["path"]
             route = next((r for r in self._service.routes if path == r), None)
             if route is None:
                 route = "/v1/models" if path.startswith("/v1/models/") else "other"
@@ -167,79 +175,57 @@ def _report(error: Exception, request_id: str, with_message: bool) -> None:
     logger.error("%s failed: %s%s\n%s", request_id, type(error).__name__, message, frames)
 
 
-def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    backend = service.images
-    assert backend is not None
+Answer = Callable[[Service, Request, Any, list[Job], float], Awaitable[Response]]
+"""Answers a request, whose body was checked and whose jobs wait, before a deadline."""
 
-    async def images(request: Request) -> Response:
+
+def _add_route(app: FastAPI, service: Service, kind: type[RequestBody], answer: Answer) -> None:
+    @app.post(service.routes[0])
+    async def route(request: Request) -> Response:
         deadline = time.monotonic() + service.settings.timeout
         client = service.admit(request)
-        body = await read_body(request, ImageBody, service.settings.body_timeout)
+        body: Any = await read_body(request, kind, service.settings.body_timeout)
         service.check_model(body.model)
-        n = body.n or 1
-        service.check_room(n, client)
-        _check_images(body, service.settings.max_prompt, backend.has_partial_images)
+        service.check_room(body.n, client)
+        body.check(service.settings.max_prompt, service.backend)
         if service.settings.log_prompts:
-            logger.info("%s prompt: %s", request.state.request_id, ascii(body.prompt))
-        fields = {"seed": secrets.randbits(32), **body.row()}
-        ticket = Ticket(client)
-
-        def plan() -> list[Job]:
-            return backend.jobs(backend.plan(fields), ticket, body.partial_images or 0)
-
+            shown = ascii(body.text)
+            logger.info("%s %s: %s", request.state.request_id, kind.text_field, shown)
+        plan = partial(service.backend.jobs, body.row, Ticket(client), body.partial_images)
         try:
             jobs = await run_in_threadpool(plan)
         except OptionError as error:
-            raise _refused(error) from None
-        service.put(jobs)
-        kind = body.output_format or "png"
-
-        async def to_base64(made: Any) -> str:
-            data = await run_in_threadpool(backend.to_bytes, made, kind, body.output_compression)
-            return base64.b64encode(data).decode("ascii")
-
-        if body.stream:
-            events = _stream(service, jobs, deadline, to_base64, kind)
-            return JobsResponse(jobs, events, media_type="text/event-stream")
-        made = await _gather(service, request, jobs, deadline)
-        data = [
-            {"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made
-        ]
-        return JSONResponse(
-            {
-                "created": int(time.time()),
-                "data": data,
-                "background": "opaque",
-                "output_format": kind,
-                "size": _size(made[0]),
-                "usage": _usage(jobs, made),
-            }
-        )
-
-    return images
+            raise _refused(kind, error) from None
+        later = {job.following for job in jobs}
+        service.put([job for job in jobs if job not in later])
+        return await answer(service, request, body, jobs, deadline)
 
 
-def _check_images(body: ImageBody, max_prompt: int, has_partial_images: bool) -> None:
-    """Check what the fields of a body say together, and of this model.
+async def _answer_images(
+    service: Service, request: Request, body: ImageBody, jobs: list[Job], deadline: float
+) -> Response:
+    backend = service.backend
+    kind = body.output_format
 
-    Raises:
-        ApiError: the first field that is wrong.
-    """
-    check_text("prompt", body.prompt, max_prompt)
-    if body.negative_prompt is not None and body.negative_prompt.strip():
-        check_text("negative_prompt", body.negative_prompt, max_prompt)
-    if body.stream and (body.n or 1) > 1:
-        message = f"n: expected 1 with stream, received {body.n}; ask for each by itself"
-        raise invalid("n", message)
-    if not body.partial_images:
-        return
-    name = "partial_images"
-    received = f"received {body.partial_images}"
-    if not body.stream:
-        raise invalid(name, f"{name}: expected stream with it, {received} without; set stream")
-    if not has_partial_images:
-        message = f"{name}: expected 0 for this model, whose images are not shown before they are "
-        raise invalid(name, f"{message}finished, {received}; leave it out")
+    async def to_base64(made: Any) -> str:
+        data = await run_in_threadpool(backend.to_bytes, made, kind, body.output_compression)
+        return base64.b64encode(data).decode("ascii")
+
+    if body.stream:
+        events = _stream(service, jobs, deadline, to_base64, kind)
+        return JobsResponse(jobs, events, media_type="text/event-stream")
+    made = await _gather(service, request, jobs, deadline)
+    data = [{"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made]
+    return JSONResponse(
+        {
+            "created": int(time.time()),
+            "data": data,
+            "background": "opaque",
+            "output_format": kind,
+            "size": _size(made[0]),
+            "usage": _image_usage(jobs, made),
+        }
+    )
 
 
 def _size(made: Any) -> str:
@@ -247,25 +233,24 @@ def _size(made: Any) -> str:
     return f"{made.image.width}x{made.image.height}"
 
 
-def _usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
+def _image_usage(jobs: list[Job], made: list[Any]) -> dict[str, Any]:
     """Tokens of a request, as OpenAI counts them: the prompt once."""
     n_in = jobs[0].width
+    details = {"image_tokens": 0, "text_tokens": n_in}
+    return {**_usage(n_in, made), "input_tokens_details": details}
+
+
+def _usage(n_in: int, made: list[Any]) -> dict[str, int]:
     n_out = sum(len(each.tokens) for each in made)
-    return {
-        "input_tokens": n_in,
-        "input_tokens_details": {"image_tokens": 0, "text_tokens": n_in},
-        "output_tokens": n_out,
-        "total_tokens": n_in + n_out,
-    }
+    return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
 
 
-def _refused(error: OptionError) -> ApiError:
+def _refused(kind: type[RequestBody], error: OptionError) -> ApiError:
     """What the model does not take, as an answer; the message begins with the field."""
-    message = str(error)
-    name = message.partition(":")[0]
-    names = {"prompt": "prompt", "size": "size", "seed": "seed", "n": "n"}
-    param = "negative_prompt" if name.startswith("negative") else names.get(name, "prompt")
-    return invalid(param, message)
+    name = str(error).partition(":")[0]
+    if name.startswith("negative"):
+        name = "negative_prompt"
+    return invalid(name if name in kind.model_fields else kind.text_field, str(error))
 
 
 async def _gather(
@@ -275,19 +260,34 @@ async def _gather(
     time is over.
 
     Raises:
+        ApiError, ClientDisconnect: see `_events`.
+    """
+    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect comes
+    try:
+        made = {event.job: event.value async for event in _events(service, jobs, deadline, gone)}
+    finally:
+        gone.cancel()
+        _cancel(jobs)
+    return [made[job] for job in jobs]
+
+
+async def _events(
+    service: Service, jobs: list[Job], deadline: float, gone: asyncio.Future[Any] | None = None
+) -> AsyncIterator[Event]:
+    """The events of jobs until all are done.
+
+    Raises:
         ApiError: time is over, a job failed, or the server ends.
         ClientDisconnect: the client went.
     """
-    made: dict[Job, Any] = {}
-    gone = asyncio.ensure_future(request.receive())  # after the body, only a disconnect comes
-    try:
-        while len(made) < len(jobs):
-            event = await _next(service, jobs[0].ticket, deadline, gone)
-            made[event.job] = _value(event)
-    finally:
-        gone.cancel()
-        _cancel(jobs, made)
-    return [made[job] for job in jobs]
+    left = set(jobs)
+    while left:
+        event = await _next(service, jobs[0].ticket, deadline, gone)
+        if event.kind == "failed":
+            raise internal()
+        if event.kind == "done":
+            left.remove(event.job)
+        yield event
 
 
 async def _next(
@@ -295,7 +295,8 @@ async def _next(
 ) -> Event:
     waiting = asyncio.ensure_future(ticket.get())
     aborted = asyncio.ensure_future(service.aborted.wait())
-    watched = {waiting, aborted} if gone is None else {waiting, aborted, gone}
+    is_watched = gone is not None and not gone.cancelled()
+    watched = {waiting, aborted, gone} if is_watched else {waiting, aborted}
     left = max(0.0, deadline - time.monotonic())
     try:
         done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -304,7 +305,7 @@ async def _next(
         aborted.cancel()
     if waiting in done:
         return waiting.result()
-    if gone is not None and gone in done:
+    if gone in done:
         raise ClientDisconnect
     if aborted in done:
         raise shutting_down(_ENDS)
@@ -317,22 +318,10 @@ async def _next(
     )
 
 
-def _value(event: Event) -> Any:
-    """The payload of a job that is done.
-
-    Raises:
-        ApiError: the job failed.
-    """
-    if event.kind == "failed":
-        raise internal()
-    return event.value
-
-
-def _cancel(jobs: list[Job], made: dict[Job, Any]) -> None:
+def _cancel(jobs: list[Job]) -> None:
     """Free the rows of jobs that nobody waits for."""
     for job in jobs:
-        if job not in made:
-            job.is_cancelled = True
+        job.is_cancelled = True
 
 
 class JobsResponse(StreamingResponse):
@@ -353,7 +342,7 @@ class JobsResponse(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            _cancel(self._jobs, {})
+            _cancel(self._jobs)
 
 
 async def _stream(
@@ -364,17 +353,14 @@ async def _stream(
     kind: str,
 ) -> AsyncIterator[str]:
     """Events of one image: unfinished ones, then the finished one."""
-    is_made = False
     index = 0
     try:
-        while not is_made:
-            event = await _next(service, jobs[0].ticket, deadline)
-            value = _value(event)
+        async for event in _events(service, jobs, deadline):
             data: dict[str, Any] = {
                 "type": f"image_generation.{_NAMES[event.kind]}",
-                "b64_json": await to_base64(value),
+                "b64_json": await to_base64(event.value),
                 "created_at": int(time.time()),
-                "size": _size(value),
+                "size": _size(event.value),
                 "background": "opaque",
                 "output_format": kind,
                 "quality": "auto",
@@ -383,8 +369,8 @@ async def _stream(
                 data["partial_image_index"] = index
                 index += 1
             else:
-                is_made = True
-                data |= {"seed": value.request.seed % SEEDS, "usage": _usage(jobs, [value])}
+                usage = _image_usage(jobs, [event.value])
+                data |= {"seed": event.value.request.seed % SEEDS, "usage": usage}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())
@@ -395,82 +381,50 @@ def _event(name: str, data: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 
 
-def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
-    backend = service.speech
-    assert backend is not None
-
-    async def speech(request: Request) -> Response:
-        deadline = time.monotonic() + service.settings.timeout
-        client = service.admit(request)
-        body = await read_body(request, SpeechBody, service.settings.body_timeout)
-        service.check_model(body.model)
-        check_text("input", body.input, service.settings.max_prompt)
-        if service.settings.log_prompts:
-            logger.info("%s input: %s", request.state.request_id, ascii(body.input))
-        seed = secrets.randbits(32) if body.seed is None else body.seed
-        ticket = Ticket(client)
-
-        def plan() -> Job:
-            in_chunks = body.stream_format is not None
-            return backend.job(body.input, body.voice, seed, ticket, in_chunks=in_chunks)
-
-        try:
-            job = await run_in_threadpool(plan)
-        except OptionError as error:
-            param = "voice" if str(error).startswith("voice") else "input"
-            raise invalid(param, str(error)) from None
-        service.put([job])
-        kind = body.response_format or "wav"
-        headers = {"x-seed": str(seed % SEEDS), "x-sample-rate": str(backend.sample_rate)}
-        if body.stream_format is None:
-            (made,) = await _gather(service, request, [job], deadline)
-            data = await run_in_threadpool(backend.to_bytes, made, kind)
-            return Response(data, media_type=f"audio/{kind}", headers=headers)
-        first = await _first(service, request, job, deadline)
-        events = _chunks(service, job, first, deadline)
-        head = wav_head(backend.sample_rate) if kind == "wav" else b""
-        if body.stream_format == "audio":
-            return JobsResponse(
-                [job], _to_sound(events, head), media_type=f"audio/{kind}", headers=headers
-            )
-        return JobsResponse(
-            [job], _to_sound_events(events, head), media_type="text/event-stream", headers=headers
-        )
-
-    return speech
+async def _answer_speech(
+    service: Service, request: Request, body: SpeechBody, jobs: list[Job], deadline: float
+) -> Response:
+    backend = service.backend
+    kind = body.response_format
+    headers = {"x-seed": str(body.seed), "x-sample-rate": str(backend.sample_rate)}
+    if body.stream_format is None:
+        made = await _gather(service, request, jobs, deadline)
+        data = await run_in_threadpool(backend.to_bytes, made, kind)
+        return Response(data, media_type=f"audio/{kind}", headers=headers)
+    events = await _begun(service, request, jobs, deadline)
+    head = wav_head(backend.sample_rate) if kind == "wav" else b""
+    media_type = f"audio/{kind}"
+    pieces: AsyncIterator[Any] = _to_sound(events, head)
+    if body.stream_format == "sse":
+        media_type = "text/event-stream"
+        pieces = _to_sound_events(events, head)
+    return JobsResponse(jobs, pieces, media_type=media_type, headers=headers)
 
 
-async def _first(service: Service, request: Request, job: Job, deadline: float) -> Event:
-    """The first event of a job whose answer has not begun.
+async def _begun(
+    service: Service, request: Request, jobs: list[Job], deadline: float
+) -> AsyncIterator[Event]:
+    """The events of jobs whose answer has not begun, once there is one.
 
     Raises:
-        ApiError, ClientDisconnect: see `_gather`.
+        ApiError, ClientDisconnect: see `_events`.
     """
     gone = asyncio.ensure_future(request.receive())
+    events = _events(service, jobs, deadline, gone)
     try:
-        event = await _next(service, job.ticket, deadline, gone)
-        _value(event)
+        first = await anext(events)
     except BaseException:
-        job.is_cancelled = True
+        _cancel(jobs)
         raise
     finally:
         gone.cancel()
-    return event
 
+    async def all_events() -> AsyncIterator[Event]:
+        yield first
+        async for event in events:
+            yield event
 
-async def _chunks(
-    service: Service, job: Job, event: Event, deadline: float
-) -> AsyncIterator[Event]:
-    """The events of a job from its first one on, the last of which has the utterance.
-
-    Raises:
-        ApiError: time is over, the job failed, or the server ends.
-    """
-    yield event
-    while event.kind == "partial":
-        event = await _next(service, job.ticket, deadline)
-        _value(event)
-        yield event
+    return all_events()
 
 
 async def _to_sound(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[bytes]:
@@ -490,6 +444,7 @@ async def _to_sound(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[
 
 async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIterator[str]:
     """The same in OpenAI's events."""
+    done = []
     try:
         async for event in events:
             if event.kind == "partial":
@@ -497,10 +452,12 @@ async def _to_sound_events(events: AsyncIterator[Event], head: bytes) -> AsyncIt
                 head = b""
                 yield _sound_event(data)
             else:
-                if head:  # no sound came
-                    yield _sound_event(head)
-                name = "speech.audio.done"
-                yield _event(name, {"type": name, "usage": _sound_usage(event)})
+                done.append(event)
+        if head:  # no sound came
+            yield _sound_event(head)
+        n_in = sum(event.job.width for event in done)
+        name = "speech.audio.done"
+        yield _event(name, {"type": name, "usage": _usage(n_in, [each.value for each in done])})
     except ApiError as error:
         yield _event("error", error.body())
 
@@ -510,8 +467,7 @@ def _sound_event(data: bytes) -> str:
     return _event(name, {"type": name, "audio": base64.b64encode(data).decode()})
 
 
-def _sound_usage(event: Event) -> dict[str, int]:
-    """Tokens of a request, as OpenAI counts them."""
-    n_in = event.job.width
-    n_out = len(event.value.tokens)
-    return {"input_tokens": n_in, "output_tokens": n_out, "total_tokens": n_in + n_out}
+_KINDS: dict[str, tuple[type[RequestBody], Answer]] = {
+    "/v1/images/generations": (ImageBody, _answer_images),
+    "/v1/audio/speech": (SpeechBody, _answer_speech),
+}

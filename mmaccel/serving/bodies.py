@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Annotated, Any, Literal, TypeVar
+import secrets
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from starlette.requests import Request
 
 from mmaccel.batch.prompts import FIELDS, SEEDS, spell
@@ -19,34 +27,79 @@ from mmaccel.checks import show
 from mmaccel.serving.errors import ApiError, invalid
 from mmaccel.serving.settings import MAX_BODY, MAX_PARTIAL_IMAGES, MAX_ROWS
 
-Body = TypeVar("Body", bound=BaseModel)
-Seed = Annotated[int, Field(ge=-SEEDS // 2, lt=SEEDS)]
+Body = TypeVar("Body", bound="RequestBody")
 
-_STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 _PREFIX = re.compile("(Input should be|String should have) ")
 _NO_JSON = ("json_invalid", "model_type")  # pydantic's errors of a body that is no JSON object
 
 
-class ImageBody(BaseModel):
+class RequestBody(BaseModel):
+    """What all bodies have; a field that is null is as if left out, also one that is not known.
+
+    Attributes:
+        text_field: name of the field with what is shown or said.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True)
+    text_field: ClassVar[str]
+
+    model: str | None = None
+    seed: Annotated[int, Field(ge=-1, lt=SEEDS)] = -1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, given: Any) -> Any:
+        """A body without its nulls."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+    @field_validator("seed")
+    @classmethod
+    def _draw(cls, seed: int) -> int:
+        """The seed; one is drawn for -1."""
+        return secrets.randbits(32) if seed < 0 else seed
+
+    @property
+    def text(self) -> str:
+        """What is shown or said."""
+        text: str = getattr(self, self.text_field)
+        return text
+
+    def check(self, max_prompt: int, backend: Any) -> None:
+        """Check what the fields say together, and of a model.
+
+        Raises:
+            ApiError: the first field that is wrong.
+        """
+        check_text(self.text_field, self.text, max_prompt)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The fields that a row of a prompt file has too, by their names there."""
+        given = self.model_dump(exclude_none=True).items()
+        shared = {spell(name): value for name, value in given if spell(name) in FIELDS}
+        return {**shared, "prompt": self.text}
+
+
+class ImageBody(RequestBody):
     """Body of `POST /v1/images/generations`; `user` is read and not used."""
 
-    model_config = _STRICT
+    text_field = "prompt"
 
     prompt: str
-    model: str | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ROWS)] = 1
     size: str | None = None
     response_format: Literal["b64_json"] | None = None
-    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] = "png"
     output_compression: Annotated[int, Field(ge=0, le=100)] | None = None
     quality: Literal["auto", "standard"] | None = None
     style: None = None
     background: Literal["auto", "opaque"] | None = None
     moderation: Literal["auto", "low"] | None = None
     user: Annotated[str, Field(max_length=1000)] | None = None
-    stream: bool | None = None
-    partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIAL_IMAGES)] | None = None
-    seed: Seed | None = None
+    stream: bool = False
+    partial_images: Annotated[int, Field(ge=0, le=MAX_PARTIAL_IMAGES)] = 0
     negative_prompt: str | None = None
 
     @field_validator("size")
@@ -55,24 +108,46 @@ class ImageBody(BaseModel):
         """The size; "auto" is the model's own."""
         return None if size == "auto" else size
 
-    def row(self) -> dict[str, Any]:
-        """The fields that a row of a prompt file has too."""
-        shared = {name for name in ImageBody.model_fields if spell(name) in FIELDS}
-        return self.model_dump(include=shared, exclude_none=True)
+    def check(self, max_prompt: int, backend: Any) -> None:
+        super().check(max_prompt, backend)
+        if self.negative_prompt is not None and self.negative_prompt.strip():
+            check_text("negative_prompt", self.negative_prompt, max_prompt)
+        if self.stream and self.n > 1:
+            message = f"n: expected 1 with stream, received {self.n}; ask for each by itself"
+            raise invalid("n", message)
+        if not self.partial_images:
+            return
+        name = "partial_images"
+        received = f"received {self.partial_images}"
+        if not self.stream:
+            raise invalid(name, f"{name}: expected stream with it, {received} without; set stream")
+        if not backend.has_partial_images:
+            message = f"{name}: expected 0 for this model, whose images are not shown before they "
+            raise invalid(name, f"{message}are finished, {received}; leave it out")
 
 
-class SpeechBody(BaseModel):
+class SpeechBody(RequestBody):
     """Body of `POST /v1/audio/speech`."""
 
-    model_config = _STRICT
+    text_field = "input"
+    n: ClassVar[int] = 1
 
     input: str
-    model: str | None = None
     voice: Annotated[str, Field(max_length=100)] | None = None
-    response_format: Literal["wav", "pcm"] | None = None
+    response_format: Literal["wav", "pcm"] = "wav"
     speed: Annotated[float, Field(ge=1, le=1)] | None = None
     stream_format: Literal["audio", "sse"] | None = None
-    seed: Seed | None = None
+
+    @field_validator("voice")
+    @classmethod
+    def _voice(cls, voice: str | None) -> str | None:
+        """The voice; OpenAI's client always sends one, and these are the model's own."""
+        return None if voice in ("default", "auto", "") else voice
+
+    @property
+    def partial_images(self) -> int:
+        """Chunks are unfinished sound."""
+        return int(self.stream_format is not None)
 
 
 async def read_body(request: Request, kind: type[Body], seconds: float) -> Body:

@@ -16,15 +16,17 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from threading import Event as Flag
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from mmaccel.batch.worker import Setup
 from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.jobs import Job, JobQueue
 from mmaccel.serving.metrics import Metrics
@@ -32,25 +34,100 @@ from mmaccel.serving.metrics import Metrics
 MAX_TRIES = 2  # of a job, in runs that failed because of others
 _WIDTHS = 16  # a run has room for prompts of a multiple of so many tokens
 
+Receiver = Callable[[Job, Any], None]
+
 logger = logging.getLogger(__package__)
 
 
-class Backend(Protocol):
+class Backend:
     """A model behind the engine.
 
-    Attributes:
+    Args:
+        setup: how it is opened, and what decides what it makes, as for a prompt file.
         prefix_tree: keeps prompts for later requests; None: nothing does.
+
+    Attributes:
+        prefix_tree: see above.
+        pipe: the loaded model.
+        route: path of its requests.
+
+    Raises:
+        OptionError, UnsupportedModelError: the model cannot be opened.
     """
 
-    prefix_tree: PrefixTree | None
+    route: ClassVar[str]
 
-    def run(self, run: Run, rows: int) -> None:
-        """Decode the jobs of a run and those that join it.
+    def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
+        self.prefix_tree = prefix_tree
+        self.setup = setup
+        self.pipe: Any = setup.open()
+
+    @property
+    def example(self) -> str:
+        """A text that the model takes."""
+        raise NotImplementedError
+
+    def jobs(self, fields: Mapping[str, Any], ticket: Any, partials: int) -> list[Job]:
+        """Check a request and make its jobs. Called in any thread; nothing is decoded.
 
         Args:
-            run: gives jobs and takes what is made of them.
-            rows: decoded at a time at most.
+            fields: of a row of a prompt file. Texts and numbers are within their limits, which the
+                request's body has checked.
+            ticket: receives what becomes of them.
+            partials: unfinished payloads that are wanted of each; speech comes in chunks for any.
+
+        Raises:
+            OptionError: what this model cannot make.
         """
+        raise NotImplementedError
+
+    def request(self, job: Job) -> Any:
+        """What the pipeline is asked for."""
+        raise NotImplementedError
+
+    def call(self, first: Job, finish: Receiver, hand_out: Receiver) -> Callable[..., Any]:
+        """A pipeline's `serve` with the arguments that jobs of a group share.
+
+        Args:
+            first: one of them.
+            finish: receives jobs and what is made of them.
+            hand_out: receives pieces of it before.
+        """
+        raise NotImplementedError
+
+    def run(self, run: Run, rows: int) -> None:
+        """Decode the jobs of a run and those that join it, `rows` at a time at most."""
+        call = self.call(run.jobs[0], run.finish, run.hand_out)
+        options = {"rows": rows, "on_step": run.step, "prompt_width": run.width}
+        self._serve(call, run.jobs, run.arrivals, **options)
+
+    def warm_up(self) -> None:
+        """Run two passes of an example, which also shows whether this model can be served.
+
+        Raises:
+            OptionError, UnsupportedModelError: it cannot.
+        """
+
+        def stop(progress: Any) -> Any:
+            return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None
+
+        jobs = self.jobs({"prompt": self.example, "seed": 0}, None, 0)
+        call = self.call(jobs[0], lambda *made: None, lambda *made: None)
+        self._serve(call, jobs, lambda most: [], rows=1, on_step=stop)
+
+    def _serve(
+        self,
+        call: Callable[..., Any],
+        jobs: list[Job],
+        arrivals: Callable[[int], list[Job]],
+        **options: Any,
+    ) -> None:
+        call(
+            [self.request(job) for job in jobs],
+            arrivals=lambda most: [self.request(job) for job in arrivals(most)],
+            prefix_tree=self.prefix_tree,
+            **options,
+        )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:
         """The payload of an unfinished row.
@@ -60,6 +137,7 @@ class Backend(Protocol):
             tokens: `[L]` int64, meaningful where `is_known`.
             is_known: `[L]` bool.
         """
+        raise NotImplementedError
 
 
 class Run:
@@ -151,20 +229,25 @@ class Run:
         job.is_heard = True
         job.tell("partial", piece)
 
-    def finish(self, job: Job, payload: Any, tokens: int, passes: int) -> None:
-        """Hand out what was made of a job."""
+    def finish(self, job: Job, payload: Any) -> None:
+        """Hand out what was made of a job; the one that follows it is next."""
         for number, other in self.running.items():
             if other is job:
                 del self.running[number]
                 break
         metrics = self._engine.metrics
         metrics.running.set(len(self.running))
-        seconds = time.monotonic() - job.arrived
-        metrics.finish_row(tokens, passes, seconds)
+        now = time.monotonic()
+        seconds = now - job.arrived
+        metrics.finish_row(len(payload.tokens), payload.passes, seconds)
         self._engine.seconds_per_row += 0.1 * (
             seconds / max(1, len(self.running) + 1) - self._engine.seconds_per_row
         )
         job.tell("done", payload)
+        if job.following is not None:
+            job.following.arrived = now
+            job.following.is_heard = job.is_heard
+            self._engine.queue.put_back([job.following])
 
     def drop(self, number: int) -> None:
         """Forget a job that nobody waits for."""

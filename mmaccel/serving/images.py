@@ -6,16 +6,16 @@ for byte, those that `mmaccel generate --prompts` writes for this row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.batch.prompts import Item, make_items, make_row, read_size, spell
+from mmaccel.batch.prompts import Item, make_items, make_row, read_size
 from mmaccel.batch.worker import Setup, describe, negative_of, settings_of
 from mmaccel.outputs.image_files import to_png
 from mmaccel.pipelines.loading.sources import content_hash
@@ -23,10 +23,8 @@ from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageG
 from mmaccel.pipelines.text_to_image.model import ImageModel, encode_prompts
 from mmaccel.pipelines.text_to_image.outputs import Request, RequestOutput
 from mmaccel.samplers.prefix_tree import PrefixTree
-from mmaccel.serving.jobs import Job, Ticket
-
-if TYPE_CHECKING:
-    from mmaccel.serving.engine import Run
+from mmaccel.serving.engine import Backend, Receiver
+from mmaccel.serving.jobs import Job
 
 _QUALITY = 95  # of JPEG and WebP, where the request names none
 
@@ -46,25 +44,13 @@ class ImageItem:
     negative: str | None
 
 
-class ImageBackend:
-    """A text-to-image model behind the engine.
+class ImageBackend(Backend):
+    """A text-to-image model behind the engine; see there."""
 
-    Args:
-        setup: model, policy and sampling parameters, as `mmaccel generate --prompts` has them.
-        prefix_tree: keeps prompts for later requests; None: nothing does.
-
-    Attributes:
-        prefix_tree: see above.
-        pipe: the loaded model, in the size that runs have by default.
-
-    Raises:
-        OptionError, UnsupportedModelError: the model cannot be opened.
-    """
+    route = "/v1/images/generations"
 
     def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
-        self.prefix_tree = prefix_tree
-        self._setup = setup
-        self.pipe = setup.open()
+        super().__init__(setup, prefix_tree)
         assert self.pipe.source is not None  # it was opened by name
         self._generator = ImageGenerator(self.pipe)
         self._weights = content_hash(self.pipe.source, setup.decoder)
@@ -75,63 +61,37 @@ class ImageBackend:
         """Whether unfinished images can be shown: where decoding tokens is one cheap pass."""
         return type(self.pipe.prompted_model).render is ImageModel.render
 
-    def plan(self, fields: Mapping[str, Any]) -> list[ImageItem]:
-        """Check a request and plan its images. Called in any thread; nothing is decoded.
+    @property
+    def example(self) -> str:
+        example: str = self.pipe.prompted_model.examples[0]
+        return example
 
-        Args:
-            fields: of a row of a prompt file, by any of their names. Texts and numbers are within
-                their limits, which the request's body has checked.
-
-        Raises:
-            OptionError: what this model cannot make.
-        """
-        values = {spell(name): value for name, value in fields.items()}
-        if "size" in values:
-            values["size"] = read_size(values["size"])
-        row = make_row(**values)
+    def jobs(self, fields: Mapping[str, Any], ticket: Any, partials: int) -> list[Job]:
+        sizes = {"size": read_size(fields["size"])} if "size" in fields else {}
+        row = make_row(**{**fields, **sizes})
         size = row.size or self.pipe.size
         pipe = self._pipes.get(size)
         if pipe is None:
             pipe = self._pipes[size] = self.pipe.resize(size)
         items = make_items([row], 0)
-        settings = settings_of(self._setup, items[0], pipe)
-        negative = negative_of(self._setup, items[0])
-        return [ImageItem(item, settings, negative) for item in items]
+        settings = settings_of(self.setup, items[0], pipe)
+        negative = negative_of(self.setup, items[0])
+        width = encode_prompts(pipe.prompted_model, [row.prompt], [negative], settings.params).width
+        steps = [pipe.length * (k + 1) // (partials + 1) for k in range(partials)]
+        planned = [ImageItem(item, settings, negative) for item in items]
+        return [Job(item, size, width, ticket, [*steps]) for item in planned]
 
-    def jobs(self, items: list[ImageItem], ticket: Ticket, n_partial: int = 0) -> list[Job]:
-        """Jobs for planned images.
+    def request(self, job: Job) -> Request:
+        planned: ImageItem = job.item
+        return Request(planned.item.row.prompt, planned.item.seed, job, planned.negative)
 
-        Args:
-            items: of one request.
-            ticket: receives what becomes of them.
-            n_partial: unfinished images that are wanted of each.
-        """
-        first = items[0]
-        size = first.item.row.size or self.pipe.size
-        pipe = self._pipes[size]
-        width = encode_prompts(
-            pipe.prompted_model, [first.item.row.prompt], [first.negative], first.settings.params
-        ).width
-        steps = [pipe.length * (k + 1) // (n_partial + 1) for k in range(n_partial)]
-        return [Job(item, size, width, ticket, [*steps]) for item in items]
-
-    def run(self, run: Run, rows: int) -> None:
-        pipe = self._generator.resize(run.group)
-        settings: GenerationSettings = run.jobs[0].item.settings
-
-        def deliver(made: RequestOutput) -> None:
-            run.finish(made.request.tag, made, len(made.tokens), made.passes)
-
-        pipe.serve(
-            [_request(job) for job in run.jobs],
-            settings.params,
+    def call(self, first: Job, finish: Receiver, hand_out: Receiver) -> Callable[..., Any]:
+        settings: GenerationSettings = first.item.settings
+        return partial(
+            self._generator.resize(first.group).serve,
+            params=settings.params,
             policy=settings.policy,
-            rows=rows,
-            deliver=deliver,
-            on_step=run.step,
-            prompt_width=run.width,
-            arrivals=lambda most: [_request(job) for job in run.arrivals(most)],
-            prefix_tree=self.prefix_tree,
+            deliver=lambda made: finish(made.request.tag, made),
         )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> RequestOutput:
@@ -145,34 +105,9 @@ class ImageBackend:
         if forced is not None:
             forced = forced.expand(1, -1)[0]
             filled = torch.where(forced >= 0, forced, filled)
-        request = _request(job)
+        request = self.request(job)
         image = image_model.render(filled[None], [request.prompt], [request.seed])[0]
         return RequestOutput(request, image, filled.cpu(), 0)
-
-    def warm_up(self) -> None:
-        """Run two passes of an example, which also shows whether this model can be served.
-
-        Raises:
-            OptionError, UnsupportedModelError: it cannot.
-        """
-        pipe = self.pipe
-        example = pipe.prompted_model.examples[0]
-        (item,) = make_items([make_row(prompt=example)], 0)
-        settings = settings_of(self._setup, item, pipe)
-
-        def stop(progress: Any) -> Any:
-            return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None
-
-        pipe.serve(
-            [Request(example, 0)],
-            settings.params,
-            policy=settings.policy,
-            rows=1,
-            deliver=lambda made: None,
-            on_step=stop,
-            arrivals=lambda most: [],
-            prefix_tree=self.prefix_tree,
-        )
 
     def to_bytes(self, made: RequestOutput, kind: str = "png", quality: int | None = None) -> bytes:
         """The file of an image. Called in any thread.
@@ -185,19 +120,9 @@ class ImageBackend:
         if kind == "png":
             planned: ImageItem = made.request.tag.item
             facts = describe(
-                self._setup, planned.item, planned.settings, self._weights, self.pipe.model
+                self.setup, planned.item, planned.settings, self._weights, self.pipe.model
             )
             return to_png(made.image, {**facts, **made.shape})
         data = BytesIO()
         made.image.save(data, format=kind.upper(), quality=_QUALITY if quality is None else quality)
         return data.getvalue()
-
-
-def make_setup(name: str, **options: Any) -> Setup:
-    """The `Setup` of a server's model, which writes to no folder."""
-    return Setup(name, Path(), **options)
-
-
-def _request(job: Job) -> Request:
-    planned: ImageItem = job.item
-    return Request(planned.item.row.prompt, planned.item.seed, job, planned.negative)

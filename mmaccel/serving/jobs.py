@@ -84,6 +84,7 @@ class Job:
         is_cancelled: whether nobody waits for it any more; its row is freed after the next pass.
         arrived: when it joined the queue, in seconds of `time.monotonic`.
         tries: how often it was begun.
+        following: joins the queue when this one is done; None: none does.
     """
 
     item: Any
@@ -95,6 +96,7 @@ class Job:
     is_cancelled: bool = False
     arrived: float = field(default_factory=time.monotonic)
     tries: int = 0
+    following: Job | None = None
 
     def tell(self, kind: Kind, value: Any) -> None:
         """Send an event to whom waits."""

@@ -6,20 +6,16 @@ import asyncio
 import math
 import secrets
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 
 from mmaccel.checks import show
-from mmaccel.serving.engine import Engine
+from mmaccel.serving.engine import Backend, Engine
 from mmaccel.serving.errors import ApiError, invalid, shutting_down
 from mmaccel.serving.jobs import Job, JobQueue, QueueClosed, QueueFull
 from mmaccel.serving.metrics import Metrics
 from mmaccel.serving.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from mmaccel.serving.images import ImageBackend
-    from mmaccel.serving.speech import SpeechBackend
 
 _MOST_SECONDS = 60  # of Retry-After
 
@@ -29,7 +25,7 @@ class Service:
 
     Args:
         settings: of the server.
-        images, speech: the model; one of them is None.
+        backend: the model.
 
     Attributes:
         queue, engine, metrics: see there.
@@ -37,21 +33,15 @@ class Service:
         aborted: set when requests that were accepted are not answered any more.
     """
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        images: ImageBackend | None = None,
-        speech: SpeechBackend | None = None,
-    ) -> None:
+    def __init__(self, settings: ServerSettings, backend: Backend) -> None:
         self.settings = settings
-        self.images = images
-        self.speech = speech
-        backend: Any = speech if images is None else images
+        self.backend: Any = backend
         self.queue = JobQueue(settings.queue)
         self.metrics = Metrics(lambda: len(self.queue))
-        self.engine = Engine(backend, self.queue, self.metrics, settings.rows, settings.log_prompts)
-        task = "/v1/audio/speech" if images is None else "/v1/images/generations"
-        self.routes = (task, "/v1/models", "/health", "/metrics")
+        self.engine = Engine(
+            self.backend, self.queue, self.metrics, settings.rows, settings.log_prompts
+        )
+        self.routes = (backend.route, "/v1/models", "/health", "/metrics")
         self.aborted = asyncio.Event()
         self._is_ending = False
         self._keys = [key.encode() for key in settings.api_keys]

@@ -30,6 +30,7 @@ class ServerSettings:
             a copy.
         log_prompts: whether the log may contain prompts.
         max_connections: connections at a time at most; others are answered 503.
+        cors_origin: of web pages that may read answers, with commas; None: of none.
         api_keys: a request needs one of these; none is needed where this is empty.
     """
 
@@ -50,5 +51,8 @@ class ServerSettings:
         0, "a common beginning of so many tokens is stored once for all rows; 0: each has a copy"
     )
     log_prompts: bool = option(False, "write prompts to the log")
+    cors_origin: str | None = option(
+        None, "web pages of this origin may ask, as https://a.org; * is any; several with commas"
+    )
     max_connections: int = 1024
     api_keys: tuple[str, ...] = field(default=(), repr=False)

@@ -8,55 +8,41 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.samplers.prefix_tree import PrefixTree
+from mmaccel.serving.engine import Backend
 from mmaccel.serving.server import serve
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
 
 
-def open_images(settings: ServerSettings, model: str, **options: Any) -> Service:
-    """Load a text-to-image model and show that it can be served.
+def open_service(settings: ServerSettings, task: str, model: str, **options: Any) -> Service:
+    """Load a model and show that it can be served.
 
     Args:
         settings: of the server.
+        task: "image" or "speech".
         model: name, folder, file or hub id.
-        **options: fields of `mmaccel.batch.worker.Setup`.
-
-    Raises:
-        OptionError, UnsupportedModelError: it cannot.
-    """
-    from mmaccel.serving.images import ImageBackend, make_setup
-
-    setup = make_setup(model, rows=settings.rows, **options)
-    backend = ImageBackend(setup, prefix_tree=_open_tree(settings))
-    backend.warm_up()
-    return Service(settings, images=backend)
-
-
-def open_speech(settings: ServerSettings, model: str, **options: Any) -> Service:
-    """Load a speech model and show that it can be served.
-
-    Args:
-        settings: of the server.
-        model: folder or hub id.
-        **options: of a `mmaccel.batch.speech.SpeechSetup`, which writes to no folder.
+        **options: fields of `mmaccel.batch.worker.Setup` or `mmaccel.batch.speech.SpeechSetup`,
+            which write to no folder.
 
     Raises:
         OptionError, UnsupportedModelError: it cannot.
     """
     from mmaccel.batch.speech import SpeechSetup
+    from mmaccel.batch.worker import Setup
+    from mmaccel.serving.images import ImageBackend
     from mmaccel.serving.speech import SpeechBackend
 
-    setup = SpeechSetup(model, Path(), rows=settings.rows, **options)
-    backend = SpeechBackend(setup, prefix_tree=_open_tree(settings))
+    tree = None
+    if settings.prefix_cache:
+        tree = PrefixTree(settings.prefix_cache, shared_from=settings.prefix_shared_from or None)
+    options["rows"] = min(settings.rows, settings.queue)  # parts of a text that find room together
+    backend: Backend
+    if task == "image":
+        backend = ImageBackend(Setup(model, Path(), **options), tree)
+    else:
+        backend = SpeechBackend(SpeechSetup(model, Path(), **options), tree)
     backend.warm_up()
-    return Service(settings, speech=backend)
-
-
-def _open_tree(settings: ServerSettings) -> PrefixTree | None:
-    """What keeps prompts for later requests; None where nothing does."""
-    if not settings.prefix_cache:
-        return None
-    return PrefixTree(settings.prefix_cache, shared_from=settings.prefix_shared_from or None)
+    return Service(settings, backend)
 
 
 def run(service: Service) -> None:

@@ -217,7 +217,7 @@ class ImageToText(Pipeline):
             BusyError: another run of this model has not ended.
         """
         began = time.perf_counter()
-        questions = check_questions(asked.question)
+        questions = check_questions(asked.question, self.processor.tokenizer)
         own_images = read_images(asked.images, len(questions))
         check_int("max_new_tokens", asked.max_new_tokens, 1, hint="64 suits short answers")
         check_callable("on_token", asked.on_token)

@@ -5,6 +5,7 @@ An image goes before the question, or where `<image>` in the question says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,14 @@ from mmaccel.pipelines.loading.chat_templates import apply_chat_template
 from mmaccel.pipelines.loading.checkpoint import check_prompt
 from mmaccel.pipelines.loading.pictures import open_picture
 from mmaccel.pipelines.loading.refusal import refusing
+from mmaccel.pipelines.models.scenes_vocabulary import check_words
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 MARK = "<image>"
+_FEW_WORDS = 1000  # tokens of a vocabulary that has words and no pieces of others
+_EXAMPLE = "how many objects are there?"
 
 
 def read_image(source: Any) -> Image:
@@ -78,18 +82,27 @@ def read_images(images: Any, n_questions: int) -> list[list[Image]]:
     return [[read_image(each) for each in own] for own in many]
 
 
-def check_questions(question: Any) -> list[str]:
+def check_questions(question: Any, tokenizer: Any = None) -> list[str]:
     """The questions of a call.
 
+    Args:
+        question: a text, or a list of them.
+        tokenizer: of transformers; one of few words is asked whether it knows those of the texts.
+
     Raises:
-        OptionError: no text, or an empty one.
+        OptionError: no text, an empty one, or words that the tokenizer does not know.
     """
     texts = [question] if isinstance(question, str) else question
     if not isinstance(texts, Sequence) or not texts:
         raise OptionError(
             f"question: expected a text or a list of them, received {show(question)}; write one"
         )
-    return [check_prompt(text, None, "a question") for text in texts]
+    checked = [check_prompt(text, None, "a question") for text in texts]
+    if tokenizer is not None and len(tokenizer) < _FEW_WORDS:
+        known = sorted(word for word in tokenizer.get_vocab() if word.isalpha())
+        words = re.findall("[a-z]+", " ".join(checked).replace(MARK, " ").lower())
+        check_words("question", words, known, f"ask with these, such as {_EXAMPLE!r}")
+    return checked
 
 
 def check_places(question: str, n_images: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,26 @@ def split_words(text: str) -> list[str]:
     return re.sub(r"[\s,.;:!\-]+", " ", text.lower()).split()
 
 
+def check_words(option: str, words: Sequence[str], known: Sequence[str], remedy: str) -> None:
+    """Refuse words that a model does not know, each with the known one that resembles it most.
+
+    Raises:
+        OptionError: there are some.
+    """
+    unknown = list(dict.fromkeys(word for word in words if word not in known))
+    if not unknown:
+        return
+    named = []
+    for word in unknown[:_NAMED]:
+        near = get_close_matches(word[:40], known, n=1, cutoff=0.6)
+        named.append(f"{shorten(word)} (nearest: {near[0]!r})" if near else shorten(word))
+    more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+    raise OptionError(
+        f"{option}: expected words the model knows, received {', '.join(named)}{more}; it knows: "
+        f"{' '.join(known)}; {remedy}"
+    )
+
+
 @dataclass(frozen=True)
 class CaptionWords:
     """Encodes texts to prompt ids.
@@ -172,25 +193,10 @@ class CaptionWords:
                 f"prompt: expected at most {self.max_words} words, received {len(words)}; "
                 "shorten the prompt"
             )
-        unknown = list(dict.fromkeys(w for w in words if w not in self.words))
-        if unknown:
-            named = [self._with_nearest(word) for word in unknown[:_NAMED]]
-            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-            other = f", or name another model, such as {self.other}" if self.other else ""
-            raise OptionError(
-                f"prompt: expected words the model knows, "
-                f"received {', '.join(named)}{more}; it knows: "
-                f"{' '.join(self.words)}; write with these{other}"
-            )
+        other = f", or name another model, such as {self.other}" if self.other else ""
+        check_words("prompt", words, self.words, f"write with these{other}")
         first = self.n_image_tokens + _N_SPECIAL
         return [self.bos, *(first + self.words.index(w) for w in words), self.boi]
-
-    def _with_nearest(self, word: str) -> str:
-        """An unknown word, and the known one that resembles it most where one does."""
-        from difflib import get_close_matches
-
-        near = get_close_matches(word[:40], self.words, n=1, cutoff=0.6)
-        return f"{shorten(word)} (nearest: {near[0]!r})" if near else shorten(word)
 
     def unconditional(self) -> list[int]:
         """Prompt ids of the empty prompt: `[bos, boi]`."""

@@ -11,10 +11,13 @@ up; drafts that the last pass predicted are read and not drawn again. Where a pr
 draft model reads the text alone, at positions of its own: images come from the target, and drafts
 change speed only. Behind drafts of a tree it reads the whole tree again for each generation of
 nodes; what was accepted is read once more with the next drafts, so that its cache keeps no path.
+Beyond the positions of the draft model a row has no drafts. A rule of length reads what the draft
+model says at temperature 1 where the target's is 0, at which a distribution says nothing.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +33,7 @@ from mmaccel.samplers.arithmetic import as_called
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength, LengthJudge
 from mmaccel.samplers.prompt_chunks import prefill_together
+from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import count_spare
 from mmaccel.samplers.trees.entries import TreeEntries
 
@@ -128,6 +132,7 @@ class ModelDrafter(Drafter):
     model: TokenModel
     next_slot: Held
     judge: LengthJudge | None = None
+    limit: float = math.inf  # positions of the model, where the run has more
 
     @as_called()
     def prefill(self, run: OpenRun) -> None:
@@ -144,13 +149,34 @@ class ModelDrafter(Drafter):
             width = run.policy.window
             assert isinstance(width, int), "checked with the tree"
             self.model.make_room(count_spare(tree, self.model, width))
-        self.model.reserve(tokens.shape[0], tokens.shape[1] + run.length - 1)
-        if tokens.shape[1] > 1 and (scheduler is None or size is None):
-            n_passes = prefill_together(self.model, tokens[:, :-1], lengths - 1, size)
+        positions = tokens.shape[1] + run.length - 1
+        most = self.model.max_positions
+        if most is not None and positions > most:
+            self.limit = positions = most
+            self.note = f"no drafts beyond the {most} positions of the draft model"
+        self.model.reserve(tokens.shape[0], positions)
+        tokens = tokens[:, :-1][:, :positions]
+        if tokens.shape[1] and (scheduler is None or size is None):
+            lengths = (lengths - 1).clamp(max=tokens.shape[1])
+            n_passes = prefill_together(self.model, tokens, lengths, size)
             run.stats.draft_passes += n_passes
 
+    def has_room(self, run: OpenRun) -> Tensor:
+        """`[B]` bool, whether the model has a position for the last known token."""
+        _, lengths = run.prompt.text
+        longest = lengths.view(run.prompt.branches, -1).amax(0)  # of a row's branches
+        return longest - 1 + run.buffer.n_generated < self.limit
+
     def propose(self, run: OpenRun) -> Drafts:
-        """See `Drafter.propose`: drafts one by one, and what they were drawn from."""
+        """See `Drafter.propose`. Beyond the model's positions drafts are whatever it says, and
+        without a row that has room they are certain.
+        """
+        if math.isfinite(self.limit) and not bool(self.has_room(run).any()):
+            return Drafts(torch.zeros_like(run.buffer.slots[:, 1:]))
+        return self.draft(run)
+
+    def draft(self, run: OpenRun) -> Drafts:
+        """Drafts one by one, and what they were drawn from."""
         buffer, passes = run.buffer, run.counters.passes  # [B]
         noise = run.frozen_noise() if run.policy.freezes_noise else None
         unread = self.unread(run)
@@ -160,6 +186,9 @@ class ModelDrafter(Drafter):
         probabilities = [empty]  # of each draft, [B, 1, V]
         confidences = empty[:, :, 0]  # [B, k], of those made so far
         goes_on = ~run.rows.ended
+        params = run.params
+        if params.temperature == 0:  # of what a judge reads
+            params = SamplingParams(params.guidance_scale, processor=params.processor)
         n_passes = 0
         for k in range(run.width - 1):
             column = buffer.columns[:, k : k + 1]
@@ -167,11 +196,11 @@ class ModelDrafter(Drafter):
             # behind a row's last draft, copies of the token before
             drawn = work.gather(1, (column - 1).clamp(min=0)).clamp(0, run.vocab_size - 1)
             certain = one_hot(drawn, run.vocab_size)
+            judged = certain
             if self.judge is None or bool(goes_on.any()):
                 logits = self._logits(run, work, k, unread if k == 0 else torch.zeros_like(unread))
-                scores = run.params.apply(
-                    logits, run.prompt.branches, work, column, slots, run.prompt.layout
-                )
+                place = (run.prompt.branches, work, column, slots, run.prompt.layout)
+                scores = run.params.apply(logits, *place)
                 own = scores.softmax(-1)  # [B, 1, V]
                 if noise is None:
                     new = draw(own, run.noise.fresh(slots, passes).drafts)
@@ -179,14 +208,17 @@ class ModelDrafter(Drafter):
                     new = (scores + noise[:, k : k + 1]).argmax(-1)
                 drawn = torch.where(goes_on[:, None], new, drawn)
                 certain = torch.where(goes_on[:, None, None], own, certain)
+                if self.judge is not None:
+                    seen = params.apply(logits, *place).softmax(-1)
+                    judged = torch.where(goes_on[:, None, None], seen, certain)
                 n_passes += 1
             probabilities.append(certain)
             known = is_predicted[:, k : k + 1]
             work.scatter_(1, column, torch.where(known, work.gather(1, column), drawn))
             if self.judge is not None and n_passes == k + 1:
-                confidence = certain[:, 0].gather(1, work.gather(1, column))
+                confidence = judged[:, 0].gather(1, work.gather(1, column))
                 confidences = torch.cat([confidences, confidence], 1)
-                wanted = self.judge.goes_on(run, Drafted(certain[:, 0], confidences))
+                wanted = self.judge.goes_on(run, Drafted(judged[:, 0], confidences))
                 name = f"{type(self.judge.rule).__name__}.goes_on"
                 goes_on = goes_on & check_answer(name, wanted, goes_on.shape, "bool")
         run.stats.draft_passes += n_passes
@@ -235,7 +267,8 @@ class ModelDrafter(Drafter):
             self.judge.begin_rows(run, batch_slots)
 
     def unread(self, run: OpenRun) -> Tensor:
-        """`[B]` int64, tokens before the last one that the model has not read.
+        """`[B]` int64, tokens before the last one that the model has not read; none where it has no
+        room for them.
 
         They are one after a window that was accepted as a whole, and more where the loop repeated a
         pass with drafts of its own, or had passes of one slot, which need no draft.
@@ -243,8 +276,9 @@ class ModelDrafter(Drafter):
         n_generated = run.buffer.n_generated
         next_slot = self.next_slot.value
         if next_slot is None:  # it has read the prompt alone
-            return n_generated.clone()
-        return (n_generated - 1 - next_slot).clamp(min=0)
+            next_slot = torch.full_like(n_generated, -1)
+        unread = (n_generated - 1 - next_slot).clamp(min=0)
+        return unread * self.has_room(run)
 
     def _logits(self, run: OpenRun, work: Tensor, k: int, unread: Tensor) -> Tensor:
         """Logits `[R, 1, V]` for draft k of the window.

@@ -102,7 +102,7 @@ def test_images_of_each_question_and_places_in_it(
     pipe: ImageToText, model: Any, processor: Any
 ) -> None:
     images = [[scene(0)], [scene(1), scene(2)]]
-    asked = ["what colour?", "is <image> the same as <image> ?"]
+    asked = ["what colour?", "is <image> the colour of <image> ?"]
     out = pipe(images, asked, max_new_tokens=N_NEW)
     prompts = ["<image> what colour?", asked[1]]
     flat = [image for own in images for image in own]
@@ -232,6 +232,14 @@ def test_the_embedded_model_has_its_own_loader(
     opened = ImageToText.from_pretrained("scenes-vqa", dtype=torch.float64)
     assert opened.model.dtype == torch.float64 and opened.source == tmp_path / "scenes-vqa"
     assert opened(scene(), QUESTION, max_new_tokens=2)[0].n_visual == 520
+
+
+def test_words_that_a_small_vocabulary_lacks_are_named(pipe: ImageToText) -> None:
+    said = (
+        "question: expected words the model knows, received 'describe'; it knows: a above .*; ask"
+    )
+    with pytest.raises(OptionError, match=said):
+        pipe(scene(), ["how many objects are there?", "Describe the <image> sign 7."])
 
 
 def test_images_are_upright_and_of_known_brightness(tmp_path: Path) -> None:

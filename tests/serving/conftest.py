@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from mmaccel.serving.images import ImageBackend, make_setup
+from mmaccel.batch.worker import Setup
+from mmaccel.serving.engine import Backend
+from mmaccel.serving.images import ImageBackend
 from mmaccel.serving.service import Service
 from mmaccel.serving.settings import ServerSettings
-from mmaccel.serving.speech import SpeechBackend
 from tests.serving.running import Running
 
 Start = Callable[..., Running]
@@ -35,18 +36,16 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def backend(tiny_folder: Path) -> ImageBackend:
     """The tiny model."""
-    made = ImageBackend(make_setup(str(tiny_folder)))
+    made = ImageBackend(Setup(str(tiny_folder), Path()))
     made.warm_up()
     return made
 
 
 @contextmanager
-def run_server(
-    images: ImageBackend | None = None, speech: SpeechBackend | None = None, **options: Any
-) -> Iterator[Running]:
+def run_server(backend: Backend, **options: Any) -> Iterator[Running]:
     """A server of a tiny model, on a free port."""
     settings = ServerSettings(name="tiny", port=0, **options)
-    running = Running(Service(settings, images=images, speech=speech))
+    running = Running(Service(settings, backend))
     try:
         yield running
     finally:
@@ -57,7 +56,7 @@ def run_server(
 def start(backend: ImageBackend) -> Iterator[Start]:
     """Starts servers of the tiny model; they end with the test."""
     with ExitStack() as running:
-        yield lambda **options: running.enter_context(run_server(images=backend, **options))
+        yield lambda **options: running.enter_context(run_server(backend, **options))
 
 
 @pytest.fixture

@@ -157,8 +157,7 @@ class Running:
     @contextmanager
     def gate(self, is_closed: bool = False) -> Iterator[Gate]:
         """A gate before the passes of the model."""
-        backend = self.service.images or self.service.speech
-        assert backend is not None
+        backend = self.service.backend
         gate = Gate(backend.pipe.model)
         if is_closed:
             gate.close()

@@ -23,7 +23,7 @@ from tests.serving.running import HEAD, IMAGES, RED, Gate, Running, assert_error
 
 LONG = "red " * 1001
 WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
-    ({"prompt": None}, "prompt", "invalid_value"),
+    ({"prompt": None}, "prompt", "missing_field"),
     ({"prompt": 7}, "prompt", "invalid_value"),
     ({"prompt": [RED] * 1000}, "prompt", "invalid_value"),
     ({"prompt": " \n"}, "prompt", "missing_field"),
@@ -43,6 +43,7 @@ WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"size": "99999x99999"}, "size", "invalid_value"),
     ({"size": "large"}, "size", "invalid_value"),
     ({"seed": 2**64}, "seed", "invalid_value"),
+    ({"seed": -2}, "seed", "invalid_value"),
     ({"response_format": "url"}, "response_format", "invalid_value"),
     ({"background": "transparent"}, "background", "invalid_value"),
     ({"quality": "hd"}, "quality", "invalid_value"),
@@ -71,7 +72,7 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
 @pytest.fixture(scope="module")
 def shared(backend: ImageBackend) -> Iterator[Running]:
     """One server for all requests that are refused."""
-    with run_server(images=backend, body_timeout=0.5) as running:
+    with run_server(backend, body_timeout=0.5) as running:
         yield running
 
 
@@ -151,6 +152,30 @@ def say(server: Running, data: bytes, pause: float = 0, parts: int = 1) -> bytes
             while chunk := connection.recv(65_536):
                 received += chunk
     return received
+
+
+@pytest.mark.parametrize(
+    ("line", "head", "status"),
+    [
+        (f"POST {IMAGES}", "content-type: text/plain", b"415"),
+        (f"POST {IMAGES}", "content-type: application/json", b"413"),
+        ("POST /v1/none", "accept: */*", b"404"),
+        ("DELETE /health", "accept: */*", b"405"),
+    ],
+)
+@pytest.mark.parametrize("connection", ["close", "keep-alive"])
+def test_who_still_writes_reads_the_answer(
+    idle: Running, line: str, head: str, status: bytes, connection: str
+) -> None:
+    """A client that writes all of its body before it reads is refused, and not reset."""
+    body = b" " * 20_000_000
+    with idle.connect() as client:
+        client.sendall(
+            f"{line} HTTP/1.1\r\nhost: a\r\nconnection: {connection}\r\n{head}\r\n"
+            f"content-length: {len(body)}\r\n\r\n".encode()
+        )
+        client.sendall(body)
+        assert client.recv(65_536).startswith(b"HTTP/1.1 " + status)
 
 
 GET = b"GET / HTTP/1.1\r\n"

@@ -13,11 +13,13 @@ import openai
 import pytest
 from PIL import Image
 
+from mmaccel.batch.worker import Setup
 from mmaccel.cli import main
 from mmaccel.options import LoadOptions
 from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving import engine
-from mmaccel.serving.images import ImageBackend, make_setup
+from mmaccel.serving.bodies import ImageBody
+from mmaccel.serving.images import ImageBackend
 from tests.fixtures.tiny_model import CAPTIONS
 from tests.serving.conftest import Start, run_server
 from tests.serving.running import IMAGES, RED, Running, files, wait_until
@@ -40,9 +42,48 @@ def test_the_official_client(server: Running) -> None:
     assert client.models.retrieve("tiny").owned_by == "mmaccel"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-image-1")
-    free, other = (client.images.generate(prompt=RED) for _ in range(2))  # without a seed
-    assert files(free) != files(other)
-    assert server.draw(seed=free.data[0].seed) == files(free)  # type: ignore[attr-defined, index]
+    for seed in ({}, {"seed": None}, {"seed": -1}):  # one is drawn
+        free, other = (client.images.generate(prompt=RED, extra_body=seed) for _ in range(2))
+        assert files(free) != files(other)
+        drawn = free.data[0].seed  # type: ignore[attr-defined, index]
+        assert 0 <= drawn < 2**32 and server.draw(seed=drawn) == files(free)
+
+
+def test_a_field_that_is_null_is_left_out(server: Running) -> None:
+    names = (*ImageBody.model_fields.keys() - {"prompt", "seed"}, "instructions")
+    assert server.draw(seed=7, **dict.fromkeys(names)) == server.draw(seed=7)
+
+
+def test_a_slash_at_the_end_of_a_path_says_nothing(server: Running) -> None:
+    asked = {"prompt": RED, "seed": 7}
+    assert files(server.http.post(f"{IMAGES}/", json=asked)) == server.draw(seed=7)
+    for path in ("/health", "/v1/models", "/v1/models/tiny"):
+        answer = server.http.get(f"{path}/")
+        assert answer.status_code == 200 and answer.content == server.http.get(path).content
+
+
+def test_pages_of_other_origins_ask_where_they_may(start: Start) -> None:
+    """Of whole answers, streams, errors and what browsers ask before."""
+    page = {"origin": "https://a.org"}
+    before = page | {"access-control-request-method": "POST"}
+    before |= {"access-control-request-headers": "authorization,content-type"}
+    allowed = "access-control-allow-origin"
+    for option, wanted in ((None, None), ("https://b.org,https://a.org", "https://a.org")):
+        server = start(cors_origin=option, api_keys=("key",))
+        for fields, key, status in (
+            ({}, "key", 200),
+            ({"stream": True}, "key", 200),
+            ({"n": 0}, "key", 400),
+            ({}, "other", 401),
+        ):
+            headers = page | {"authorization": f"Bearer {key}"}
+            answer = server.http.post(IMAGES, json={"prompt": RED, **fields}, headers=headers)
+            assert (answer.status_code, answer.headers.get(allowed)) == (status, wanted)
+        asked = server.http.options(IMAGES, headers=before)
+        assert (asked.status_code, asked.headers.get(allowed)) == (
+            405 if option is None else 200,
+            wanted,
+        )
 
 
 def test_curl(server: Running) -> None:
@@ -61,7 +102,7 @@ def test_files_are_those_of_the_command_line(
     rows: list[dict[str, Any]] = [
         {"prompt": RED, "seed": 7, "n": 2},
         {"prompt": CAPTIONS[1], "seed": 2**63 + 5},
-        {"prompt": CAPTIONS[1], "seed": -3, "size": "16x16"},
+        {"prompt": CAPTIONS[1], "seed": 3, "size": "16x16"},
         {"prompt": RED, "seed": 7, "negative_prompt": "blue square"},
     ]
     file, out = tmp_path / "p.jsonl", tmp_path / "out"
@@ -90,9 +131,9 @@ def test_prompts_in_chunks_give_the_same_bytes(server: Running, tiny_folder: Pat
     asked = [(CAPTIONS[k % 3], 40 + k) for k in range(5)]
     alone = [server.draw(prompt, seed=seed)[0] for prompt, seed in asked]
     load = LoadOptions(device="cpu", dtype="float32", prefill_chunk_size=2)
-    backend = ImageBackend(make_setup(str(tiny_folder), load=load))
+    backend = ImageBackend(Setup(str(tiny_folder), Path(), load=load))
     assert backend.pipe.engine.prefill_chunk_size == 2
-    with run_server(images=backend) as chunked:
+    with run_server(backend) as chunked:
         together = [chunked.later(prompt, seed=seed) for prompt, seed in asked]
         assert [files(each.result())[0] for each in together] == alone
 
@@ -103,8 +144,8 @@ def test_prompts_that_are_kept_give_the_same_bytes(server: Running, tiny_folder:
     alone = [server.draw(prompt, seed=seed)[0] for prompt, seed in asked]
     name = "mmaccel_prefix_tokens_total"
     tree = PrefixTree(1000, chunk_size=2, least=1)
-    backend = ImageBackend(make_setup(str(tiny_folder)), prefix_tree=tree)
-    with run_server(images=backend) as keeping:
+    backend = ImageBackend(Setup(str(tiny_folder), Path()), prefix_tree=tree)
+    with run_server(backend) as keeping:
         together = [keeping.later(prompt, seed=seed) for prompt, seed in asked]
         assert [files(each.result())[0] for each in together] == alone
         n_read = keeping.metric(name)

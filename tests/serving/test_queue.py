@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -104,6 +106,22 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
         assert gate.rows[2:] == [2] * (gate.passes - 2)  # its own row alone
     assert server.metric('mmaccel_rows_total{end="cancelled"}') == 2
     assert server.metric("mmaccel_running_rows") == len(server.service.queue) == 0
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+def test_a_client_that_sends_no_more_is_answered(start: Start, fields: dict[str, Any]) -> None:
+    """It has closed its sending side alone, as `nc -N` does."""
+    server = start()
+    wanted = base64.b64encode(server.draw(seed=5)[0])
+    with server.gate(is_closed=True) as gate, connect(server, seed=5, **fields) as client:
+        client.shutdown(socket.SHUT_WR)
+        gate.wait_for(1)
+        time.sleep(0.6)  # both interim answers
+        gate.open()
+        received = b""
+        while chunk := client.recv(65_536):
+            received += chunk
+    assert b"HTTP/1.1 200" in received and wanted in received
 
 
 def test_time_is_over(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

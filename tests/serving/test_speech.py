@@ -8,6 +8,7 @@ import io
 import json
 import wave
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,15 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from mmaccel import Autoregressive, TextToSpeech
+from mmaccel.batch.prompts import make_items, make_row
 from mmaccel.batch.speech import SpeechSetup
+from mmaccel.commands.serve import SpeechFlags
 from mmaccel.outputs.sound_files import to_pcm, to_wav
 from mmaccel.serving.app import JobsResponse
 from mmaccel.serving.jobs import Job, Ticket
+from mmaccel.serving.settings import ServerSettings
 from mmaccel.serving.speech import SpeechBackend
+from mmaccel.serving.start import open_service
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
 from tests.fixtures.voices import build_voices, endless, silent
 from tests.serving.conftest import run_server
@@ -39,7 +44,7 @@ def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, Tex
     setup = SpeechSetup(str(model), Path(), codec=str(codec), max_seconds=seconds)
     backend = SpeechBackend(setup)
     backend.warm_up()
-    with run_server(speech=backend) as running:
+    with run_server(backend) as running:
         yield running, TextToSpeech.from_pretrained(str(model), codec=str(codec), device="cpu")
 
 
@@ -101,7 +106,7 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
     setup = SpeechSetup(str(folder), Path(), policy="autoregressive", max_seconds=1.2)
     backend = SpeechBackend(setup, chunk_seconds=0.2)
     alone = TextToSpeech.from_pretrained(folder)
-    with endless(backend.pipe), endless(alone), run_server(speech=backend) as running:
+    with endless(backend.pipe), endless(alone), run_server(backend) as running:
         yield running, alone
 
 
@@ -147,7 +152,7 @@ def test_chunks_of_sound(voices: tuple[Running, TextToSpeech]) -> None:
 
 def test_an_utterance_without_sound_is_a_wav_too(voices: tuple[Running, TextToSpeech]) -> None:
     running, _ = voices
-    backend = running.service.speech
+    backend = running.service.backend
     assert isinstance(backend, SpeechBackend)
     with silent(backend.pipe):
         heard = running.http.post(SPEECH, json=STREAM).content
@@ -157,6 +162,46 @@ def test_an_utterance_without_sound_is_a_wav_too(voices: tuple[Running, TextToSp
     assert base64.b64decode(events[0]["audio"]) == heard
     with wave.open(io.BytesIO(heard)) as sound:
         assert sound.readframes(10**9) == b""
+
+
+LONG = "a red fox a blue cat. seven red cat a fox"
+
+
+def test_a_text_is_said_in_parts(voices: tuple[Running, TextToSpeech]) -> None:
+    """The utterance of `mmaccel speak`, whole and in chunks."""
+    running, pipe = voices
+    (made,) = pipe(LONG, seed=[4], max_seconds=1.2).utterances
+    assert made.seconds > 3 * 1.1
+    asked = STREAM | {"input": LONG}
+    whole = running.http.post(SPEECH, json=asked | {"stream_format": None})
+    assert whole.content == to_wav(made.waveform, made.sample_rate)
+    parts = list(pipe.stream(LONG, seed=4, max_seconds=1.2, chunk_seconds=0.2))
+    raw = running.http.post(SPEECH, json=asked | {"response_format": "pcm"})
+    assert raw.content == b"".join(to_pcm(part.waveform) for part in parts)
+    text = running.http.post(SPEECH, json=asked | {"stream_format": "sse"}).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line[:6] == "data: "]
+    assert len(events) == len(parts) + 1
+    assert events[-1]["usage"]["output_tokens"] == len(made.tokens)
+
+
+def test_by_default_the_length_is_what_a_text_leaves(tmp_path: Path) -> None:
+    """It is that of `mmaccel speak --prompts`; parts without room in the queue follow others."""
+    settings = ServerSettings(name="tiny", port=0, rows=2, queue=1)
+    service = open_service(settings, "speech", str(build_voices(tmp_path)), **asdict(SpeechFlags()))
+    backend = service.backend
+    said = {}
+    for text in ("a red fox", LONG):
+        (item,) = make_items([make_row(prompt=text, seed=4)], 0)
+        options = dict(backend.setup.plan(item, backend.pipe).options)
+        (made,) = backend.pipe(text, seed=[4], **options).utterances
+        said[text] = to_wav(made.waveform, made.sample_rate)
+    running = Running(service)
+    try:
+        for text, sound in said.items():
+            assert running.http.post(SPEECH, json={"input": text, "seed": 4}).content == sound
+        assert running.metric('mmaccel_rows_total{end="done"}') == 1 + 3
+    finally:
+        running.close()
 
 
 def test_a_client_that_goes_before_the_first_piece_frees_its_row() -> None:

@@ -45,13 +45,14 @@ def generate(
     model: Any = None,
     seeds: Any = None,
     stops: list[int] | None = None,
+    temperature: float = 1.0,
 ) -> Generation:
     seeds = [5 + row for row in range(len(prompts))] if seeds is None else seeds
     return policy.sample(
         ToyLanguage(5, seed=3, depth=2) if model is None else model,
         make_prompt(prompts, stop_tokens=None if stops is None else torch.tensor(stops)),
         LENGTH,
-        params=SamplingParams(),
+        params=SamplingParams(temperature=temperature),
         noise=Noise.from_seed(seeds, len(prompts)),
     )
 
@@ -77,6 +78,20 @@ def test_specdec_multiplies_the_chances_of_all_drafts() -> None:
 
 
 RULES = {"svip": SVIP(0.8), "specdec++": SpecDecPP(0.6), "disco": DISCO(0.5)}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_at_temperature_0_a_rule_reads_the_draft_models_own_doubt(name: str) -> None:
+    """And not the one-hot distribution of the target's temperature, which has none."""
+    model = ToyLanguage(5, seed=8, spread=0.3)
+    plain = generate(Autoregressive(), temperature=0.0)
+    n_passes = []
+    for rule in (None, RULES[name]):
+        policy = Speculative(6, drafts=DraftModel(model, length=rule))
+        made = generate(policy, temperature=0.0)
+        assert made.tokens.equal(plain.tokens)
+        n_passes.append(made.stats.draft_passes / made.stats.passes)
+    assert n_passes[1] < 0.5 * n_passes[0]
 
 
 @pytest.mark.parametrize("name", RULES)

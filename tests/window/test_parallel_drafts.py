@@ -15,6 +15,7 @@ import mmaccel
 from mmaccel import (
     CausalLMWindow,
     ContinuousBatching,
+    DraftModel,
     Jacobi,
     Noise,
     OwnCanvas,
@@ -106,6 +107,34 @@ def test_speculative_is_greedy_where_the_model_is(name: str) -> None:
     plain = decode(mmaccel.Autoregressive(), temperature=0.0)
     found = decode(Speculative(window=5, drafts=SOURCES[name]()), temperature=0.0)
     assert torch.equal(found.tokens, plain.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("gpt2", {}),
+        ("llama", {"branches": 2}),
+        ("gpt2", {"chunk": 3}),
+        ("llama", {"batching": ContinuousBatching(2), "n_rows": 5}),
+    ],
+    ids=["", "guidance", "chunks", "continuous batching"],
+)
+def test_drafts_end_where_the_draft_models_positions_do(name: str, given: dict[str, Any]) -> None:
+    """Nowhere, behind all prompts, and within some of them."""
+    plain, greedy = (decode(mmaccel.Autoregressive(), temperature=t, **given) for t in (1.0, 0.0))
+    whole = max(LENGTHS) + LENGTH
+    n_passes = []
+    for most in (whole, max(LENGTHS) + 4, min(LENGTHS) + 1):
+        model = CausalLMWindow(build_lm(name, max_position_embeddings=most))
+        for source in (DraftModel(model), Pard(model, mask_token=MASK)):
+            made = decode(Jacobi(window=5, drafts=source), **given)
+            assert torch.equal(made.tokens, plain.tokens)
+            note = f"no drafts beyond the {most} positions of the draft model"
+            assert (note in made.stats.notes) == (most < whole)
+            n_passes.append(made.stats.draft_passes)
+            made = decode(Speculative(window=5, drafts=source), temperature=0.0, **given)
+            assert torch.equal(made.tokens, greedy.tokens)
+    assert n_passes[0] > n_passes[2] > n_passes[4] and n_passes[1] > n_passes[3] > n_passes[5]
 
 
 # --- which drafts

@@ -18,6 +18,7 @@ from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _BROKEN = 3  # exit code
 _HELP_PROMPTS = "a prompt a line; by default the model's examples"
+_HELP_COUNT = "images; prompts repeat; by default 32, or 8 of a model that fills a canvas"
 _HELP_FEATURES = "scenes or module:function, for images; by default scenes for that model"
 
 
@@ -26,7 +27,7 @@ class ExactnessFlags:
     """What is compared, on how many images and sequences."""
 
     prompts: Annotated[Path | None, typer.Option(help=_HELP_PROMPTS)] = None
-    count: Annotated[int, typer.Option(help="images; prompts repeat")] = 32
+    count: Annotated[int | None, typer.Option(help=_HELP_COUNT)] = None
     seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0
     batch_size: Annotated[int, typer.Option(help="images generated together")] = 8
     samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000
@@ -45,7 +46,8 @@ class ExactnessFlags:
         from mmaccel.commands.files import check_file
         from mmaccel.samplers.noise import check_seed
 
-        shared.check_count("count", self.count, MAX_MEASURED)
+        if self.count is not None:
+            shared.check_count("count", self.count, MAX_MEASURED)
         shared.check_count("batch-size", self.batch_size, MAX_BATCH)
         if self.samples and self.samples < 1000:
             raise OptionError(
@@ -86,7 +88,7 @@ def exactness(
     features = flags.features or ("scenes" if model in ("scenes", "scenes-masked") else None)
     extract = None
     if features is not None:
-        if flags.count < 2 and sampling.temperature != 0:
+        if flags.count == 1 and sampling.temperature != 0:
             raise OptionError(
                 f"--count: expected at least 2 to compare features, received {flags.count}; ask "
                 "for more"
@@ -95,7 +97,8 @@ def exactness(
     pipe = open_pipeline(model, load, size=sides.join(), decoder=flags.decoder)
     chosen = method.choose(pipe.model.kind)[1]
     params = choose_params(pipe.image_model.params, **given(sampling))
-    texts = pick_prompts(pipe, model, flags.prompts, flags.count)
+    count = flags.count or (32 if pipe.model.kind == "window" else 8)
+    texts = pick_prompts(pipe, model, flags.prompts, count)
     plan = Plan(
         pipe=pipe,
         policy=chosen,

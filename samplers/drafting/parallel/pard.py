@@ -89,7 +89,7 @@ def _find_mask(model: Any) -> int:
 class PardDrafter(ModelDrafter):
     """Drafts of a parallel draft model in one run."""
 
-    def propose(self, run: OpenRun) -> Drafts:
+    def draft(self, run: OpenRun) -> Drafts:
         buffer = run.buffer
         branches = run.prompt.branches
         source = self.source
