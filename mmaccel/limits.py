@@ -41,6 +41,7 @@ MAX_PROMPT = 20_000  # characters: far more than any text encoder here reads
 MAX_VALUE = 10_000  # characters of a `--set` or a path: the longest is a tuple of token ids
 MAX_EXPRESSION_DEPTH = 16  # brackets within brackets of a `--set`, whose deepest has one
 MAX_MARKS = 1_000  # combining marks in a row: Unicode asks for 30 at most, jokes have 100
+SEEDS = 2**64  # keys of the noise, 0 and up
 MAX_DIGITS = 40  # of an integer: a seed has 20, and no float holds one of 309
 MAX_DEPTH = 64  # brackets within brackets of a JSON text: those of this library have up to 6
 

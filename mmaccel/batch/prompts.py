@@ -29,6 +29,7 @@ from mmaccel.limits import (
     MAX_LINE,
     MAX_PROMPT,
     MAX_SIDE,
+    SEEDS,
     check_text,
     parse_json,
     read_stream,
@@ -39,7 +40,6 @@ from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FORMATS = ("jsonl", "csv", "txt")
-SEEDS = 2**64
 
 _SPELLINGS = {  # of the command line, and of diffusers
     "negative_prompt": "negative",
@@ -70,7 +70,7 @@ class Row:
         prompt: text that the image shows, or that is spoken.
         negative: prompt of the unconditional branch; "" takes the model's own, None that of the
             command line.
-        seed: of its first image; None derives one from the id.
+        seed: of its first image; None, written -1 too, derives one from the id and the job's.
         n: number of images.
         size: width and height in pixels; None is the model's own.
         policy: short name; None is that of the command line.
@@ -132,13 +132,7 @@ def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Ite
         base: seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
         suffix: of the files that are written.
 
-    Raises:
-        OptionError: a seed of more than 64 bits, which would be that of another job.
     """
-    if not -(2**63) <= base < SEEDS:
-        raise OptionError(
-            f"--seed: expected a 64-bit integer, received {show(base)}; take it modulo 2**64"
-        )
     items = []
     for row in rows:
         for k in range(row.n):
@@ -157,7 +151,7 @@ def seed_of(base: int, id: str, k: int) -> int:
         id: of the row.
         k: from 0.
     """
-    text = json.dumps([base % SEEDS, id, k])
+    text = json.dumps([base, id, k])
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
 
 
@@ -476,6 +470,12 @@ def _integer(name: str, low: int, high: int, value: Any) -> int:
     return int(value)
 
 
+def _seed(value: Any) -> int | None:
+    """A seed; None, as without one, for -1."""
+    value = _integer("seed", -1, SEEDS - 1, value)
+    return None if value == -1 else value
+
+
 def read_size(value: Any) -> tuple[int, int]:
     """Width and height of a size as a row has it: 768, "1024x768" or [1024, 768].
 
@@ -519,7 +519,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "id": _id,
     "prompt": _prompt,
     "negative": partial(_text, "negative"),
-    "seed": partial(_integer, "seed", -SEEDS // 2, SEEDS - 1),
+    "seed": _seed,
     "n": partial(_integer, "n", 1, MAX_IMAGES),
     "size": read_size,
     "policy": _policy,

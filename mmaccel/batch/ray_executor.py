@@ -17,7 +17,7 @@ from queue import Queue
 from threading import Thread, current_thread, main_thread
 from typing import Any
 
-from mmaccel.batch.job import ItemsFailed, is_out_of_memory
+from mmaccel.batch.job import Fingerprint, ItemsFailed, is_out_of_memory
 from mmaccel.batch.manifest import Key, Record
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.worker import Setup, Worker
@@ -67,10 +67,10 @@ class RayExecutor:
             actor.load.remote()  # while the first checks the items
         self._deaths: Counter[Key] = Counter()
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+    def check(self, items: Sequence[Item]) -> Fingerprint:
         """See `Worker.check`; one actor does it."""
         try:
-            found: dict[Key, str] = self._ray.get(self._actors[0].check.remote(list(items)))
+            found: Fingerprint = self._ray.get(self._actors[0].check.remote(list(items)))
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
         return found
@@ -189,7 +189,7 @@ class WorkerActor:
         with suppress(Exception):
             self._worker  # noqa: B018
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+    def check(self, items: Sequence[Item]) -> Fingerprint:
         return self._worker.check(items)
 
     def make(self, items: Sequence[Item], rows: int | None) -> Iterator[Record | FailedItems]:

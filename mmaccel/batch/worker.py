@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mmaccel.batch.job import ItemsFailed
-from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
+from mmaccel.batch.manifest import Record, WriteError, sha256_of
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.signals import hold_signals
 from mmaccel.catalog import make_policy
@@ -250,6 +250,21 @@ def fingerprint(facts: dict[str, Any]) -> str:
     return short_hash({name: value for name, value in facts.items() if name not in ignored})
 
 
+@dataclass(frozen=True)
+class RowFacts:
+    """What the items of rows depend on: plain values by the id of the row."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def describe(self, item: Item) -> dict[str, Any]:
+        """The same for an item, which has an index and a seed of its own."""
+        return {**self.facts[item.row.id], "k": item.k, "seed": item.seed}
+
+    def fingerprint(self, item: Item) -> str:
+        """See `fingerprint`."""
+        return fingerprint(self.describe(item))
+
+
 class Worker:
     """One loaded model, and a folder for what it makes.
 
@@ -268,13 +283,14 @@ class Worker:
         self._model = pipe.model
         # a million equal settings are one object
         self._same: dict[Any, Any] = {}
-        self._plans: dict[Key, tuple[Any, str]] = {}
+        self._settings: dict[str, Any] = {}  # by the id of a row
+        self._rows = RowFacts()
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+    def check(self, items: Sequence[Item]) -> Callable[[Item], str]:
         """Check all items before any image is generated.
 
         Returns:
-            The fingerprint of every item.
+            What gives the fingerprint of an item; it may be sent to another process.
 
         Raises:
             OptionError: rows that this model cannot generate, each with its line number.
@@ -286,7 +302,7 @@ class Worker:
             except OptionError as error:
                 wrong.setdefault(group[0].row.line, str(error))
                 continue
-            for item in group:
+            for item in {item.row.id: item for item in group}.values():
                 try:
                     self._plan(item, pipe)
                 except OptionError as error:
@@ -298,7 +314,7 @@ class Worker:
                 f"--prompts: expected rows that {self.setup.model} can make, received {len(named)} "
                 f"that it cannot. {'. '.join(named[:_MAX_NAMED])}{more}"
             )
-        return {item.key: self._plans[item.key][1] for item in items}
+        return self._rows.fingerprint
 
     def close(self) -> None:
         """See `mmaccel.batch.job.Executor`; the model is freed with this object."""
@@ -326,7 +342,7 @@ class Worker:
         rows = self.setup.rows if rows is None else rows
         for group in _by_size(items):
             pipe = self._generator.resize(group[0].row.size)
-            settings = [self._plan(item, pipe)[0] for item in group]
+            settings = [self._plan(item, pipe) for item in group]
             for indices in _by_settings(settings):
                 part = [group[k] for k in indices]
                 self._run_together(part, settings[indices[0]], on_finish, rows)
@@ -365,8 +381,8 @@ class Worker:
 
     def _write(self, finished: Any) -> Record:
         item: Item = finished.request.tag
-        settings, own_fingerprint = self._plans[item.key]
-        facts = self.setup.describe(item, settings, self._hashes, self._model)
+        settings = self._settings[item.row.id]
+        facts = self._rows.describe(item)
         file = self.setup.out / item.file
         try:
             self.setup.write(file, finished, {**facts, **finished.shape})
@@ -390,19 +406,18 @@ class Worker:
             **record,
             **finished.shape,
             **finished.cost(settings.policy.exactness),
-            "fingerprint": own_fingerprint,
+            "fingerprint": fingerprint(facts),
         }
 
-    def _plan(self, item: Item, pipe: Any) -> tuple[Any, str]:
-        """Settings and fingerprint of an item."""
-        found = self._plans.get(item.key)
-        if found is None:
+    def _plan(self, item: Item, pipe: Any) -> Any:
+        """Settings of an item, which all items of its row have."""
+        row = item.row.id
+        if row not in self._settings:
             settings = self.setup.plan(item, pipe)
-            settings = self._same.setdefault(settings, settings)
+            self._settings[row] = settings = self._same.setdefault(settings, settings)
             facts = self.setup.describe(item, settings, self._hashes, self._model)
-            digits = fingerprint(facts)
-            found = self._plans[item.key] = settings, digits
-        return found
+            self._rows.facts[row] = facts
+        return self._settings[row]
 
 
 class _CallbackFailed(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from ast import literal_eval
 from collections.abc import Container
@@ -22,6 +21,7 @@ from mmaccel.limits import (
     MAX_THREADS,
     MAX_VALUE,
     MAX_VALUES,
+    SEEDS,
     check_most,
     is_deeper,
 )
@@ -237,17 +237,27 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def pick_seed(seed: int | None) -> tuple[int, bool]:
-    """The value of `--seed`, or 32 bits that are drawn without it, and whether they were.
+    """The value of `--seed`, or one that is drawn without it and for -1, and whether it was.
 
     Raises:
-        OptionError: an integer of more than 64 bits.
+        OptionError: another negative integer, or one of more than 64 bits.
     """
-    from mmaccel.samplers.noise import check_seed
+    from mmaccel.samplers.noise import choose_one_seed, draw_new_seed
 
-    if seed is None:
-        return secrets.randbits(32), True
-    check_seed(seed)
-    return seed, False
+    return choose_one_seed(seed, draw_new_seed), seed in (None, -1)
+
+
+def read_seed(seed: int) -> int:
+    """The value of a `--seed` that has a default; -1 draws one and prints it.
+
+    Raises:
+        OptionError: see `pick_seed`.
+    """
+    if 0 <= seed < SEEDS:  # most, and without torch
+        return seed
+    chosen, _ = pick_seed(seed)
+    say_drawn(chosen)
+    return chosen
 
 
 def say_drawn(seed: int) -> None:

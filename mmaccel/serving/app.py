@@ -22,10 +22,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from mmaccel.batch.prompts import SEEDS
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.outputs.sound_files import to_pcm, wav_head
+from mmaccel.samplers.noise import choose_one_seed, draw_new_seed
 from mmaccel.serving.bodies import ImageBody, SpeechBody, check_text, read_body
 from mmaccel.serving.errors import ApiError, internal, invalid, shutting_down
 from mmaccel.serving.jobs import Event, Job, Ticket
@@ -181,7 +181,7 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
         _check_images(body, service.settings.max_prompt, backend.has_partial_images)
         if service.settings.log_prompts:
             logger.info("%s prompt: %s", request.state.request_id, ascii(body.prompt))
-        fields = {"seed": secrets.randbits(32), **body.row()}
+        fields = {**body.row(), "seed": choose_one_seed(body.seed, draw_new_seed)}
         ticket = Ticket(client)
 
         def plan() -> list[Job]:
@@ -202,9 +202,7 @@ def _images_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             events = _stream(service, jobs, deadline, to_base64, kind)
             return JobsResponse(jobs, events, media_type="text/event-stream")
         made = await _gather(service, request, jobs, deadline)
-        data = [
-            {"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made
-        ]
+        data = [{"b64_json": await to_base64(each), "seed": each.request.seed} for each in made]
         return JSONResponse(
             {
                 "created": int(time.time()),
@@ -384,7 +382,7 @@ async def _stream(
                 index += 1
             else:
                 is_made = True
-                data |= {"seed": value.request.seed % SEEDS, "usage": _usage(jobs, [value])}
+                data |= {"seed": value.request.seed, "usage": _usage(jobs, [value])}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())
@@ -407,7 +405,7 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
         check_text("input", body.input, service.settings.max_prompt)
         if service.settings.log_prompts:
             logger.info("%s input: %s", request.state.request_id, ascii(body.input))
-        seed = secrets.randbits(32) if body.seed is None else body.seed
+        seed = choose_one_seed(body.seed, draw_new_seed)
         ticket = Ticket(client)
 
         def plan() -> Job:
@@ -421,7 +419,7 @@ def _speech_route(service: Service) -> Callable[[Request], Awaitable[Response]]:
             raise invalid(param, str(error)) from None
         service.put([job])
         kind = body.response_format or "wav"
-        headers = {"x-seed": str(seed % SEEDS), "x-sample-rate": str(backend.sample_rate)}
+        headers = {"x-seed": str(seed), "x-sample-rate": str(backend.sample_rate)}
         if body.stream_format is None:
             (made,) = await _gather(service, request, [job], deadline)
             data = await run_in_threadpool(backend.to_bytes, made, kind)

@@ -14,13 +14,14 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from starlette.requests import Request
 
-from mmaccel.batch.prompts import FIELDS, SEEDS, spell
+from mmaccel.batch.prompts import FIELDS, spell
 from mmaccel.checks import show
+from mmaccel.limits import SEEDS
 from mmaccel.serving.errors import ApiError, invalid
 from mmaccel.serving.settings import MAX_BODY, MAX_PARTIAL_IMAGES, MAX_ROWS
 
 Body = TypeVar("Body", bound=BaseModel)
-Seed = Annotated[int, Field(ge=-SEEDS // 2, lt=SEEDS)]
+Seed = Annotated[int, Field(ge=-1, lt=SEEDS)]
 
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 _PREFIX = re.compile("(Input should be|String should have) ")

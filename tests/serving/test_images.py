@@ -61,7 +61,7 @@ def test_files_are_those_of_the_command_line(
     rows: list[dict[str, Any]] = [
         {"prompt": RED, "seed": 7, "n": 2},
         {"prompt": CAPTIONS[1], "seed": 2**63 + 5},
-        {"prompt": CAPTIONS[1], "seed": -3, "size": "16x16"},
+        {"prompt": CAPTIONS[1], "seed": 2**64 - 3, "size": "16x16"},
         {"prompt": RED, "seed": 7, "negative_prompt": "blue square"},
     ]
     file, out = tmp_path / "p.jsonl", tmp_path / "out"
