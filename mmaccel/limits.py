@@ -33,6 +33,7 @@ MAX_VALUES = 1_000  # of an option with commas: the catalog has 17 policies
 MAX_WIDTH = 16_384  # of features, whose covariance takes 2 GB then; Inception has 2048
 MAX_SIDE = 16_384  # pixels: four times the widest image of a model here
 MAX_PIXELS = 89_478_485  # of a picture: 256 MB in RGB, where Pillow warns; cameras have 61 million
+MAX_TOGETHER = 2 * MAX_PIXELS  # of pictures decoded together: 45 pages at 200 dots an inch
 MAX_KEPT = 4 * MAX_PIXELS  # of the frames of a clip that are kept together: nine of 8K
 MAX_DECODED = 4 * 10**9  # pixels of all frames of an animation: ten minutes of 480x270
 
@@ -54,7 +55,6 @@ _BLOCK = 2**20  # bytes read at a time
 _OPENING = "([{"
 _QUOTED = re.compile(r""""(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?""", re.DOTALL)
 _BRACKETS = re.compile(r"[()\[\]{}]")
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
 
 
 def check_most(option: str, value: int, most: int, remedy: str) -> None:
@@ -199,8 +199,18 @@ def read_lines(file: str | Path, option: str) -> list[str]:
     """
     data = read_whole(file, option)
     check_text(data, f"{option} {str(file)!r}")
-    lines = io.BytesIO(data.removeprefix(_MARK))
-    return [str(line, "utf-8").removesuffix("\n").removesuffix("\r") for line in lines]
+    return [line.removesuffix("\n") for line in open_text(data)]
+
+
+def open_text(data: bytes, newline: str | None = None) -> io.TextIOWrapper:
+    """Checked bytes as a text, decoded line by line, with or without a byte order mark.
+
+    Args:
+        data: see `check_text`.
+        newline: as in `open`; None takes the ends of lines of all systems, "" is for CSV, whose
+            reader finds them itself.
+    """
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
 
 
 def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
 import math
 import re
@@ -31,6 +30,7 @@ from mmaccel.limits import (
     MAX_SIDE,
     SEEDS,
     check_text,
+    open_text,
     parse_json,
     read_stream,
     read_whole,
@@ -48,11 +48,13 @@ _SPELLINGS = {  # of the command line, and of diffusers
     "count": "n",
     "guidance": "guidance_scale",
 }
+_SIDES = frozenset(("width", "height"))  # of a size, as two columns
 _SEPARATORS = ",;\t"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
+_WHOLE = re.compile(r"\s*(-?\d{1,20})(?:\.0*)?\s*")  # tables write 1.0 where a cell is empty
 _SIZE = re.compile(r"\s*(\d{1,5})\s*(?:[xX]\s*(\d{1,5})\s*)?")
 _TO_JSON = json.JSONEncoder(sort_keys=True).encode
 _DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
@@ -191,9 +193,10 @@ def read_prompts(source: str) -> list[Row]:
     if wrong:
         more = f" (and {len(wrong) - _MAX_NAMED} more)" if len(wrong) > _MAX_NAMED else ""
         least = "at least " if len(wrong) >= _MAX_WRONG else ""
+        said, known, rest = ". ".join(wrong[:_MAX_NAMED]).partition(_ALL)
         raise OptionError(
             f"{_title(source)}: expected rows that can be read, received {least}{len(wrong)} that "
-            "cannot. " + ". ".join(wrong[:_MAX_NAMED]) + more
+            f"cannot. {said}{known}{rest.replace(_ALL, 'those')}{more}"
         )
     if not rows:
         raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
@@ -230,7 +233,7 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
     if kind == "csv":
         yield from _table(data, wrong)
         return
-    for line, content in enumerate(_open_text(data, "\n"), 1):
+    for line, content in enumerate(open_text(data), 1):
         content = content.strip()
         if not content:
             continue
@@ -251,19 +254,12 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
             wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
 
 
-def _open_text(data: bytes, newline: str) -> io.TextIOWrapper:
-    """Checked bytes as a text, decoded line by line. Only `newline` ends a line; "" is for CSV,
-    whose reader finds the ends itself.
-    """
-    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
-
-
 def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     previous = csv.field_size_limit(MAX_LINE)
     try:
-        first = data[:MAX_LINE].split(b"\n", 1)[0].decode("utf-8")
+        first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
         separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
-        reader = csv.reader(_open_text(data, ""), delimiter=separator, strict=True)
+        reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
         head = [spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
         if not head:
             return
@@ -364,6 +360,8 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         OptionError: an unknown field, or one that is given twice.
     """
+    if _SIDES & values.keys():
+        values = _join_sides(values)
     found: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     for given, value in values.items():
@@ -388,6 +386,22 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _join_sides(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with `width` and `height` as a `size`.
+
+    Raises:
+        OptionError: one of them alone, or `size` too.
+    """
+    sides = [_integer(name, 1, MAX_SIDE, values.get(name)) for name in sorted(_SIDES, reverse=True)]
+    others = {name: value for name, value in values.items() if name not in _SIDES}
+    if "size" in others:
+        raise OptionError(
+            f"size: expected it or width and height, received {show(others['size'])} too; leave "
+            "one out"
+        )
+    return {**others, "size": sides}
+
+
 def _number(name: str, value: Any) -> Any:
     """A number; the model says later which it takes."""
     if isinstance(value, str):  # a CSV cell
@@ -395,7 +409,9 @@ def _number(name: str, value: Any) -> Any:
             value = parse_json(value)
         except ValueError:
             pass
-    check_number(name, value, -math.inf, math.inf, "write one without quotes")
+    check_number(
+        name, value, -math.inf, math.inf, "write one without quotes, with a point as in 0.5"
+    )
     return value
 
 
@@ -464,8 +480,8 @@ def _prompt(value: Any) -> str:
 
 
 def _integer(name: str, low: int, high: int, value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,20}\s*", value):
-        value = int(value)  # a CSV cell
+    if isinstance(value, str) and (found := _WHOLE.fullmatch(value)):
+        value = int(found[1])  # a CSV cell
     check_int(name, value, low, high, hint="write another one, or leave it out")
     return int(value)
 

@@ -158,8 +158,11 @@ class ClipSetup(Setup):
 
     def open(self) -> PromptPipeline:
         from mmaccel.loading import open_clip_pipeline
+        from mmaccel.outputs.video_files import check_sides
 
-        return open_clip_pipeline(self.model, self.load)
+        pipe = open_clip_pipeline(self.model, self.load)
+        check_sides(self.suffix, pipe.size)
+        return pipe
 
     def write(self, file: Path, finished: Any, facts: Mapping[str, Any]) -> None:
         from mmaccel.outputs.video_files import write_video
