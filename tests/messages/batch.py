@@ -99,7 +99,7 @@ CASES = (
     _row("a size twice", '"width": 64, "height": 8, "size": 8', "size: expected it or width and"),
     _row("a seed below", '"seed": -2', "seed: expected an integer in -1..18446744073709551615"),
     _file("two unknown", '{"prompt": "x", "a": 1}\n{"prompt": "x", "b": 1}', "out of those; leave"),
-    _table("a comma", "prompt;top_p\nx;0,5\n", "line 2: top_p: expected", "0.5, with a point"),
+    _table("a comma", "prompt;top_p\nx;0,5\n", "line 2: top_p: expected", "a point as in 0.5"),
     _file("no prompt", '{"n": 1}', "line 1: prompt: expected text", "write a prompt"),
     _file("an empty prompt", '\n{"prompt": " "}', "line 2: prompt: expected text, received none"),
     _file("a number as a prompt", '{"prompt": 5}', "prompt: expected text, received 5", "quotes"),
