@@ -97,6 +97,7 @@ _MEDIA = tuple(
     for kind in MEDIA
     for options, says in (
         (dict(batch_size=0), ("batch_size: expected an integer >= 1",)),
+        (dict(temprature=1), (": expected options out of", "did you mean temperature?")),
         (dict(temperature=-1.0), ("temperature: expected a finite number >= 0",)),
         (dict(top_p=0), ("top_p",)),
         (dict(seed=[]), ("seed: expected an integer",)),
