@@ -23,8 +23,8 @@ from mmaccel.outputs.whole_files import check_target
 NAME = "manifest.jsonl"
 JOB_SEED = "job_seed"  # the base of the seeds of rows without one
 _FIELDS: dict[str, type] = {  # of a record that has them, and what they hold
-    **dict.fromkeys(("file", "sha256", "fingerprint"), str),
-    **dict.fromkeys(("bytes", "seed", JOB_SEED), int),
+    **dict.fromkeys(("id", "file", "sha256", "fingerprint"), str),
+    **dict.fromkeys(("k", "bytes", "seed", JOB_SEED), int),
 }
 _MAX_NAME = 255  # bytes; the limit of file systems
 
@@ -90,10 +90,8 @@ def has_files(folder: Path, record: Record) -> bool:
     if not names_file_inside(record):
         return False
     files = [folder / name for name in names_of(record["file"])]
-    if not all(file.is_file() for file in files):
-        return False
-    size = files[0].stat().st_size
-    return size == int(record.get("bytes", size))
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    return len(sizes) == len(files) and bool(sizes[0] == record.get("bytes", sizes[0]))
 
 
 def names_of(file: str) -> list[str]:
@@ -180,11 +178,9 @@ def _parse(line: bytes) -> Record | None:
         record = parse_json(line)
     except ValueError:
         return None
-    is_record = isinstance(record, dict) and isinstance(record.get("id"), str)
-    is_record = is_record and type(record.get("k")) is int
-    is_record = is_record and all(
-        type(record[name]) is kind for name, kind in _FIELDS.items() if name in record
-    )
+    if not isinstance(record, dict) or not {"id", "k"} <= record.keys():
+        return None
+    is_record = all(type(record[name]) is _FIELDS[name] for name in _FIELDS.keys() & record.keys())
     return record if is_record and record.get("status") in ("ok", "failed") else None
 
 

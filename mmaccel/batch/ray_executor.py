@@ -70,10 +70,10 @@ class RayExecutor:
     def check(self, items: Sequence[Item]) -> Fingerprint:
         """See `Worker.check`; one actor does it."""
         try:
-            found: Fingerprint = self._ray.get(self._actors[0].check.remote(list(items)))
+            found: dict[Key, str] = self._ray.get(self._actors[0].check.remote(list(items)))
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
-        return found
+        return lambda item: found[item.key]
 
     def run_all(
         self, items: Sequence[Item], on_finish: Callable[[Record], None], rows: int | None = None
@@ -189,8 +189,9 @@ class WorkerActor:
         with suppress(Exception):
             self._worker  # noqa: B018
 
-    def check(self, items: Sequence[Item]) -> Fingerprint:
-        return self._worker.check(items)
+    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+        find = self._worker.check(items)
+        return {item.key: find(item) for item in items}
 
     def make(self, items: Sequence[Item], rows: int | None) -> Iterator[Record | FailedItems]:
         """Yield a record as soon as its image is written; failed items last."""

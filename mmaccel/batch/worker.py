@@ -253,21 +253,6 @@ def fingerprint(facts: dict[str, Any]) -> str:
     return short_hash({name: value for name, value in facts.items() if name not in ignored})
 
 
-@dataclass(frozen=True)
-class RowFacts:
-    """What the items of rows depend on: plain values by the id of the row."""
-
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def describe(self, item: Item) -> dict[str, Any]:
-        """The same for an item, which has an index and a seed of its own."""
-        return {**self.facts[item.row.id], "k": item.k, "seed": item.seed}
-
-    def fingerprint(self, item: Item) -> str:
-        """See `fingerprint`."""
-        return fingerprint(self.describe(item))
-
-
 class Worker:
     """One loaded model, and a folder for what it makes.
 
@@ -287,13 +272,12 @@ class Worker:
         # a million equal settings are one object
         self._same: dict[Any, Any] = {}
         self._settings: dict[str, Any] = {}  # by the id of a row
-        self._rows = RowFacts()
 
     def check(self, items: Sequence[Item]) -> Callable[[Item], str]:
         """Check all items before any image is generated.
 
         Returns:
-            What gives the fingerprint of an item; it may be sent to another process.
+            What gives the fingerprint of an item.
 
         Raises:
             OptionError: rows that this model cannot generate, each with its line number.
@@ -317,7 +301,7 @@ class Worker:
                 f"--prompts: expected rows that {self.setup.model} can make, received {len(named)} "
                 f"that it cannot. {'. '.join(named[:_MAX_NAMED])}{more}"
             )
-        return self._rows.fingerprint
+        return lambda item: fingerprint(self._describe(item))
 
     def close(self) -> None:
         """See `mmaccel.batch.job.Executor`; the model is freed with this object."""
@@ -385,7 +369,7 @@ class Worker:
     def _write(self, finished: Any) -> Record:
         item: Item = finished.request.tag
         settings = self._settings[item.row.id]
-        facts = self._rows.describe(item)
+        facts = self._describe(item)
         file = self.setup.out / item.file
         try:
             self.setup.write(file, finished, {**facts, **finished.shape})
@@ -417,10 +401,11 @@ class Worker:
         row = item.row.id
         if row not in self._settings:
             settings = self.setup.plan(item, pipe)
-            self._settings[row] = settings = self._same.setdefault(settings, settings)
-            facts = self.setup.describe(item, settings, self._hashes, self._model)
-            self._rows.facts[row] = facts
+            self._settings[row] = self._same.setdefault(settings, settings)
         return self._settings[row]
+
+    def _describe(self, item: Item) -> dict[str, Any]:
+        return self.setup.describe(item, self._settings[item.row.id], self._hashes, self._model)
 
 
 class _CallbackFailed(Exception):

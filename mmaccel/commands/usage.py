@@ -41,11 +41,10 @@ def check_outputs(arguments: Sequence[str]) -> None:
     Raises:
         OptionError: such a file.
     """
-    named = [each.partition("=")[2] if each.startswith("--") else each for each in arguments]
-    for k, argument in enumerate(arguments):
-        option, is_joined, _ = argument.partition("=")
-        file = "".join(named[k:][: 1 if is_joined else 2]) if option in _OUTPUTS else ""
-        if sum(_is_same_file(file, each) for each in named) > 1:
+    named = [each.partition("=")[2] if each.startswith("-") else each for each in arguments]
+    for argument, value, following in zip(arguments, named, [*named[1:], ""], strict=True):
+        option, file = argument.partition("=")[0], value or following
+        if option in _OUTPUTS and sum(_is_same_file(file, each) for each in named) > 1:
             raise OptionError(
                 f"{option}: expected a file that is named once, received {show(file)}, which the "
                 "command reads or writes too; name another file"

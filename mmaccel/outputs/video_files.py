@@ -200,24 +200,19 @@ def _repeat(frames: list[Image], times: list[Any], most: int, unit: int) -> list
     where the times are no such multiples, up to the rounding of `_durations` to units."""
     if not all(isinstance(time, int | float) and time > 0 for time in times):
         return frames
-    counts = _count_rounded(times, unit)
-    if not any(time % min(times) for time in times):
-        counts = [int(time // min(times)) for time in times]
+    shortest = min(times)
+    rounded = [(shortest + unit * k / 8, unit - 0.5) for k in range(8, -8, -1)]
+    for step, slack in [(shortest, 0.0), *rounded]:
+        counts = [max(1, round(time / step)) for time in times]
+        mean = sum(times) / sum(counts)
+        if all(abs(time - n * mean) <= slack for time, n in zip(times, counts, strict=True)):
+            break
+    else:
+        return frames
     found: deque[Image] = deque(maxlen=most)
     for frame, count in zip(frames, counts, strict=True):
         found.extend([frame] * min(most, count))
     return list(found)
-
-
-def _count_rounded(times: list[float], unit: int) -> list[int]:
-    """How many frames of one length each time is, up to less than a unit; 1 where there is none."""
-    for eighth in range(8, -8, -1):  # the shortest was rounded too
-        step = min(times) + unit * eighth / 8
-        counts = [max(1, round(time / step)) for time in times]
-        mean = sum(times) / sum(counts)
-        if all(abs(time - n * mean) < unit for time, n in zip(times, counts, strict=True)):
-            return counts
-    return [1] * len(times)
 
 
 def _check_frame(size: tuple[int, int], name: str, n_kept: int, option: str, room: int) -> None:
