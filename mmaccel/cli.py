@@ -37,7 +37,7 @@ from mmaccel.commands.process import (
 from mmaccel.commands.serve import serve
 from mmaccel.commands.streams import guarded_streams, stdout_error
 from mmaccel.commands.train_head import train_head
-from mmaccel.commands.usage import explain_usage
+from mmaccel.commands.usage import check_outputs, explain_usage
 from mmaccel.errors import MMAccelError, OptionError
 
 _MAX_LINE = 10_000  # characters of an error: twenty wrong rows, each with its reason
@@ -105,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     """Run a command and report its error; returns the exit code."""
     try:
+        check_outputs(argv)
         with restored_collector(), quiet_imports():
             code = _command()(args=argv, prog_name="mmaccel", standalone_mode=False)
     except Stopped as error:

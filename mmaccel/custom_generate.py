@@ -17,7 +17,7 @@ from mmaccel.pipelines.attach.unwrap import check_switch
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
 from mmaccel.results import Stats
-from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.noise import check_seed, choose_seed
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Decoder:
 def decoder(
     policy: Policy | str,
     *,
-    seed: int | Sequence[int] | None = None,
+    seed: int | Sequence[int | None] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
     cuda_graphs: UseGraphs = "auto",
@@ -117,7 +117,7 @@ def decoder(
         OptionError: no policy, a bad seed, a switch that is neither True nor False, or drafts that
             need a layout where there is none.
     """
-    own_seed = None if seed is None else check_seed(seed)
+    own_seed = None if check_seed(seed) is None else choose_seed(seed)
     check_switch("strict", strict)
     check_switch("assume_stateless", assume_stateless)
     engine = Engine(cuda_graphs, sync_every, fused=False)  # one call packs no weights

@@ -40,7 +40,7 @@ from mmaccel.reduction.sparse_attention.contract import AttentionMethod
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats
 from mmaccel.samplers.drafting.sources import source_of
-from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.noise import check_seed, choose_seed
 from mmaccel.samplers.trees.contract import has_tree
 
 
@@ -161,7 +161,7 @@ def attach(
     target: Any,
     policy: Policy | str | Mapping[str, Any],
     *,
-    seed: int | Sequence[int] | None = None,
+    seed: int | Sequence[int | None] | None = None,
     strict: bool = False,
     layout: Layout | None = None,
     cuda_graphs: UseGraphs = "auto",
@@ -264,7 +264,7 @@ def attach(
         prefill_chunk_size=prefill_chunk_size,
         share_prefix=share_prefix,
     )
-    own_seed = None if seed is None else check_seed(seed)
+    own_seed = None if check_seed(seed) is None else choose_seed(seed)
     reducers = () if visual_tokens is None else check_reducers(read_reducers(visual_tokens))
     methods = read_methods(kv_cache, attention)
     check_chunks(methods, prefill_chunk_size)

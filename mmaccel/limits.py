@@ -31,6 +31,7 @@ MAX_VALUES = 1_000  # of an option with commas: the catalog has 17 policies
 MAX_WIDTH = 16_384  # of features, whose covariance takes 2 GB then; Inception has 2048
 MAX_SIDE = 16_384  # pixels: four times the widest image of a model here
 MAX_PIXELS = 89_478_485  # of a picture: 256 MB in RGB, where Pillow warns; cameras have 61 million
+MAX_TOGETHER = 2 * MAX_PIXELS  # of pictures decoded together: 45 pages at 200 dots an inch
 MAX_KEPT = 4 * MAX_PIXELS  # of the frames of a clip that are kept together: nine of 8K
 MAX_DECODED = 4 * 10**9  # pixels of all frames of an animation: ten minutes of 480x270
 
@@ -39,6 +40,7 @@ MAX_PROMPT = 20_000  # characters: far more than any text encoder here reads
 MAX_VALUE = 10_000  # characters of a `--set` or a path: the longest is a tuple of token ids
 MAX_EXPRESSION_DEPTH = 16  # brackets within brackets of a `--set`, whose deepest has one
 MAX_MARKS = 1_000  # combining marks in a row: Unicode asks for 30 at most, jokes have 100
+SEEDS = 2**64  # keys of the noise, 0 and up
 MAX_DIGITS = 40  # of an integer: a seed has 20, and no float holds one of 309
 MAX_DEPTH = 64  # brackets within brackets of a JSON text: those of this library have up to 6
 
@@ -51,7 +53,6 @@ _BLOCK = 2**20  # bytes read at a time
 _OPENING = "([{"
 _QUOTED = re.compile(r""""(?:[^"\\]++|\\.)*+"?|'(?:[^'\\]++|\\.)*+'?""", re.DOTALL)
 _BRACKETS = re.compile(r"[()\[\]{}]")
-_MARK = b"\xef\xbb\xbf"  # of UTF-8, at the beginning of a file
 
 
 def read_whole(file: str | Path, option: str) -> bytes:
@@ -171,8 +172,18 @@ def read_lines(file: str | Path, option: str) -> list[str]:
     """
     data = read_whole(file, option)
     check_text(data, f"{option} {str(file)!r}")
-    lines = io.BytesIO(data.removeprefix(_MARK))
-    return [str(line, "utf-8").removesuffix("\n").removesuffix("\r") for line in lines]
+    return [line.removesuffix("\n") for line in open_text(data)]
+
+
+def open_text(data: bytes, newline: str | None = None) -> io.TextIOWrapper:
+    """Checked bytes as a text, decoded line by line, with or without a byte order mark.
+
+    Args:
+        data: see `check_text`.
+        newline: as in `open`; None takes the ends of lines of all systems, "" is for CSV, whose
+            reader finds them itself.
+    """
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
 
 
 def parse_json(text: str | bytes, *, unique_names: bool = False) -> Any:

@@ -232,9 +232,11 @@ def takes(
     ) -> Callable[Concatenate[Owner, Arguments], Result]:
         @wraps(method)
         def call(owner: Owner, /, *args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+            _check_known(known, where, keywords)
             return method(owner, make(*args, **keywords))
 
-        own = inspect.signature(method)
+        own, known = inspect.signature(method), list(inspect.signature(make).parameters)
+        where = method.__qualname__.removesuffix(".__call__")
         first = next(iter(own.parameters.values()))
         parameters = [first, *inspect.signature(make).parameters.values()]
         call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -254,14 +256,17 @@ def read_options(kind: type[Options], where: str, keywords: Mapping[str, Any]) -
     Raises:
         OptionError: a keyword that is no field.
     """
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    _check_known([each.name for each in fields(kind)], where, keywords)  # type: ignore[arg-type]
+    return kind(**keywords)
+
+
+def _check_known(known: list[str], where: str, keywords: Mapping[str, Any]) -> None:
     for name in keywords:
         if name not in known:
             raise OptionError(
                 f"{where}: expected options out of {', '.join(known)}, received {show(name)}; "
                 f"{suggest(name, known, 'leave it out')}"
             )
-    return kind(**keywords)
 
 
 def parse_fields(option: str, texts: Iterable[str], example: str) -> dict[str, Any]:

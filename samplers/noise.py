@@ -8,7 +8,8 @@ item, stream and pass).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -29,8 +30,10 @@ from mmaccel.kernels.noise import (
     to_uniform,
     uniforms,
 )
-from mmaccel.limits import MAX_ITEMS
+from mmaccel.limits import MAX_ITEMS, SEEDS
 
+_DRAW = -1  # what interfaces of images write for a seed that is drawn
+_DRAWN = 2**32  # drawn seeds are below: JSON, JavaScript and ComfyUI give them back as they are
 _LOW = 0xFFFFFFFF
 
 
@@ -53,11 +56,11 @@ class Fresh(NamedTuple):
     drafts: Tensor  # draw first drafts of new slots
 
 
-def check_seed(seed: Any) -> int | tuple[int, ...]:
-    """A seed, or one per row, as integers in 0..2**64-1; 2**64 is added to a negative one.
+def check_seed(seed: Any) -> int | list[int | None] | None:
+    """A seed, or one per row, as integers in 0..2**64-1; None for None and -1, which draw one.
 
     Raises:
-        OptionError: neither, or an integer of more than 64 bits.
+        OptionError: neither, another negative integer, or one of more than 64 bits.
     """
     given = seed.tolist() if hasattr(seed, "tolist") else seed  # tensors and arrays
     several = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
@@ -66,37 +69,91 @@ def check_seed(seed: Any) -> int | tuple[int, ...]:
     try:
         if several and not given:
             raise TypeError
-        values = tuple(map(_to_integer, given if several else [given]))
+        values = [_to_integer(one) for one in (given if several else [given])]
     except TypeError as error:
         raise OptionError(
-            f"seed: expected an integer or one per row, received {show(seed)}; write 0"
+            f"seed: expected an integer or one per row, received {show(seed)}; write 0, or -1 to "
+            "draw one"
         ) from error
     for value in values:
-        if not -(2**63) <= value < 2**64:
+        if value is not None and not 0 <= value < SEEDS:
             raise OptionError(
-                f"seed: expected a 64-bit integer, received {show(value)}; take it modulo 2**64"
+                f"seed: expected a 64-bit integer that is not negative, or -1 to draw one, "
+                f"received {show(value)}; take it modulo 2**64"
             )
-    reduced = tuple(value % 2**64 for value in values)
-    return reduced if several else reduced[0]
+    return values if several else values[0]
 
 
-def choose_seed(seed: Any, generator: Any = None) -> int | list[int]:
-    """The seed of a call, as `check_seed` returns it: the one given, or one that torch draws.
+def draw_seed(generator: Any = None) -> int:
+    """A seed that torch draws; None is its global generator of the CPU, see `torch.manual_seed`.
+
+    Raises:
+        OptionError: no single generator; a list of them, which some pipelines take, is refused.
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise OptionError(
+            f"generator: expected one torch.Generator, received a {type(generator).__name__}; pass "
+            "one, or give attach a seed per row"
+        )
+    device = "cpu" if generator is None else generator.device
+    return int(torch.randint(_DRAWN, (), generator=generator, device=device))
+
+
+def draw_new_seed() -> int:
+    """A seed that the system draws, for processes whose generator of torch is always the same."""
+    return secrets.randbelow(_DRAWN)
+
+
+def choose_seed(
+    seed: Any, generator: Any = None, draw: Callable[[], int] = draw_seed
+) -> int | list[int]:
+    """The seed of a call, as `check_seed` reads it, with drawn integers for each None.
 
     Args:
-        seed: one, or one per row; None draws.
+        seed: one, or one per row; None and -1 draw.
         generator: a `torch.Generator`, which draws a seed and is advanced, or several, which draw
-            one each. None is torch's global generator of the CPU, see `torch.manual_seed`.
+            one each.
+        draw: draws without a generator.
 
     Raises:
         OptionError: a bad seed, no generator, or both.
     """
     if generator is not None:
         return _draw_seeds(generator, seed)
-    if seed is None:
-        return int(torch.randint(2**63 - 1, (), device="cpu"))
     checked = check_seed(seed)
-    return checked if isinstance(checked, int) else list(checked)
+    if isinstance(checked, list):
+        return [draw() if one is None else one for one in checked]
+    return draw() if checked is None else checked
+
+
+def choose_one_seed(seed: Any, draw: Callable[[], int] = draw_seed) -> int:
+    """The seed of what has one, see `choose_seed`.
+
+    Raises:
+        OptionError: a bad seed, or several.
+    """
+    chosen = choose_seed(seed, draw=draw)
+    if not isinstance(chosen, int):
+        raise OptionError(
+            f"seed: expected one integer, received {show(seed)}; write 0, or -1 to draw one"
+        )
+    return chosen
+
+
+def spread_seeds(seed: int | Sequence[int], rows: int) -> list[int]:
+    """The seed of each row: those given, or one and those that follow it, 0 after the largest.
+
+    Raises:
+        OptionError: another number of seeds.
+    """
+    if isinstance(seed, int):
+        return [(seed + row) % SEEDS for row in range(rows)]
+    if len(seed) != rows:
+        raise OptionError(
+            f"seed: expected an integer or {rows} of them, received {len(seed)}; "
+            "give one seed per row"
+        )
+    return list(seed)
 
 
 def _draw_seeds(generator: Any, seed: Any) -> int | list[int]:
@@ -109,19 +166,20 @@ def _draw_seeds(generator: Any, seed: Any) -> int | list[int]:
             f"generator: expected a torch.Generator or a list of them, received {show(generator)}; "
             "pass seed=0, or torch.Generator().manual_seed(0)"
         )
-    if seed is not None:
+    if check_seed(seed) is not None:
         raise OptionError(
             f"generator: expected it or a seed, received both (seed {show(seed)}); drop one"
         )
-    seeds = [int(torch.randint(2**63 - 1, (), generator=one, device=one.device)) for one in given]
+    seeds = [draw_seed(one) for one in given]
     return seeds if several else seeds[0]
 
 
-def _to_integer(value: Any) -> int:
+def _to_integer(value: Any) -> int | None:
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, bool):
         raise TypeError
-    return index(plain)
+    number = _DRAW if plain is None else index(plain)
+    return None if number == _DRAW else number
 
 
 @dataclass(frozen=True)
@@ -144,22 +202,17 @@ class Noise(Checked):
 
         Args:
             seed: one seed for the batch (row b is item b), or one per row (every row is item 0 of
-                its own seed).
+                its own seed); see `choose_seed`.
             batch: B.
             device: of the tensors.
 
         Raises:
-            OptionError: neither one seed nor one per row, or a seed of more than 64 bits.
+            OptionError: neither one seed nor one per row, or one outside 64 bits.
         """
         check_int("batch", batch, 0, MAX_ITEMS, hint="give the number of rows")
-        checked = check_seed(seed)
-        single = isinstance(checked, int)
-        seeds = (checked,) * batch if isinstance(checked, int) else checked
-        if len(seeds) != batch:
-            raise OptionError(
-                f"seed: expected an integer or {batch} of them, received {len(seeds)}; "
-                "give one seed per row"
-            )
+        chosen = choose_seed(seed)
+        single = isinstance(chosen, int)
+        seeds = [chosen] * batch if isinstance(chosen, int) else spread_seeds(chosen, batch)
         signed = [value - 2**64 if value >= 2**63 else value for value in seeds]
         items = list(range(batch)) if single else [0] * batch
         return cls(

@@ -15,13 +15,18 @@ from mmaccel.batch.manifest import (
     Past,
     Record,
     WriteError,
+    has_files,
     is_complete,
+    names_of,
     read_manifests,
 )
 from mmaccel.batch.prompts import Item
 from mmaccel.errors import MMAccelError, OptionError
 
 _TEMPORARY = re.compile(r"\.(?P<file>.+\.\w+)\.\d+\.tmp")  # of `write_whole`
+
+
+Fingerprint = Callable[[Item], str]
 
 
 class ItemsFailed(MMAccelError, RuntimeError):
@@ -39,7 +44,7 @@ class ItemsFailed(MMAccelError, RuntimeError):
 class Executor(Protocol):
     """Generates items: a `Worker` in this process, or Ray's actors."""
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+    def check(self, items: Sequence[Item]) -> Fingerprint:
         """See `Worker.check`."""
 
     def close(self) -> None:
@@ -84,7 +89,7 @@ class Job:
 
     Attributes:
         items: to generate.
-        fingerprints: of every item.
+        fingerprint: of an item.
         manifest: receives a record of every item.
         reporter: receives the events.
         retries: how often a failed item is tried again, alone.
@@ -93,7 +98,7 @@ class Job:
     """
 
     items: list[Item]
-    fingerprints: dict[Key, str]
+    fingerprint: Fingerprint
     manifest: Manifest
     reporter: Reporter
     retries: int = 1
@@ -164,7 +169,7 @@ class Job:
             "seed": item.seed,
             "prompt": item.row.prompt,
             **({"negative": item.row.negative} if item.row.negative else {}),
-            "fingerprint": self.fingerprints[item.key],
+            "fingerprint": self.fingerprint(item),
             "error": " ".join(str(error).split())[:1000],
         }
         self._append(record)
@@ -185,7 +190,7 @@ class Job:
 
 
 def find_missing(
-    items: Sequence[Item], fingerprints: dict[Key, str], past: Past, folder: Path
+    items: Sequence[Item], fingerprint: Fingerprint, past: Past, folder: Path
 ) -> list[Item]:
     """Items without a complete image of the same fingerprint.
 
@@ -197,7 +202,7 @@ def find_missing(
     for item in items:
         record: dict[str, Any] | None = past.records.get(item.key)
         if record is not None and record["status"] == "ok":
-            if record.get("fingerprint") != fingerprints[item.key]:
+            if record.get("fingerprint") != fingerprint(item):
                 changed.append(item)
             elif Path(str(record.get("file"))).suffix != Path(item.file).suffix:
                 raise OptionError(
@@ -222,7 +227,8 @@ class Lost:
     """What a folder lacks of finished items.
 
     Attributes:
-        files: names of images that are not there, or have not the size that was written.
+        files: names of images that are not there, or have not the size that was written, or lack
+            the file next to them.
         lines: names of images without a record in the manifests.
     """
 
@@ -235,7 +241,7 @@ class Lost:
         return list(dict.fromkeys(self.files + self.lines))
 
 
-def find_lost(items: Iterable[Item], fingerprints: dict[Key, str], folder: Path) -> Lost:
+def find_lost(items: Iterable[Item], fingerprint: Fingerprint, folder: Path) -> Lost:
     """Count what lies in a folder at the end of a job.
 
     The folder or a manifest may have been removed while the job ran; open files do not show that.
@@ -243,7 +249,7 @@ def find_lost(items: Iterable[Item], fingerprints: dict[Key, str], folder: Path)
 
     Args:
         items: those that are finished.
-        fingerprints: of every item.
+        fingerprint: of an item.
         folder: of the job.
 
     Raises:
@@ -252,11 +258,9 @@ def find_lost(items: Iterable[Item], fingerprints: dict[Key, str], folder: Path)
     past, lost = read_manifests(folder), Lost([], [])
     for item in items:
         record = past.records.get(item.key, {})
-        if record.get("status") != "ok" or record.get("fingerprint") != fingerprints[item.key]:
+        if record.get("status") != "ok" or record.get("fingerprint") != fingerprint(item):
             lost.lines.append(item.file)
-        file = folder / item.file
-        size = file.stat().st_size if file.is_file() else None
-        if size is None or size != record.get("bytes", size):
+        if not has_files(folder, {**record, "file": item.file}):
             lost.files.append(item.file)
     return lost
 
@@ -283,8 +287,7 @@ def remove_temporaries(folder: Path, items: Iterable[Item]) -> None:
     the manifest of these items, so that no other process writes them, unless jobs with other
     numbers of shards run at the same time.
     """
-    own = {item.file for item in items}
-    own |= {Path(name).with_suffix(".json").name for name in own}  # next to clips
+    own = {name for item in items for name in names_of(item.file)}
     for file in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(file.name)
         if found is not None and found["file"] in own and not file.is_dir():

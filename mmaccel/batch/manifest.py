@@ -1,7 +1,8 @@
 """The manifest: one line of JSON for every finished or failed image, appended and synced.
 
-An image is complete when the manifest has a record of it, its file exists, and the checksum of the
-file is that of the record. A file that a kill left half-written is not.
+An image is complete when the manifest has a record of it, its file exists with the size and the
+checksum of the record, and so does the JSON file next to a clip or an utterance. A file that a kill
+left half-written is not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from mmaccel.outputs.whole_files import check_target
 
 NAME = "manifest.jsonl"
 JOB_SEED = "job_seed"  # the base of the seeds of rows without one
+_FIELDS: dict[str, type] = {  # of a record that has them, and what they hold
+    **dict.fromkeys(("id", "file", "sha256", "fingerprint"), str),
+    **dict.fromkeys(("k", "bytes", "seed", JOB_SEED), int),
+}
 _MAX_NAME = 255  # bytes; the limit of file systems
 
 Record = dict[str, Any]
@@ -37,10 +42,12 @@ class Past:
 
     Attributes:
         records: the last record of every item, in the order of their first records.
+        lines: the name of the line of each.
         torn: names of lines that cannot be read; their items are generated again.
     """
 
     records: dict[Key, Record] = field(default_factory=dict)
+    lines: dict[Key, str] = field(default_factory=dict)
     torn: list[str] = field(default_factory=list)
 
 
@@ -50,32 +57,46 @@ def manifest_name(shard: tuple[int, int] | None) -> str:
 
 
 def read_manifests(folder: Path) -> Past:
-    """Read all manifests of a folder, those of shards included.
+    """Read all manifests of a folder, those of shards included, the one written last at last.
 
     Raises:
         OSError: one cannot be read.
     """
     past = Past()
-    for file in sorted(filter(Path.is_file, folder.glob("manifest*.jsonl"))):
+    files = sorted(filter(Path.is_file, folder.glob("manifest*.jsonl")))
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns):
         for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
             if not line.strip():
                 continue
-            record = _parse(line)
+            record, name = _parse(line), f"{file.name}, line {number}"
             if record is None:
-                past.torn.append(f"{file.name}, line {number}")
+                past.torn.append(name)
             else:
                 key = record["id"], record["k"]
                 if record["status"] == "ok" or past.records.get(key, {}).get("status") != "ok":
-                    past.records[key] = record
+                    past.records[key], past.lines[key] = record, name
     return past
 
 
 def is_complete(folder: Path, record: Record) -> bool:
-    """Whether the image file of a record exists and has the recorded checksum."""
-    if record["status"] != "ok" or not names_file_inside(record):
+    """Whether the files of a record exist, and its own has the recorded size and checksum."""
+    if record["status"] != "ok" or not has_files(folder, record):
         return False
-    file = folder / record["file"]
-    return file.is_file() and sha256_of(file) == record.get("sha256")
+    return sha256_of(folder / record["file"]) == record.get("sha256")
+
+
+def has_files(folder: Path, record: Record) -> bool:
+    """Whether the files of a record exist, and its own has the recorded size."""
+    if not names_file_inside(record):
+        return False
+    files = [folder / name for name in names_of(record["file"])]
+    sizes = [file.stat().st_size for file in files if file.is_file()]
+    return len(sizes) == len(files) and bool(sizes[0] == record.get("bytes", sizes[0]))
+
+
+def names_of(file: str) -> list[str]:
+    """The names of the files of an item: an image has its facts in it, others have them beside."""
+    return [file] if file.endswith(".png") else [file, str(Path(file).with_suffix(".json"))]
 
 
 def names_file_inside(record: Record) -> bool:
@@ -157,9 +178,9 @@ def _parse(line: bytes) -> Record | None:
         record = parse_json(line)
     except ValueError:
         return None
-    is_record = isinstance(record, dict) and isinstance(record.get("id"), str)
-    is_record = is_record and type(record.get("k")) is int
-    is_record = is_record and type(record.get(JOB_SEED, 0)) is int
+    if not isinstance(record, dict) or not {"id", "k"} <= record.keys():
+        return None
+    is_record = all(type(record[name]) is _FIELDS[name] for name in _FIELDS.keys() & record.keys())
     return record if is_record and record.get("status") in ("ok", "failed") else None
 
 

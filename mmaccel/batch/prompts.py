@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import json
 import math
 import re
@@ -29,7 +28,9 @@ from mmaccel.limits import (
     MAX_LINE,
     MAX_PROMPT,
     MAX_SIDE,
+    SEEDS,
     check_text,
+    open_text,
     parse_json,
     read_stream,
     read_whole,
@@ -39,7 +40,6 @@ from mmaccel.own_code import ONLY_TYPED, installed, is_module_name
 from mmaccel.pipelines.models.scenes_vocabulary import split_words
 
 FORMATS = ("jsonl", "csv", "txt")
-SEEDS = 2**64
 
 _SPELLINGS = {  # of the command line, and of diffusers
     "negative_prompt": "negative",
@@ -48,12 +48,14 @@ _SPELLINGS = {  # of the command line, and of diffusers
     "count": "n",
     "guidance": "guidance_scale",
 }
+_SIDES = ("width", "height")  # of a size, as two columns
 _SEPARATORS = ",;\t"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
-_SIZE = re.compile(r"\s*(\d{1,5})\s*(?:[xX]\s*(\d{1,5})\s*)?")
+_WHOLE = re.compile(r"\s*(-?\d{1,20})(?:\.0*)?\s*")  # tables write 1.0 where a cell is empty
+_SIZE = re.compile(r"\s*(\d{1,5})(?:\.0*)?\s*(?:[xX]\s*(\d{1,5})(?:\.0*)?\s*)?")
 _TO_JSON = json.JSONEncoder(sort_keys=True).encode
 _DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
 _MAX_SHOWN = 60  # characters of a value in a message
@@ -70,7 +72,7 @@ class Row:
         prompt: text that the image shows, or that is spoken.
         negative: prompt of the unconditional branch; "" takes the model's own, None that of the
             command line.
-        seed: of its first image; None derives one from the id.
+        seed: of its first image; None, written -1 too, derives one from the id and the job's.
         n: number of images.
         size: width and height in pixels; None is the model's own.
         policy: short name; None is that of the command line.
@@ -132,13 +134,7 @@ def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Ite
         base: seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
         suffix: of the files that are written.
 
-    Raises:
-        OptionError: a seed of more than 64 bits, which would be that of another job.
     """
-    if not -(2**63) <= base < SEEDS:
-        raise OptionError(
-            f"--seed: expected a 64-bit integer, received {show(base)}; take it modulo 2**64"
-        )
     items = []
     for row in rows:
         for k in range(row.n):
@@ -197,9 +193,10 @@ def read_prompts(source: str) -> list[Row]:
     if wrong:
         more = f" (and {len(wrong) - _MAX_NAMED} more)" if len(wrong) > _MAX_NAMED else ""
         least = "at least " if len(wrong) >= _MAX_WRONG else ""
+        said, known, rest = ". ".join(wrong[:_MAX_NAMED]).partition(_ALL)
         raise OptionError(
             f"{_title(source)}: expected rows that can be read, received {least}{len(wrong)} that "
-            "cannot. " + ". ".join(wrong[:_MAX_NAMED]) + more
+            f"cannot. {said}{known}{rest.replace(_ALL, 'those')}{more}"
         )
     if not rows:
         raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
@@ -236,7 +233,7 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
     if kind == "csv":
         yield from _table(data, wrong)
         return
-    for line, content in enumerate(_open_text(data, "\n"), 1):
+    for line, content in enumerate(open_text(data), 1):
         content = content.strip()
         if not content:
             continue
@@ -257,19 +254,12 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
             wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
 
 
-def _open_text(data: bytes, newline: str) -> io.TextIOWrapper:
-    """Checked bytes as a text, decoded line by line. Only `newline` ends a line; "" is for CSV,
-    whose reader finds the ends itself.
-    """
-    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=newline)
-
-
 def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     previous = csv.field_size_limit(MAX_LINE)
     try:
-        first = data[:MAX_LINE].split(b"\n", 1)[0].decode("utf-8")
+        first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
         separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
-        reader = csv.reader(_open_text(data, ""), delimiter=separator, strict=True)
+        reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
         head = [spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
         if not head:
             return
@@ -372,7 +362,10 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
-    for given, value in values.items():
+    pairs = [(name, value) for name, value in values.items() if name not in _SIDES]
+    if len(pairs) < len(values):
+        pairs.append(("size", [values.get(name) for name in _SIDES]))
+    for given, value in pairs:
         name = spell(given)
         if name not in _FIELDS and name not in SAMPLING_FIELDS:
             raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
@@ -398,7 +391,9 @@ def _number(name: str, value: Any) -> Any:
     """A number; the model says later which it takes."""
     if isinstance(value, str):  # a CSV cell
         value = read_text(name, value, float)
-    check_number(name, value, -math.inf, math.inf, "write one without quotes")
+    check_number(
+        name, value, -math.inf, math.inf, "write one without quotes, with a point as in 0.5"
+    )
     return value
 
 
@@ -467,10 +462,16 @@ def _prompt(value: Any) -> str:
 
 
 def _integer(name: str, low: int, high: int, value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch(r"\s*-?\d{1,20}\s*", value):
-        value = int(value)  # a CSV cell
+    if isinstance(value, str) and (found := _WHOLE.fullmatch(value)):
+        value = int(found[1])  # a CSV cell
     check_int(name, value, low, high, hint="write another one, or leave it out")
     return int(value)
+
+
+def _seed(value: Any) -> int | None:
+    """A seed; None, as without one, for -1."""
+    value = _integer("seed", -1, SEEDS - 1, value)
+    return None if value == -1 else value
 
 
 def read_size(value: Any) -> tuple[int, int]:
@@ -516,7 +517,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "id": _id,
     "prompt": _prompt,
     "negative": partial(_text, "negative"),
-    "seed": partial(_integer, "seed", -SEEDS // 2, SEEDS - 1),
+    "seed": _seed,
     "n": partial(_integer, "n", 1, MAX_IMAGES),
     "size": read_size,
     "policy": _policy,

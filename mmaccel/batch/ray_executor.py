@@ -17,7 +17,7 @@ from queue import Queue
 from threading import Thread, current_thread, main_thread
 from typing import Any
 
-from mmaccel.batch.job import ItemsFailed, is_out_of_memory
+from mmaccel.batch.job import Fingerprint, ItemsFailed, is_out_of_memory
 from mmaccel.batch.manifest import Key, Record
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.worker import Setup, Worker
@@ -67,13 +67,13 @@ class RayExecutor:
             actor.load.remote()  # while the first checks the items
         self._deaths: Counter[Key] = Counter()
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+    def check(self, items: Sequence[Item]) -> Fingerprint:
         """See `Worker.check`; one actor does it."""
         try:
             found: dict[Key, str] = self._ray.get(self._actors[0].check.remote(list(items)))
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause from None
-        return found
+        return lambda item: found[item.key]
 
     def run_all(
         self, items: Sequence[Item], on_finish: Callable[[Record], None], rows: int | None = None
@@ -190,7 +190,8 @@ class WorkerActor:
             self._worker  # noqa: B018
 
     def check(self, items: Sequence[Item]) -> dict[Key, str]:
-        return self._worker.check(items)
+        find = self._worker.check(items)
+        return {item.key: find(item) for item in items}
 
     def make(self, items: Sequence[Item], rows: int | None) -> Iterator[Record | FailedItems]:
         """Yield a record as soon as its image is written; failed items last."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from mmaccel.batch.job import ItemsFailed
-from mmaccel.batch.manifest import Key, Record, WriteError, sha256_of
+from mmaccel.batch.manifest import Record, WriteError, sha256_of
 from mmaccel.batch.prompts import Item
 from mmaccel.batch.signals import hold_signals
 from mmaccel.catalog import make_policy
@@ -158,8 +158,11 @@ class ClipSetup(Setup):
 
     def open(self) -> PromptPipeline:
         from mmaccel.loading import open_clip_pipeline
+        from mmaccel.outputs.video_files import check_sides
 
-        return open_clip_pipeline(self.model, self.load)
+        pipe = open_clip_pipeline(self.model, self.load)
+        check_sides(self.suffix, pipe.size)
+        return pipe
 
     def write(self, file: Path, finished: Any, facts: Mapping[str, Any]) -> None:
         from mmaccel.outputs.video_files import write_video
@@ -268,13 +271,13 @@ class Worker:
         self._model = pipe.model
         # a million equal settings are one object
         self._same: dict[Any, Any] = {}
-        self._plans: dict[Key, tuple[Any, str]] = {}
+        self._settings: dict[str, Any] = {}  # by the id of a row
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
+    def check(self, items: Sequence[Item]) -> Callable[[Item], str]:
         """Check all items before any image is generated.
 
         Returns:
-            The fingerprint of every item.
+            What gives the fingerprint of an item.
 
         Raises:
             OptionError: rows that this model cannot generate, each with its line number.
@@ -286,7 +289,7 @@ class Worker:
             except OptionError as error:
                 wrong.setdefault(group[0].row.line, str(error))
                 continue
-            for item in group:
+            for item in {item.row.id: item for item in group}.values():
                 try:
                     self._plan(item, pipe)
                 except OptionError as error:
@@ -298,7 +301,7 @@ class Worker:
                 f"--prompts: expected rows that {self.setup.model} can make, received {len(named)} "
                 f"that it cannot. {'. '.join(named[:_MAX_NAMED])}{more}"
             )
-        return {item.key: self._plans[item.key][1] for item in items}
+        return lambda item: fingerprint(self._describe(item))
 
     def close(self) -> None:
         """See `mmaccel.batch.job.Executor`; the model is freed with this object."""
@@ -326,7 +329,7 @@ class Worker:
         rows = self.setup.rows if rows is None else rows
         for group in _by_size(items):
             pipe = self._generator.resize(group[0].row.size)
-            settings = [self._plan(item, pipe)[0] for item in group]
+            settings = [self._plan(item, pipe) for item in group]
             for indices in _by_settings(settings):
                 part = [group[k] for k in indices]
                 self._run_together(part, settings[indices[0]], on_finish, rows)
@@ -365,8 +368,8 @@ class Worker:
 
     def _write(self, finished: Any) -> Record:
         item: Item = finished.request.tag
-        settings, own_fingerprint = self._plans[item.key]
-        facts = self.setup.describe(item, settings, self._hashes, self._model)
+        settings = self._settings[item.row.id]
+        facts = self._describe(item)
         file = self.setup.out / item.file
         try:
             self.setup.write(file, finished, {**facts, **finished.shape})
@@ -390,19 +393,19 @@ class Worker:
             **record,
             **finished.shape,
             **finished.cost(settings.policy.exactness),
-            "fingerprint": own_fingerprint,
+            "fingerprint": fingerprint(facts),
         }
 
-    def _plan(self, item: Item, pipe: Any) -> tuple[Any, str]:
-        """Settings and fingerprint of an item."""
-        found = self._plans.get(item.key)
-        if found is None:
+    def _plan(self, item: Item, pipe: Any) -> Any:
+        """Settings of an item, which all items of its row have."""
+        row = item.row.id
+        if row not in self._settings:
             settings = self.setup.plan(item, pipe)
-            settings = self._same.setdefault(settings, settings)
-            facts = self.setup.describe(item, settings, self._hashes, self._model)
-            digits = fingerprint(facts)
-            found = self._plans[item.key] = settings, digits
-        return found
+            self._settings[row] = self._same.setdefault(settings, settings)
+        return self._settings[row]
+
+    def _describe(self, item: Item) -> dict[str, Any]:
+        return self.setup.describe(item, self._settings[item.row.id], self._hashes, self._model)
 
 
 class _CallbackFailed(Exception):

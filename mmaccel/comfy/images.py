@@ -32,7 +32,6 @@ from mmaccel.comfy.widgets import (
     read_prompts,
     sampling_widgets,
     seed_widget,
-    spread_seed,
 )
 from mmaccel.errors import OptionError
 from mmaccel.options import SAMPLING_FIELDS
@@ -45,6 +44,7 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
 from mmaccel.pipelines.text_to_image.generator import GenerationSettings, ImageGenerator, warm_up
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request
+from mmaccel.samplers.noise import spread_seeds
 from mmaccel.samplers.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def read_job(
             "load a smaller one"
         )
     texts = [text for text in read_prompts(prompt) for _ in range(num_images or 1)]
-    seeds = spread_seed(seed, len(texts))
+    seeds = spread_seeds(seed, len(texts))
     negative = negative_prompt.strip() or None
     requests = [
         Request(text, seed, k, negative)

@@ -13,7 +13,7 @@ from typing import Any
 from mmaccel.comfy.hosts import V1Host, V3Host
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import NodeSpec, Output, Socket, Widget
-from mmaccel.comfy.values import read_old_names, refusal, run_node, to_arguments
+from mmaccel.comfy.values import fingerprint, read_old_names, refusal, run_node
 
 _GRAPH, _NODE = "whole_graph", "own_id"  # inputs that ComfyUI fills, in the first schema
 
@@ -56,8 +56,7 @@ def v1_class(spec: NodeSpec) -> type:
         return refusal(spec, values) or True
 
     def is_changed(cls: type, **values: Any) -> str:
-        assert spec.fingerprint is not None
-        return spec.fingerprint(**to_arguments(spec, values))
+        return fingerprint(spec, values)
 
     def execute(self: Any, **values: Any) -> Any:
         graph, node = values.pop(_GRAPH, {}), values.pop(_NODE, "")
@@ -80,10 +79,9 @@ def v1_class(spec: NodeSpec) -> type:
         "CATEGORY": spec.category,
         "DESCRIPTION": spec.summary,
         "VALIDATE_INPUTS": classmethod(validate_inputs),
+        "IS_CHANGED": classmethod(is_changed),
         "execute": execute,
     }
-    if spec.fingerprint is not None:
-        members["IS_CHANGED"] = classmethod(is_changed)
     return type(spec.id, (), members)
 
 
@@ -153,11 +151,9 @@ def v3_class(spec: NodeSpec) -> Any:
         return refusal(spec, values) or True
 
     def fingerprint_inputs(cls: Any, **values: Any) -> str:
-        assert spec.fingerprint is not None
-        return spec.fingerprint(**to_arguments(spec, values))
+        return fingerprint(spec, values)
 
-    own = [define_schema, execute, validate_inputs]
-    own += [fingerprint_inputs] if spec.fingerprint is not None else []
+    own = [define_schema, execute, validate_inputs, fingerprint_inputs]
     members = {function.__name__: classmethod(function) for function in own}
     return type(spec.id, (io.ComfyNode,), {"__doc__": spec.summary, **members})
 

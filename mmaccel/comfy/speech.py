@@ -31,10 +31,10 @@ from mmaccel.comfy.widgets import (
     read_prompts,
     sampling_widgets,
     seed_widget,
-    spread_seed,
 )
 from mmaccel.pipelines.text_to_speech.plan import check_call
 from mmaccel.pipelines.text_to_speech.types import Speech, Utterance
+from mmaccel.samplers.noise import spread_seeds
 
 
 def generate_speech(
@@ -53,7 +53,7 @@ def generate_speech(
         OptionError: a text the model cannot say, or a policy of another kind; before any pass.
     """
     texts = read_prompts(text)
-    options["seed"] = spread_seed(seed, len(texts))
+    options["seed"] = spread_seeds(seed, len(texts))
     options["voice"] = voice.strip() or None
     speech, record = run_media(
         host, speech_model, policy, texts, rows=len(texts), describe=_describe, **options

@@ -12,6 +12,7 @@ from mmaccel.checks import show
 from mmaccel.comfy.table import NodeResult, NodeSpec, Widget
 from mmaccel.errors import MMAccelError, OptionError
 from mmaccel.limits import MAX_DIGITS, MAX_LINE, MAX_VALUE
+from mmaccel.samplers.noise import choose_one_seed, draw_new_seed
 
 _TYPES: dict[str, tuple[type, str]] = {  # kind of widget -> type and its name; others are texts
     "int": (Integral, "an integer"),
@@ -24,8 +25,10 @@ def to_argument(widget: Widget, value: Any) -> Any:
     """A widget's value as the library takes it.
 
     Raises:
-        OptionError: "ids" with something else than whole numbers.
+        OptionError: "ids" with something else than whole numbers, or a bad seed.
     """
+    if widget.is_seed:
+        return choose_one_seed(value, draw_new_seed)
     for shown, argument in widget.stands_for:
         if value == shown:
             return argument
@@ -46,6 +49,13 @@ def to_arguments(spec: NodeSpec, values: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = {w: w.default if values.get(w.name) is None else values[w.name] for w in spec.widgets}
     return {widget.name: to_argument(widget, value) for widget, value in given.items()}
+
+
+def fingerprint(spec: NodeSpec, values: Mapping[str, Any]) -> str:
+    """A text that changes when equal inputs give another result, as with a seed that is drawn."""
+    read = to_arguments(spec, values)
+    own = "" if spec.fingerprint is None else spec.fingerprint(**read)
+    return f"{own} {read['seed']}" if values.get("seed") == -1 else own
 
 
 def read_old_names(

@@ -32,12 +32,12 @@ from mmaccel.comfy.widgets import (
     read_prompts,
     sampling_widgets,
     seed_widget,
-    spread_seed,
 )
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS, choose_sampling
 from mmaccel.pipelines.image_to_text.prompts import check_questions
 from mmaccel.pipelines.image_to_text.types import Answer
+from mmaccel.samplers.noise import spread_seeds
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -70,7 +70,7 @@ def answer_questions(
     questions = read_prompts(question)
     images = to_images(image)
     most = options.pop("max_tokens")
-    seeds = spread_seed(options.pop("seed"), len(questions))
+    seeds = spread_seeds(options.pop("seed"), len(questions))
     progress = AnswerProgress(host, len(questions) * most)
     loaded = vision_model.pipe
 

@@ -12,11 +12,11 @@ from typing import Literal
 
 from mmaccel.comfy.fields import Numbers, field_input, number, switch, to_sentence
 from mmaccel.comfy.table import POLICY, STATS, Output, Socket, Widget
+from mmaccel.limits import SEEDS
 from mmaccel.options import LoadOptions, SamplingOptions
 from mmaccel.pipelines.loading.placement import AUTO
 from mmaccel.results import EXACT_DTYPE
 
-SEEDS = 2**64
 OWN = "None takes what the model's authors recommend."
 
 POLICY_INPUT = Socket(
@@ -104,13 +104,9 @@ def _sampling_widget(field: Field[object], unset: str) -> Widget:
 
 def seed_widget(note: str) -> Widget:
     """The seed; `note` says what it is the seed of."""
-    note += " A browser counts exactly up to 9007199254740992; larger ones come out rounded."
-    return Widget("seed", "int", 0, note, 0, SEEDS - 1, 1, is_seed=True)
-
-
-def spread_seed(seed: int, n: int) -> list[int]:
-    """The seeds of n rows, as the command line counts them; the largest is followed by 0."""
-    return [(seed + k) % SEEDS for k in range(n)]
+    note += " -1 draws one at every run. A browser counts exactly up to 9007199254740992; larger "
+    note += "ones come out rounded."
+    return Widget("seed", "int", 0, note, -1, SEEDS - 1, 1, is_seed=True)
 
 
 def batch_widget(note: str) -> Widget:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from mmaccel.catalog import METHODS, POLICIES, REDUCERS, make, make_policy, read
 from mmaccel.checks import check_most, show
 from mmaccel.commands.terminal import say
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_THREADS, MAX_VALUES
+from mmaccel.limits import MAX_THREADS, MAX_VALUES, SEEDS
 from mmaccel.options import parse_fields
 from mmaccel.own_code import TypedName
 
@@ -224,17 +223,27 @@ def given(**options: Any) -> dict[str, Any]:
 
 
 def pick_seed(seed: int | None) -> tuple[int, bool]:
-    """The value of `--seed`, or 32 bits that are drawn without it, and whether they were.
+    """The value of `--seed`, or one that is drawn without it and for -1, and whether it was.
 
     Raises:
-        OptionError: an integer of more than 64 bits.
+        OptionError: another negative integer, or one of more than 64 bits.
     """
-    from mmaccel.samplers.noise import check_seed
+    from mmaccel.samplers.noise import choose_one_seed, draw_new_seed
 
-    if seed is None:
-        return secrets.randbits(32), True
-    check_seed(seed)
-    return seed, False
+    return choose_one_seed(seed, draw_new_seed), seed in (None, -1)
+
+
+def read_seed(seed: int) -> int:
+    """The value of a `--seed` that has a default; -1 draws one and prints it.
+
+    Raises:
+        OptionError: see `pick_seed`.
+    """
+    if 0 <= seed < SEEDS:  # most, and without torch
+        return seed
+    chosen, _ = pick_seed(seed)
+    say_drawn(chosen)
+    return chosen
 
 
 def say_drawn(seed: int) -> None:

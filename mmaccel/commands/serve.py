@@ -67,6 +67,7 @@ class Serve:
         """Check the flags, load the model and serve it."""
         _check_packages()
         from mmaccel.loading import place
+        from mmaccel.pipelines.loading.tasks import check_task
         from mmaccel.pipelines.text_to_image.model import choose_params
         from mmaccel.samplers.sampling_params import SamplingParams
         from mmaccel.serving.start import open_service, run
@@ -75,6 +76,8 @@ class Serve:
             raise OptionError(
                 f"--task: expected image or speech, received {self.task!r}; choose one"
             )
+        command = "generate" if self.task == "image" else "speak"
+        check_task(self.model, command, is_served=True)
         _check(self.server)
         name = self.server.name or self.model
         settings = replace(self.server, name=name, api_keys=_read_keys(self.api_key))

@@ -1,8 +1,15 @@
-"""What the command line says about options that it does not have."""
+"""What the command line says about options that it does not have, and outputs that are inputs."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Any
+
+from mmaccel.checks import show
+from mmaccel.errors import OptionError
+
+_OUTPUTS = ("--json", "--items", "--plot", "--out", "-o")  # options that name a file to write
 
 _NO_STEPS = "the model decides how many tokens an image has; leave it out, or choose passes with "
 _NO_STEPS += "--window"
@@ -26,6 +33,26 @@ _ELSEWHERE = {  # options of other tools: what there is instead
 _MODELS = {  # commands without a model of the package: one that is served
     "animate": "--model nvidia/Cosmos-Predict1-4B",
 }
+
+
+def check_outputs(arguments: Sequence[str]) -> None:
+    """Refuse an output that another argument names too: writing would replace what is read.
+
+    Raises:
+        OptionError: such a file.
+    """
+    named = [each.partition("=")[2] if each.startswith("-") else each for each in arguments]
+    for argument, value, following in zip(arguments, named, [*named[1:], ""], strict=True):
+        option, file = argument.partition("=")[0], value or following
+        if option in _OUTPUTS and sum(_is_same_file(file, each) for each in named) > 1:
+            raise OptionError(
+                f"{option}: expected a file that is named once, received {show(file)}, which the "
+                "command reads or writes too; name another file"
+            )
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    return os.path.isfile(one) and os.path.isfile(other) and os.path.samefile(one, other)
 
 
 def explain_usage(error: Any) -> str:

@@ -49,7 +49,7 @@ def image_name(
     digits = short_hash({"words": words, **settings})
     shown = [_shorten("".join(c for c in word if c.isalnum())) for word in words[:3]]
     parts = filter(None, (*shown, policy_word(policy)))
-    return "-".join([f"{seed % 2**64:04d}", *parts, digits]) + suffix
+    return "-".join([f"{seed:04d}", *parts, digits]) + suffix
 
 
 def policy_word(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,14 @@ from mmaccel.errors import MissingBackendError, OptionError
 from mmaccel.limits import MAX_DECODED, MAX_KEPT
 from mmaccel.outputs.whole_files import write_with_facts
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
-from mmaccel.pipelines.loading.pictures import check_pixels, open_picture
+from mmaccel.pipelines.loading.pictures import BROKEN, check_pixels, open_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("mp4", "webp", "gif")
+_GIF_UNIT = 10  # milliseconds
+_DECODER = 3  # frames that Pillow holds of an animation beside those that are kept
 _MOVING = ("GIF", "PNG", "WEBP")  # formats whose pages are frames in time
 _ENCODER, _QUALITY = "libx264", "18"  # constant rate factor without visible loss
 
@@ -54,6 +57,19 @@ def pick_format(wanted: str | None) -> str:
             "pip install --force-reinstall av, or choose --format webp"
         )
     return "webp"
+
+
+def check_sides(suffix: str, size: tuple[int, int]) -> None:
+    """Refuse a clip that a format cannot hold, before it is made.
+
+    Raises:
+        OptionError: odd sides for mp4, whose colours have half the resolution.
+    """
+    if suffix == ".mp4" and (size[0] % 2 or size[1] % 2):
+        raise OptionError(
+            f"--format: expected even sides for mp4, received a model of {size[0]}x{size[1]}; "
+            "choose --format webp or gif"
+        )
 
 
 def write_video(file: Path, frames: Tensor, fps: float, facts: Mapping[str, Any]) -> None:
@@ -109,7 +125,7 @@ def _write_webp(path: Path, frames: Tensor, fps: float) -> None:
         format="WEBP",
         save_all=True,
         append_images=others,
-        duration=round(1000 / fps),
+        duration=_durations(len(frames), fps, 1),
         lossless=True,
         quality=0,
     )
@@ -119,14 +135,20 @@ def _write_gif(path: Path, frames: Tensor, fps: float) -> None:
     from PIL import Image
 
     first, *others = [Image.fromarray(frame) for frame in frames.numpy()]
-    duration = round(1000 / fps)
-    first.save(path, format="GIF", save_all=True, append_images=others, duration=duration, loop=0)
+    times = _durations(len(frames), fps, _GIF_UNIT)
+    first.save(path, format="GIF", save_all=True, append_images=others, duration=times, loop=0)
+
+
+def _durations(count: int, fps: float, unit: int) -> list[int]:
+    """Milliseconds of each frame in whole units, whose sum is the clip's length."""
+    ends = [unit * round(1000 * k / (fps * unit)) for k in range(count + 1)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 _WRITERS = {".mp4": _write_mp4, ".webp": _write_webp, ".gif": _write_gif}
 
 
-def read_frames(file: Path, most: int, option: str = "start") -> list[Image]:
+def read_frames(file: Path, most: int, option: str = "start", room: int = MAX_KEPT) -> list[Image]:
     """The last frames of an image, an animated image or a video, rotated as the file says.
 
     Args:
@@ -135,6 +157,7 @@ def read_frames(file: Path, most: int, option: str = "start") -> list[Image]:
             stays a multiple of the shortest time is as many frames: encoders join equal ones.
         most: largest number of frames.
         option: begins the messages.
+        room: pixels that may be kept.
 
     Raises:
         OptionError: no such file, one that neither reads, or too many pixels.
@@ -143,23 +166,25 @@ def read_frames(file: Path, most: int, option: str = "start") -> list[Image]:
 
     try:
         with open_picture(file, option) as opened:
-            return _picture_frames(opened, str(file), most, option)
+            return _picture_frames(opened, str(file), most, option, room)
     except OptionError as error:
         if isinstance(error.__cause__, UnidentifiedImageError):
-            return _video_frames(file, most, option)
+            return _video_frames(file, most, option, room)
         raise
 
 
-def _picture_frames(opened: Any, name: str, most: int, option: str) -> list[Image]:
+def _picture_frames(opened: Any, name: str, most: int, option: str, room: int) -> list[Image]:
     """The last frames of an open picture; one of a format without time has one."""
     count = getattr(opened, "n_frames", 1) if opened.format in _MOVING else 1
     n_kept = min(most, count)
+    n_held = n_kept + _DECODER * (count > 1)
     frames, times, n_decoded = [], [], 0
     for page in range(count):  # one by one: a later frame of a GIF may be larger
         opened.seek(page)
-        _check_frame(opened.size, name, n_kept, option)
-        n_decoded += opened.width * opened.height
-        if n_decoded > MAX_DECODED:
+        _check_frame(opened.size, name, n_held, option, room)
+        n_pixels = opened.width * opened.height
+        n_decoded += n_pixels
+        if n_decoded + (count - page - 1) * n_pixels > MAX_DECODED:  # before they are decoded
             raise OptionError(
                 f"{option}: expected at most {MAX_DECODED} pixels in all frames together, received "
                 f"{name!r} with more in {count} frames; give its last frames alone"
@@ -167,34 +192,40 @@ def _picture_frames(opened: Any, name: str, most: int, option: str) -> list[Imag
         if page >= count - n_kept:
             frames.append(upright_rgb(opened))
             times.append(opened.info.get("duration"))
-    return _repeat(frames, times, most)
+    return _repeat(frames, times, most, _GIF_UNIT if opened.format == "GIF" else 1)
 
 
-def _repeat(frames: list[Image], times: list[Any], most: int) -> list[Image]:
+def _repeat(frames: list[Image], times: list[Any], most: int, unit: int) -> list[Image]:
     """Each frame as often as its time is a multiple of the shortest, the last `most`; each once
-    where the times are no such multiples."""
+    where the times are no such multiples, up to the rounding of `_durations` to units."""
     if not all(isinstance(time, int | float) and time > 0 for time in times):
         return frames
     shortest = min(times)
-    if any(time % shortest for time in times):
+    rounded = [(shortest + unit * k / 8, unit - 0.5) for k in range(8, -8, -1)]
+    for step, slack in [(shortest, 0.0), *rounded]:
+        counts = [max(1, round(time / step)) for time in times]
+        mean = sum(times) / sum(counts)
+        if all(abs(time - n * mean) <= slack for time, n in zip(times, counts, strict=True)):
+            break
+    else:
         return frames
     found: deque[Image] = deque(maxlen=most)
-    for frame, time in zip(frames, times, strict=True):
-        found.extend([frame] * min(most, int(time // shortest)))
+    for frame, count in zip(frames, counts, strict=True):
+        found.extend([frame] * min(most, count))
     return list(found)
 
 
-def _check_frame(size: tuple[int, int], name: str, n_kept: int, option: str) -> None:
+def _check_frame(size: tuple[int, int], name: str, n_kept: int, option: str, room: int) -> None:
     """Refuse frames that would fill gigabytes together."""
     check_pixels(size, name, option)
-    if size[0] * size[1] * n_kept > MAX_KEPT:
+    if size[0] * size[1] * n_kept > room:
         raise OptionError(
-            f"{option}: expected at most {MAX_KEPT} pixels in {n_kept} frames, received {name!r} "
-            f"with {size[0]}x{size[1]} in each; scale it down"
+            f"{option}: expected at most {room} pixels in the frames that are kept and decoded, "
+            f"received {name!r} with {n_kept} of {size[0]}x{size[1]}; scale it down"
         )
 
 
-def _video_frames(file: Path, most: int, option: str) -> list[Image]:
+def _video_frames(file: Path, most: int, option: str, room: int) -> list[Image]:
     try:
         import av
     except ImportError as error:
@@ -206,10 +237,12 @@ def _video_frames(file: Path, most: int, option: str) -> list[Image]:
         with av.open(_plain_file(file)) as container:
             last: deque[Any] = deque(maxlen=most)
             for frame in container.decode(video=0):
-                _check_frame((frame.width, frame.height), str(file), most, option)
+                _check_frame((frame.width, frame.height), str(file), most, option, room)
                 last.append(frame)
             frames = [_rotate(frame) for frame in last]
-    except (av.FFmpegError, IndexError, ValueError) as error:
+    except OptionError:
+        raise
+    except (av.FFmpegError, *BROKEN) as error:
         raise OptionError(
             f"{option}: expected an image or a video, received {str(file)!r}, which PyAV does not "
             f"read ({' '.join(str(error).split())[:120]}); save it again"

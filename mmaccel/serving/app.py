@@ -24,7 +24,6 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 
-from mmaccel.batch.prompts import SEEDS
 from mmaccel.checks import show
 from mmaccel.errors import OptionError
 from mmaccel.outputs.sound_files import to_pcm, wav_head
@@ -215,7 +214,7 @@ async def _answer_images(
         events = _stream(service, jobs, deadline, to_base64, kind)
         return JobsResponse(jobs, events, media_type="text/event-stream")
     made = await _gather(service, request, jobs, deadline)
-    data = [{"b64_json": await to_base64(each), "seed": each.request.seed % SEEDS} for each in made]
+    data = [{"b64_json": await to_base64(each), "seed": each.request.seed} for each in made]
     return JSONResponse(
         {
             "created": int(time.time()),
@@ -370,7 +369,7 @@ async def _stream(
                 index += 1
             else:
                 usage = _image_usage(jobs, [event.value])
-                data |= {"seed": event.value.request.seed % SEEDS, "usage": usage}
+                data |= {"seed": event.value.request.seed, "usage": usage}
             yield _event(data["type"], data)
     except ApiError as error:
         yield _event("error", error.body())

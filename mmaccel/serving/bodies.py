@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -22,8 +21,10 @@ from pydantic import (
 )
 from starlette.requests import Request
 
-from mmaccel.batch.prompts import FIELDS, SEEDS, spell
+from mmaccel.batch.prompts import FIELDS, spell
 from mmaccel.checks import show
+from mmaccel.limits import SEEDS
+from mmaccel.samplers.noise import draw_new_seed
 from mmaccel.serving.errors import ApiError, invalid
 from mmaccel.serving.settings import MAX_BODY, MAX_PARTIAL_IMAGES, MAX_ROWS
 
@@ -58,7 +59,7 @@ class RequestBody(BaseModel):
     @classmethod
     def _draw(cls, seed: int) -> int:
         """The seed; one is drawn for -1."""
-        return secrets.randbits(32) if seed < 0 else seed
+        return draw_new_seed() if seed < 0 else seed
 
     @property
     def text(self) -> str:

@@ -46,7 +46,7 @@ from mmaccel.pipelines.vision_language.visual_call import VisualCall
 from mmaccel.results import Progress, Stats, add_stats
 from mmaccel.samplers.drafting.coarse import Opened, share_opened, use_folder
 from mmaccel.samplers.drafting.states import StateModel
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, draw_seed
 
 _UNKNOWN_LOOP = "a decoding loop that is not transformers' own"
 _CALLERS_LOOP = "custom_generate, a decoding loop of the caller's own"
@@ -415,7 +415,7 @@ class GenerateService:
             return found
         if not samples:  # greedy: leave torch's generator alone
             return 0
-        return int(torch.randint(2**63 - 1, (), device="cpu"))
+        return draw_seed()
 
 
 def _can_restart(call: GenerateCall) -> bool:

@@ -1,4 +1,4 @@
-"""Calls of attached diffusers pipelines: arguments by name, seeds, one call at a time."""
+"""Calls of attached diffusers pipelines: arguments by name, one call at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from mmaccel.errors import BusyError, OptionError
+from mmaccel.errors import BusyError
 
 
 def check_idle(is_busy: bool) -> None:
@@ -34,18 +32,3 @@ def bind_call(
     asked = dict(bound.arguments)
     bound.apply_defaults()
     return asked, dict(bound.arguments)
-
-
-def draw_seed(generator: Any) -> int:
-    """A seed drawn from the `generator` argument of a sampled call; None is torch's global one.
-
-    Raises:
-        OptionError: no single generator; a list of them, which some pipelines take, is refused.
-    """
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise OptionError(
-            f"generator: expected one torch.Generator, received a {type(generator).__name__}; pass "
-            "one, or give attach a seed per row"
-        )
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**63 - 1, (), generator=generator, device=device))

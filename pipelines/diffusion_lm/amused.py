@@ -19,12 +19,12 @@ from torch import Tensor
 from mmaccel.checks import check_answer
 from mmaccel.contracts import CanvasPass, CanvasProgress, Denoiser, Layout, OnCanvasStep, Prompt
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
+from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService, check_uncached
 from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import check_unchanged
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 REFERENCE = "one commit a pass over the pipeline's transformer; not the pipeline's scheduler"

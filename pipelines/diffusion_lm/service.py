@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import Denoiser, Prompt
-from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.attach.unwrap import unwrap
 from mmaccel.pipelines.diffusion_lm.call import DenoiserCall, Rows, negative_rows
 from mmaccel.pipelines.diffusion_lm.pipeline_service import Methods, PolicyService
@@ -34,7 +33,7 @@ from mmaccel.pipelines.layers.methods import reducing
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import RunPolicy
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

@@ -39,7 +39,7 @@ from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats, add_stats
-from mmaccel.samplers.noise import choose_seed
+from mmaccel.samplers.noise import choose_seed, spread_seeds
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 
@@ -73,7 +73,7 @@ class Questions(TokenOptions):
     images: Any = field(kw_only=False)
     question: str | Sequence[str] = field(kw_only=False)
     max_new_tokens: int = DEFAULT_TOKENS
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     batch_size: int | None = None
     on_token: Callable[[int], None] | None = None
 
@@ -223,7 +223,7 @@ class ImageToText(Pipeline):
         check_callable("on_token", asked.on_token)
         params = choose_sampling(**sampling_of(asked))
         seed = choose_seed(asked.seed) if params.temperature or asked.seed is not None else None
-        seeds = _spread_seed(0 if seed is None else seed, len(questions))
+        seeds = spread_seeds(0 if seed is None else seed, len(questions))
         n_rows = pick_max_num_seqs(asked.batch_size, len(questions))
         read_seconds = time.perf_counter() - began
         batches = []
@@ -401,22 +401,6 @@ def _options(params: SamplingParams) -> dict[str, Any]:
         "eta_cutoff": params.eta_cutoff or 0.0,
         "logits_processor": processors,
     }
-
-
-def _spread_seed(seed: int | Sequence[int], rows: int) -> list[int]:
-    """One for each question.
-
-    Raises:
-        OptionError: another number of them.
-    """
-    if isinstance(seed, Sequence):
-        if len(seed) != rows:
-            raise OptionError(
-                f"seed: expected one, or {rows}, one for each question, received {len(seed)}; give "
-                "one for all"
-            )
-        return list(seed)
-    return [(seed + row) % 2**64 for row in range(rows)]
 
 
 def _find_ends(model: Any) -> list[int]:

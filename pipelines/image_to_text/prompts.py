@@ -15,7 +15,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
 from mmaccel.pipelines.loading.chat_templates import apply_chat_template
 from mmaccel.pipelines.loading.checkpoint import check_prompt
-from mmaccel.pipelines.loading.pictures import open_picture
+from mmaccel.pipelines.loading.pictures import choose_scale, open_picture, shrink
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.scenes_vocabulary import check_words
 
@@ -27,11 +27,12 @@ _FEW_WORDS = 1000  # tokens of a vocabulary that has words and no pieces of othe
 _EXAMPLE = "how many objects are there?"
 
 
-def read_image(source: Any) -> Image:
+def read_image(source: Any, scale: int = 1) -> Image:
     """An image as RGB, rotated as its file says.
 
     Args:
         source: a PIL image, or the path of a file (see `open_picture`); of several pages the first.
+        scale: see `choose_scale`.
 
     Raises:
         OptionError: no such file, one that is no image, or something else.
@@ -51,6 +52,7 @@ def read_image(source: Any) -> Image:
             "with PIL.Image.open"
         )
     with open_picture(source) as opened:
+        shrink(opened, scale)
         return upright_rgb(opened, "image")
 
 
@@ -63,8 +65,10 @@ def read_images(images: Any, n_questions: int) -> list[list[Image]]:
         n_questions: how many questions there are.
 
     Raises:
-        OptionError: no image, or as many lists as there are no questions.
+        OptionError: no image, as many lists as there are no questions, or more pixels than fit.
     """
+    from PIL import Image
+
     many = list(images) if isinstance(images, list | tuple) else [images]
     lists = [isinstance(each, list | tuple) for each in many]
     if not many or (any(lists) and not (all(lists) and all(many))):
@@ -72,14 +76,16 @@ def read_images(images: Any, n_questions: int) -> list[list[Image]]:
             f"images: expected an image, a list of images, or a list of them for each question, "
             f"received {show(images)}; give at least one image"
         )
-    if not any(lists):
-        return [[read_image(each) for each in many]] * n_questions
-    if len(many) != n_questions:
+    if any(lists) and len(many) != n_questions:
         raise OptionError(
             f"images: expected {n_questions} lists, one for each question, received {len(many)}; "
             "give one flat list if all questions are about the same images"
         )
-    return [[read_image(each) for each in own] for own in many]
+    own_lists = many if any(lists) else [many]
+    flat = [each for own in own_lists for each in own]
+    scale = choose_scale(each for each in flat if isinstance(each, Image.Image | str | Path))
+    read = [[read_image(each, scale) for each in own] for own in own_lists]
+    return read if any(lists) else read * n_questions
 
 
 def check_questions(question: Any, tokenizer: Any = None) -> list[str]:

@@ -39,7 +39,7 @@ class ClipOptions(DecodingOptions):
 
     start: Any = field(kw_only=False)
     prompt: str | None = None
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     batch_size: int | None = None
     on_step: OnStep | None = None
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from struct import error as struct_error
 from typing import Any
 from zlib import error as zlib_error
 
 from mmaccel.errors import MMAccelError, OptionError
-from mmaccel.limits import MAX_PIXELS
+from mmaccel.limits import MAX_PIXELS, MAX_TOGETHER
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_JPEG = ("JPEG", "MPO")
 _EXPECTED = "PNG, JPEG, WebP, GIF, BMP or TIFF"
-_BROKEN = (  # what Pillow raises for broken files
+BROKEN = (  # what Pillow and PyAV raise for broken files
     ArithmeticError,
     AttributeError,
     EOFError,
@@ -68,11 +69,44 @@ def open_picture(file: str | Path, option: str = "image") -> Iterator[Any]:
             f"{option}: expected at most {MAX_PIXELS} pixels, received {str(file)!r} with more "
             f"({' '.join(str(error).split())[:120]}); scale it down"
         ) from error
-    except _BROKEN as error:
+    except BROKEN as error:
         raise OptionError(
             f"{option}: expected an image, received {str(file)!r}, which Pillow does not read as "
             f"{_EXPECTED} ({' '.join(str(error).split())[:120]}); save it again as PNG"
         ) from error
+
+
+def choose_scale(pictures: Iterable[Any], option: str = "image") -> int:
+    """How many times smaller JPEGs are decoded, so that all pictures of a call fit into memory.
+
+    Args:
+        pictures: PIL images, or files, of which the headers are read.
+        option: begins the message.
+
+    Returns:
+        1 where they fit as they are, else 2, 4 or 8; see `PIL.Image.Image.draft`.
+
+    Raises:
+        OptionError: see `open_picture`; or too many pixels in what is no JPEG.
+    """
+    counts = {True: 0, False: 0}  # pixels, by whether they are of JPEGs
+    for picture in pictures:
+        is_file = isinstance(picture, str | Path)
+        with open_picture(picture, option) if is_file else nullcontext(picture) as opened:
+            counts[is_file and opened.format in _JPEG] += opened.width * opened.height
+    for scale in (1, 2, 4, 8):
+        if counts[False] + counts[True] // scale**2 <= MAX_TOGETHER:
+            return scale
+    raise OptionError(
+        f"{option}: expected at most {MAX_TOGETHER} pixels in all pictures together, received "
+        f"{sum(counts.values())}; scale them down, or give fewer"
+    )
+
+
+def shrink(opened: Any, scale: int) -> None:
+    """Have an open picture that is a JPEG decoded `scale` times smaller."""
+    if scale > 1 and opened.format in _JPEG:
+        opened.draft(None, (opened.width // scale, opened.height // scale))
 
 
 def check_pixels(size: tuple[int, int], name: str, option: str) -> None:

@@ -36,8 +36,10 @@ TASKS = {
     _TEXTS: Task("fills in short texts", "docs/canvas.md"),
     _CACHES: Task("answers questions about long texts", "docs/cache-policies.md", "recall", ""),
 }
+SERVED = {"generate": "serve", "speak": "serve --task speech"}  # by the command of a model
 _BY_NAME = dict.fromkeys(CLIP_MODELS, PROMPTED_CLIPS)  # also where their weights are missing
 _MAKES_IMAGES = ("janus", "emu3", "chameleon", "chameleon_xllmx", "imagegpt")  # some also answer
+_SPEAK = (b'"<|s_0|>"', b'"<custom_token_10>"')  # in tokenizers of speech models
 _PIPELINES = ("GlmImagePipeline",)
 
 
@@ -47,13 +49,14 @@ def find_demos() -> dict[str, Path]:
     return {file.parent.name: file.parent for file in files}
 
 
-def check_task(name: Any, command: str, option: str = "model") -> None:
+def check_task(name: Any, command: str, option: str = "model", *, is_served: bool = False) -> None:
     """Refuse a demo model or a folder that is known to be for another command.
 
     Args:
         name: of a demo model, or a path; anything else is left to the loader.
         command: a key of `TASKS`.
         option: name of the option in messages.
+        is_served: whether `mmaccel serve` asks, which takes models of several commands.
 
     Raises:
         OptionError: what the model is, the command that takes it, and what this one takes.
@@ -64,9 +67,10 @@ def check_task(name: Any, command: str, option: str = "model") -> None:
         return
     wanted, found = TASKS[command], TASKS[own]
     instead = f"give {wanted.option}{wanted.demo}, or run" if wanted.demo else "run"
+    run = SERVED.get(own, own) if is_served else own
     raise OptionError(
         f"{option}: expected a model that {wanted.does} ({wanted.pipeline}), received {name}, "
-        f"which {found.does} ({found.pipeline}); {instead} mmaccel {own} {found.option}{name}"
+        f"which {found.does} ({found.pipeline}); {instead} mmaccel {run} {found.option}{name}"
     )
 
 
@@ -88,6 +92,9 @@ def find_command(folder: Path) -> str | None:
     if _read(folder / "model_index.json").get("_class_name") in _PIPELINES:
         return "generate"
     config = _read(folder / "config.json")
+    tokenizer = folder / "tokenizer.json"
+    if config and isfile(tokenizer) and any(map(tokenizer.read_bytes().__contains__, _SPEAK)):
+        return "speak"
     is_reader = isinstance(config.get("vision_config"), Mapping)
     return "answer" if is_reader and config.get("model_type") not in _MAKES_IMAGES else None
 

@@ -263,9 +263,9 @@ def find_obstacle() -> str:
 
 def _find_cache_obstacle() -> str:
     """Why torch cannot write what it compiles; empty where it can."""
-    from torch._inductor.runtime.runtime_utils import cache_dir
-
     try:
+        from torch._inductor.runtime.runtime_utils import cache_dir  # its import makes the folder
+
         with TemporaryFile(dir=cache_dir()):
             pass
     except OSError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from mmaccel.checks import check_length, show
 from mmaccel.errors import OptionError
 from mmaccel.results import Exactness, ShortRepr, Stats, add_stats
-from mmaccel.samplers.noise import check_seed
+from mmaccel.samplers.noise import choose_one_seed
 from mmaccel.tokenizers_vq.decoded import limit
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def check_prompts(prompts: Any) -> list[str]:
 
 
 def check_requests(requests: Any) -> list[Request]:
-    """Check that `requests` is a list of requests with valid seeds, and copy it.
+    """Check that `requests` is a list of requests, and copy it, with drawn seeds for -1.
 
     Raises:
         OptionError: no list, an empty one, items of another type, or an invalid seed.
@@ -156,9 +156,4 @@ def check_requests(requests: Any) -> list[Request]:
             f"requests: expected a list of mmaccel.Request(prompt, seed), received "
             f"{show(requests)}; write one"
         )
-    for request in requests:
-        if not isinstance(check_seed(request.seed), int):
-            raise OptionError(
-                f"seed: expected one integer, received {show(request.seed)}; a request is one image"
-            )
-    return list(requests)
+    return [replace(request, seed=choose_one_seed(request.seed)) for request in requests]

@@ -58,7 +58,7 @@ class ImageCall(SamplingOptions, DecodingOptions):
 
     prompt: str | Sequence[str] = field(kw_only=False)
     negative_prompt: str | Sequence[str | None] | None = None
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     num_images_per_prompt: int = 1
     batch_size: int | None = None
     on_step: OnStep | OnCanvasStep | None = None
@@ -93,7 +93,7 @@ class ImageStream(DecodingOptions):
     prompts: Sequence[str] = field(kw_only=False)
     params: SamplingParams = field(kw_only=False)
     negatives: Sequence[str | None] | None = None
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     batch_size: int | None = None
     on_step: OnStep | OnCanvasStep | None = None
     has_pixels: bool = True

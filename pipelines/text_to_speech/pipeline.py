@@ -18,7 +18,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from mmaccel.checks import check_callable, show
+from mmaccel.checks import check_callable
 from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.options import LoadKeywords, sampling_of, takes
@@ -50,7 +50,7 @@ from mmaccel.pipelines.text_to_speech.types import (
     Utterance,
 )
 from mmaccel.results import OnStep, Progress, Stats
-from mmaccel.samplers.noise import choose_seed
+from mmaccel.samplers.noise import choose_one_seed, choose_seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class SpeechCall(DecodingOptions, TokenOptions):
 
     text: str | Sequence[str] = field(kw_only=False)
     voice: str | None = None
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     max_seconds: float | None = None
     repetition_penalty: float | None = None
     batch_size: int | None = None
@@ -241,12 +241,7 @@ class TextToSpeech(Pipeline):
             OptionError, UnsupportedModelError: as in `__call__`, before any pass.
             NumericsError, BusyError: as in `__call__`, from the iterator.
         """
-        seed = choose_seed(call.seed)
-        if not isinstance(seed, int):
-            raise OptionError(
-                f"seed: expected one integer, as a stream has one text, received {show(call.seed)};"
-                " write 0"
-            )
+        seed = choose_one_seed(call.seed)
         plan = make_plan(
             self.speech,
             [call.text],

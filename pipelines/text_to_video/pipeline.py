@@ -23,7 +23,7 @@ from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 from mmaccel.pipelines.text_to_video.registry import open_clips
 from mmaccel.pipelines.text_to_video.types import ClipModel, ClipOutput
 from mmaccel.results import OnStep
-from mmaccel.samplers.noise import Noise, choose_seed
+from mmaccel.samplers.noise import choose_seed, spread_seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class VideoCall(SamplingOptions, DecodingOptions):
     prompt: str | Sequence[str] = field(kw_only=False)
     negative_prompt: str | Sequence[str | None] | None = None
     start: Any = None
-    seed: int | Sequence[int] | None = None
+    seed: int | Sequence[int | None] | None = None
     num_videos_per_prompt: int = 1
     batch_size: int | None = None
     deliver: Callable[[Clip], None] | None = None
@@ -169,7 +169,7 @@ class TextToVideo(PromptPipeline):
         n_given = len(model.given)
         clip = Clip(
             index=row.row,
-            seed=request.seed % 2**64,
+            seed=request.seed,
             frames=self._render_row(request, row),
             n_given=n_given,
             n_read=n_given,
@@ -180,14 +180,3 @@ class TextToVideo(PromptPipeline):
             prompt=request.prompt,
         )
         return ClipOutput(request, clip)
-
-
-def spread_seeds(seed: int | Sequence[int], count: int) -> list[int]:
-    """The seeds of clips: given ones, or one and those that follow it.
-
-    Raises:
-        OptionError: another number of seeds, or one outside 64 bits.
-    """
-    if isinstance(seed, int):
-        return [(seed + k) % 2**64 for k in range(count)]
-    return Noise.from_seed(seed, count).seeds.tolist()

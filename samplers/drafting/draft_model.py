@@ -209,7 +209,7 @@ class ModelDrafter(Drafter):
                 drawn = torch.where(goes_on[:, None], new, drawn)
                 certain = torch.where(goes_on[:, None, None], own, certain)
                 if self.judge is not None:
-                    seen = params.apply(logits, *place).softmax(-1)
+                    seen = own if params is run.params else params.apply(logits, *place).softmax(-1)
                     judged = torch.where(goes_on[:, None, None], seen, certain)
                 n_passes += 1
             probabilities.append(certain)

@@ -142,9 +142,10 @@ def test_a_policy_can_be_named() -> None:
     assert repr(run) == f"Handle(LlamaForCausalLM, {mmaccel.Jacobi()!r}, 1 calls)"
 
 
-def test_the_seed_of_a_call_is_in_its_stats() -> None:
+@pytest.mark.parametrize("drawn", [None, -1])
+def test_the_seed_of_a_call_is_in_its_stats(drawn: int | None) -> None:
     model = build_lm("llama")
-    with mmaccel.attach(model, "jacobi") as run:
+    with mmaccel.attach(model, "jacobi", seed=drawn) as run:
         torch.manual_seed(4)
         first, second = (_use(model) for _ in range(2))
         model.generate(**PROMPTS, max_new_tokens=4, do_sample=False)

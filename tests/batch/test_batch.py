@@ -255,7 +255,7 @@ BAD_OPTIONS = (
     ("caption", "--prompts: expected no prompt with it"),
     ("--batch-size 0", "--batch-size"),
     ("--count 2", "--prompts: expected no --num-images"),
-    (f"--seed {2**64}", "--seed: expected a 64-bit integer"),
+    (f"--seed {2**64}", "seed: expected a 64-bit integer"),
     ("--seed abc", "--seed"),
     ("--policy nope", "policy"),
     ("--temperature -1", "temperature"),

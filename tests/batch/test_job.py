@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmaccel.batch.job import ItemsFailed, Job, Outcome
-from mmaccel.batch.manifest import Key, Manifest, Record, WriteError
+from mmaccel.batch.job import Fingerprint, ItemsFailed, Job, Outcome
+from mmaccel.batch.manifest import Manifest, Record, WriteError
 from mmaccel.batch.prompts import Item, Row, make_items
 
 N = 10
@@ -29,8 +29,8 @@ class Executor:
         self.rows, self.failures = rows, failures or {}
         self.calls: list[list[int]] = []
 
-    def check(self, items: Sequence[Item]) -> dict[Key, str]:
-        return {item.key: "r" for item in items}
+    def check(self, items: Sequence[Item]) -> Fingerprint:
+        return lambda item: "r"
 
     def close(self) -> None:
         pass

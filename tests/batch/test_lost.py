@@ -69,6 +69,21 @@ def test_what_is_removed_during_a_job_is_missing_at_its_end(
     assert set(jobs.manifest.read_bytes().splitlines()) == set(lines(whole))
 
 
+def test_a_wrong_line_is_named_and_its_image_made_again(
+    whole: Path, jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(whole, jobs.out)
+    first, second, *others = map(json.loads, lines(whole))
+    wrong = [first, second | {"bytes": second["bytes"] + 1}, *others]
+    jobs.manifest.write_text("".join(json.dumps(line) + "\n" for line in wrong))
+    for made in (1, 0):
+        assert jobs.run("--resume", "--json") == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)["data"]["made"] == made
+        assert ("note: manifest.jsonl, line 2: not the files in" in said.err) == bool(made)
+    assert content(jobs.out) == content(whole)
+
+
 def test_what_is_removed_during_a_run_is_missing_at_its_end(
     jobs: Jobs,
     tiny_folder: Path,

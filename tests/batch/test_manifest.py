@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mmaccel.batch import locks
-from mmaccel.batch.job import find_missing, remove_temporaries
+from mmaccel.batch.job import find_lost, find_missing, remove_temporaries
 from mmaccel.batch.manifest import (
     Manifest,
     check_fresh,
@@ -82,6 +82,8 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path, file: Path) -> None:
 def test_lines_without_a_record_are_ignored(tmp_path: Path, file: Path) -> None:
     bad = ["garbage", "[]", '{"id": 1, "k": 0, "status": "ok"}', "\x00" * 40]
     bad += ['{"id": "b", "k": true, "status": "ok"}', '{"id": "b", "k": 0}']
+    fields = ("file", "bytes", "sha256", "fingerprint", "seed", "job_seed")
+    bad += [f'{{"id": "b", "k": 0, "status": "ok", "{name}": null}}' for name in fields]
     file.write_bytes("\n".join(bad).encode() + b"\n" + to_line(record(tmp_path)))
     assert keys(tmp_path) == [("a", 0)]
     torn = [f"manifest.jsonl, line {number}" for number in range(1, len(bad) + 1)]
@@ -151,7 +153,8 @@ def test_an_empty_manifest_is_fresh_and_a_link_is_not_written(tmp_path: Path, fi
 
 LOSSES: dict[str, dict[str, Any]] = {
     "another checksum": {"sha256": "0" * 64},
-    "no checksum": {"sha256": None},
+    "no checksum": {"sha256": ""},
+    "another size": {"bytes": 7},
     "it failed": {"status": "failed"},
     "another item's file": {"file": "other.png"},
     "no file": {"file": "none.png"},
@@ -162,7 +165,6 @@ LOSSES: dict[str, dict[str, Any]] = {
 def test_missing_items(tmp_path: Path, file: Path) -> None:
     """An item is complete when its own file is in the folder and has the checksum of its record."""
     items = make_items([Row("a", "x", n=2 + len(LOSSES), line=3)], 0)
-    fingerprints = dict.fromkeys([item.key for item in items], "r")
     lines = [record(tmp_path, k=item.k, file=item.file) for item in items[:-1]]
     for name in ("other.png", "../outside.png"):
         (tmp_path / name).write_bytes(b"pixels")
@@ -170,20 +172,38 @@ def test_missing_items(tmp_path: Path, file: Path) -> None:
         line |= loss
     write(file, lines)
     past = read_manifests(tmp_path)
-    assert find_missing(items, fingerprints, past, tmp_path) == items[1:]
+    assert find_missing(items, lambda item: "r", past, tmp_path) == items[1:]
+    assert past.lines["a", 1] == "manifest.jsonl, line 2"
     assert [is_complete(tmp_path, line) for line in lines] == [
         True,
-        *[False] * 3,
+        *[False] * 4,
         True,
         False,
         False,
     ]
-    with pytest.raises(OptionError, match="others for 6 items .the first is a, line 3"):
-        find_missing(items, dict.fromkeys(fingerprints, "s"), past, tmp_path)
+    with pytest.raises(OptionError, match="others for 7 items .the first is a, line 3"):
+        find_missing(items, lambda item: "s", past, tmp_path)
+
+
+def test_a_sound_without_the_json_file_beside_it_is_missing(tmp_path: Path, file: Path) -> None:
+    (item,) = make_items([Row("a", "x")], 0, ".wav")
+    write(file, [record(tmp_path, file=item.file)])
+    past = read_manifests(tmp_path)
+    for lost in ([item], []):
+        assert find_missing([item], lambda item: "r", past, tmp_path) == lost
+        assert find_lost([item], lambda item: "r", tmp_path).files == [i.file for i in lost]
+        (tmp_path / item.file).with_suffix(".json").touch()
+
+
+def test_the_manifest_written_last_counts(tmp_path: Path, file: Path) -> None:
+    write(file, [record(tmp_path) | {"bytes": 9}])
+    write(tmp_path / manifest_name((1, 2)), [record(tmp_path)])
+    os.utime(file, (1, 1))
+    assert "bytes" not in read_manifests(tmp_path).records["a", 0]
 
 
 def test_only_own_temporary_files_are_removed(tmp_path: Path) -> None:
-    items = make_items([Row("a", "x")], 0)
+    items = make_items([Row("a", "x")], 0, ".mp4")
     sidecar = Path(items[0].file).with_suffix(".json").name  # of a clip
     own = [tmp_path / f".{name}.123.tmp" for name in (items[0].file, sidecar)]
     others = [tmp_path / ".b_0_1.png.123.tmp", tmp_path / ".notes.tmp", tmp_path / items[0].file]

@@ -57,10 +57,12 @@ def test_sizes(read: Read, size: str) -> None:
     assert read("p.jsonl", '{"prompt": "x", "size": 64}')[0].size == (64, 64)
 
 
-def test_only_a_line_feed_ends_a_line(read: Read) -> None:
+def test_line_ends_of_all_systems_and_no_others_end_a_line(read: Read) -> None:
     (row,) = read("p.jsonl", '{"prompt": "one\u2028two\u0085three"}')
     assert row.prompt == "one\u2028two\u0085three"
     assert len(read("p.txt", "one\u2028two\r\nthree\n")) == 2
+    assert [row.prompt for row in read("p.txt", "one\rtwo\r")] == ["one", "two"]
+    assert len(read("p.csv", "prompt;n\ra, b;1\rc;1\r")) == 2
     (row,) = read("p.csv", 'id,prompt,n\nconsole.1,"two\nlines",\n\n')
     assert row.prompt == "two\nlines" and row.n == 1
 
@@ -123,6 +125,12 @@ def test_sampling_parameters_are_columns_too(read: Read) -> None:
     assert read("p.csv", "prompt,guidance\nx,\n")[0].params == {}
     same = read("p.jsonl", '{"prompt": "x", "params": {"temperature": 0.5}}')
     assert read("q.jsonl", '{"prompt": "x", "temperature": 0.5}') == same
+
+
+def test_tables_of_other_programs_are_read(read: Read) -> None:
+    (row,) = read("p.csv", "prompt,width,height,n,seed\nx,64.0,32,2.0,-1.0\n")
+    assert (row.size, row.n, row.seed) == ((64, 32), 2, None)
+    assert row.id == read("q.jsonl", '{"prompt": "x", "size": "64x32", "n": 2}')[0].id
 
 
 def test_equal_prompts_are_numbered_in_linear_time(read: Read) -> None:

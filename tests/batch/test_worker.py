@@ -36,6 +36,17 @@ def failed_of(
     return caught.value, [item for item in items if item.key in made]
 
 
+def test_a_row_is_planned_once_and_its_items_have_fingerprints_of_their_own(
+    opened: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[Item] = []
+    plan = Setup.plan
+    monkeypatch.setattr(Setup, "plan", lambda *a: planned.append(a[1]) or plan(*a))
+    items = make_items([Row("many", CAPTIONS[0], n=500)], 0)
+    find = opened.check(items)
+    assert len(planned) == 1 and len({find(item) for item in items}) == 500
+
+
 @pytest.mark.parametrize(
     ("n", "named", "rows", "wanted"),
     [

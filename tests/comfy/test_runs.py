@@ -120,6 +120,7 @@ def test_seeds_wrap_around_and_batches_change_nothing(kind: Kind, loaded: Load) 
     values = kind.make(model, seed=seed, temperature=1.0)
     said = [int(line.split("seed ")[1].split(":")[0]) for line in values[-1].lines]
     assert said == [(seed + k) % 2**64 for k in range(kind.rows)]
+    assert "seed 1844" not in kind.make(model, seed=-1, temperature=1.0)[-1].lines[0]  # drawn
     if kind.rows > 1:
         together = kind.make(model, seed=seed, temperature=1.0, batch_size=3)
         assert torch.equal(kind.content(together), kind.content(values))

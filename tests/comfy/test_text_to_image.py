@@ -71,6 +71,8 @@ def test_the_model_is_loaded_once_and_again_when_its_files_change(
     weights.write_bytes(weights.read_bytes())
     assert cls.IS_CHANGED(model=str(folder), width=0, seed=3) != state != ""
     assert cls.IS_CHANGED(model="owner/name") == ""
+    drawn = {cls.IS_CHANGED(model="owner/name", seed=-1) for _ in range(3)}
+    assert len(drawn) == 3  # ComfyUI runs it again
 
 
 @pytest.mark.parametrize("with_v3", [False, True])

@@ -125,8 +125,8 @@ def test_a_drawn_seed_is_said_and_makes_the_same_images(
 ) -> None:
     command = ["generate", CAPTIONS[1], "--count", "2", "--model", str(tiny_folder), "--out"]
     drawn = []
-    for name in ("a", "b"):
-        assert main([*command, str(tmp_path / name)]) == 0
+    for name, given in (("a", []), ("b", ["--seed", "-1"])):
+        assert main([*command, str(tmp_path / name), *given]) == 0
         said = capsys.readouterr().out
         drawn.append(int(re.search(r"^seed: (\d+), drawn; the same command with", said)[1]))
         assert f" --seed {drawn[-1]} makes the same again\n" in said

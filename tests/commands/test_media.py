@@ -357,6 +357,6 @@ def test_the_bar_counts_the_payloads_of_all_runs() -> None:
 
 def test_long_words_of_wide_letters_fit_a_file_name(speak: Command) -> None:
     text = " ".join(letter * 30 for letter in "\U0001d400\U0001d401狐")
-    assert speak.raw(text, "--seed", -1, "--max-seconds", SECONDS) == 0
+    assert speak.raw(text, "--seed", 2**64 - 1, "--max-seconds", SECONDS) == 0
     (file,) = speak.files()
     assert "\U0001d400" * 15 + "-" + "\U0001d401" * 15 + "-" + "狐" * 20 + "-" in file.name

@@ -12,11 +12,12 @@ import pytest
 from PIL import EpsImagePlugin, Image, PngImagePlugin
 
 from mmaccel.batch import gallery
-from mmaccel.errors import OptionError
+from mmaccel.errors import OptionError, ShapeError
+from mmaccel.evaluation.quality import image_folder
 from mmaccel.evaluation.quality.image_folder import open_image, read_facts
 from mmaccel.outputs import video_files
 from mmaccel.outputs.video_files import read_frames
-from mmaccel.pipelines.image_to_text.prompts import read_image
+from mmaccel.pipelines.image_to_text.prompts import read_image, read_images
 from mmaccel.pipelines.loading import pictures
 from mmaccel.pipelines.loading.pictures import open_picture
 
@@ -98,13 +99,41 @@ def test_frames_are_counted_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pages = [Image.new("RGB", (20, 10), (k, 0, 0)) for k in range(12)]
     file = tmp_path / "a.gif"
     pages[0].save(file, save_all=True, append_images=pages[1:])
-    monkeypatch.setattr(video_files, "MAX_KEPT", 5 * 200)
-    assert len(read_frames(file, 5)) == 5
-    with pytest.raises(OptionError, match="at most 1000 pixels in 6 frames, received .*20x10 in"):
-        read_frames(file, 6)
+    room = 8 * 200  # five, and what Pillow holds
+    assert len(read_frames(file, 5, room=room)) == 5
+    with pytest.raises(OptionError, match="at most 1600 pixels in .*, received .* 9 of 20x10"):
+        read_frames(file, 6, room=room)
     monkeypatch.setattr(video_files, "MAX_DECODED", 11 * 200)
+    monkeypatch.setattr(video_files, "upright_rgb", lambda opened: pytest.fail("decoded"))
     with pytest.raises(OptionError, match="2200 pixels in all frames together, .* in 12 frames"):
         read_frames(file, 5)
+
+
+def test_pictures_are_counted_together_and_jpegs_shrunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "MAX_TOGETHER", 2_000)
+    png, jpeg = tmp_path / "a.png", tmp_path / "b.jpg"
+    for file in (png, jpeg):
+        Image.new("RGB", (40, 32), "red").save(file)
+    assert [image.size for image in read_images([png, jpeg], 1)[0]] == [(40, 32), (20, 16)]
+    monkeypatch.setattr(Image.Image, "convert", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(OptionError, match="at most 2000 pixels in all pictures .* received 2560"):
+        read_images([[png], [png]], 2)
+
+
+def test_images_of_a_batch_are_counted_before_they_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_folder, "MAX_KEPT", 2_000)
+    items = []
+    for k, side in enumerate((40, 40, 30)):
+        items.append(image_folder.Item(tmp_path / f"{k}.png"))
+        write_header(items[-1].file, side, side)
+    with pytest.raises(OptionError, match="at most 2000 pixels together, received 2 of 40x40"):
+        next(image_folder.read_pixels(items[:2]))
+    with pytest.raises(ShapeError, match="one size, received 40x40"):
+        next(image_folder.read_pixels(items))
 
 
 def test_a_frame_that_grows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,24 @@ def test_commands_say_so(arguments: list[str], tmp_path: Path, capsys: Any) -> N
     assert "check the spelling" not in said
 
 
+@pytest.mark.parametrize(
+    ("task", "given", "run"),
+    [
+        ([], "SPEECH", "serve --task speech --model "),
+        (["--task", "speech"], "scenes", "serve --model scenes"),
+        (["--task", "speech"], "scenes-vqa", "answer --model scenes-vqa"),
+    ],
+)
+def test_a_server_names_the_task(
+    task: list[str], given: str, run: str, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"<|s_0|>": 0}}}')
+    name = str(tmp_path) if given == "SPEECH" else given
+    assert main(["serve", *task, "--model", name]) == 2
+    assert f"or run mmaccel {run}" in capsys.readouterr().err
+
+
 def test_other_models_are_left_to_their_loader(tmp_path: Path) -> None:
     for config in ({"model_type": "llama"}, {"model_type": "janus", "vision_config": {}}, {}):
         (tmp_path / "config.json").write_text(json.dumps(config))

@@ -206,6 +206,10 @@ OTHERS = (
     _case("fewer lines", ("words", "a", "b"), "expected 2", "received 1", a="x\ny\n", b="x\n"),
     _case("no words", ("words", "a", "b", "--json", "j"), "at least one word", a="\n", b="x\n"),
     _case("no file", ("words", "a", "b"), "'b'", a="x\n"),
+    *(
+        _case(f"an input as {' '.join(out)}", ("words", "a", "b", *out), "named once", a="x", b="x")
+        for out in (("--json", "./b"), ("--items=a",), ("--json", "a", "--items", "b"))
+    ),
     _case("one image of features", ("exactness", "--count", 1), "--count", "at least 2", "1"),
     _case("a long seed", ("exactness", "--seed", 2**64), "seed", "64-bit integer"),
     _case("few sequences", ("exactness", "--samples", 10), "--samples", "1000", "10"),

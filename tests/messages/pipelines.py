@@ -97,6 +97,7 @@ _MEDIA = tuple(
     for kind in MEDIA
     for options, says in (
         (dict(batch_size=0), ("batch_size: expected an integer >= 1",)),
+        (dict(temprature=1), (": expected options out of", "did you mean temperature?")),
         (dict(temperature=-1.0), ("temperature: expected a finite number >= 0",)),
         (dict(top_p=0), ("top_p",)),
         (dict(seed=[]), ("seed: expected an integer",)),
@@ -294,7 +295,7 @@ _QUESTIONS = tuple(
         ("max_new_tokens=0", _ask(max_new_tokens=0), ("max_new_tokens: expected an integer >= 1",)),
         ("5000 tokens", _ask(max_new_tokens=5000), ("positions: expected at most 2048",)),
         ("a negative temperature", _ask(temperature=-1.0), ("temperature: expected",)),
-        ("two seeds", _ask(seed=[1, 2]), ("seed: expected one, or 1",)),
+        ("two seeds", _ask(seed=[1, 2]), ("seed: expected an integer or 1 of them",)),
         ("half a seed", _ask(seed=0.5), ("seed: expected",)),
         ("batch_size=0", _ask(batch_size=0), ("batch_size: expected",)),
         ("floats of Pillow", lambda: read_image(Image.new("F", (2, 2))), (f"image: {_DEPTHS}",)),
@@ -357,7 +358,7 @@ _IMAGES = (
     *(
         Refused(f"an image with seed={seed!r}", _draw(seed=seed),
                 ("seed: expected an integer or one per row",))
-        for seed in (True, b"12", bytearray(b"1"), "12", [False], [b"1"], [], [None], np.ones(1),
+        for seed in (True, b"12", bytearray(b"1"), "12", [False], [b"1"], [], np.ones(1),
                      torch.tensor(True))
     ),
     *(

@@ -9,6 +9,7 @@ import sys
 import wave
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 from mmaccel.errors import MissingBackendError, OptionError
+from mmaccel.outputs import video_files
 from mmaccel.outputs.sound_files import read_sound, write_sound
 from mmaccel.outputs.video_files import pick_format, read_frames, write_video
 
@@ -80,11 +82,21 @@ def test_reading_keeps_the_last_frames_and_the_side_that_is_up(tmp_path: Path) -
     assert read_frames(tmp_path / "a.jpg", 9)[0].size == (4, 6)
 
 
-@pytest.mark.parametrize("name", ["a.gif", "a.webp"])
-def test_equal_frames_that_an_encoder_joined_are_read_again(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("fps", [5.0, 8.0, 24.0])
+@pytest.mark.parametrize(("name", "unit"), [("a.gif", 10), ("a.webp", 1)])
+def test_equal_frames_that_an_encoder_joined_are_read_again(
+    tmp_path: Path, name: str, unit: int, fps: float
+) -> None:
     shades = [0, 0, 0, 90, 180, 180]
     frames = torch.tensor(shades, dtype=torch.uint8)[:, None, None, None].expand(-1, 4, 6, 3)
-    write_video(tmp_path / name, frames, 5.0, {})
+    write_video(tmp_path / name, frames, fps, {})
+    with Image.open(tmp_path / name) as opened:
+        times = []
+        for page in range(3):
+            opened.seek(page)
+            opened.load()
+            times.append(opened.info["duration"])
+    assert abs(sum(times) - 1000 * 6 / fps) <= unit / 2  # the clip's length
     read = [frame.getpixel((0, 0))[0] for frame in read_frames(tmp_path / name, 9)]  # type: ignore[index]
     assert read == shades
     assert len(read_frames(tmp_path / name, 4)) == 4
@@ -92,6 +104,22 @@ def test_equal_frames_that_an_encoder_joined_are_read_again(tmp_path: Path, name
     times = [70, 100, 80]  # of an animation without a common rate
     pages[0].save(tmp_path / "b.gif", save_all=True, append_images=pages[1:], duration=times)
     assert len(read_frames(tmp_path / "b.gif", 9)) == 3
+
+
+def test_a_video_that_breaks_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_video(tmp_path / "a.mp4", torch.zeros(2, 4, 6, 3, dtype=torch.uint8), 5.0, {})
+    for error in (RuntimeError, AttributeError, OSError):
+        monkeypatch.setattr(video_files, "_rotate", Mock(side_effect=error("a packet")))
+        with pytest.raises(OptionError, match="which PyAV does not read .a packet.; save it again"):
+            read_frames(tmp_path / "a.mp4", 9)
+
+
+def test_odd_sides_are_named_before_a_clip_is_made() -> None:
+    video_files.check_sides(".webp", (17, 16))
+    with pytest.raises(OptionError, match="--format: expected even sides for mp4, .* of 17x16"):
+        video_files.check_sides(".mp4", (17, 16))
 
 
 def test_sound_is_read_as_it_was_written(tmp_path: Path) -> None:

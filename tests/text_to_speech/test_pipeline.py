@@ -238,11 +238,10 @@ def test_the_length_that_is_proposed_is_taken() -> None:
 
 def test_seeds_are_reported_as_unsigned_numbers(pipe: TextToSpeech, family: str) -> None:
     options: dict[str, Any] = dict(max_seconds=SECONDS[family], temperature=9.0)
-    for seed in (-1, 2**64 - 1):
-        made = pipe(["fox", "fox"], seed=seed, **options)
-        assert [each.seed for each in made.utterances] == [2**64 - 1, 0]
-        alone = pipe("fox", seed=[made[0].seed], **options)
-        assert torch.equal(alone[0].waveform, made[0].waveform) and len(alone[0].waveform)
+    made = pipe(["fox", "fox"], seed=2**64 - 1, **options)
+    assert [each.seed for each in made.utterances] == [2**64 - 1, 0]
+    alone = pipe("fox", seed=[made[0].seed], **options)
+    assert torch.equal(alone[0].waveform, made[0].waveform) and len(alone[0].waveform)
 
 
 def test_control_tokens_are_searched_only_in_texts_with_angle_brackets() -> None:

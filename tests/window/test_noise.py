@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mmaccel import Noise
+from mmaccel.errors import OptionError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.noise import key_schedule, philox, to_gumbel, to_uniform
-from mmaccel.samplers.noise import Stream
+from mmaccel.samplers.noise import Stream, choose_seed, draw_new_seed
 from tests.fixtures.graph_replay import count_operations
 
 ONES = 0xFFFFFFFF
@@ -146,11 +147,20 @@ def test_one_seed_or_one_per_row() -> None:
     assert not batch[0].equal(batch[1])
     rows = Noise.from_seed([5, 6, 5], 3).gumbel(slots, 4)
     assert rows[0].equal(batch[0]) and rows[2].equal(rows[0]) and not rows[1].equal(rows[0])
-    assert (
-        Noise.from_seed(2**64 - 1, 1)
-        .gumbel(slots[:1], 4)
-        .equal(Noise.from_seed(-1, 1).gumbel(slots[:1], 4))
-    )
+
+
+def test_none_and_minus_one_draw_a_seed_below_32_bits() -> None:
+    torch.manual_seed(5)
+    drawn = [choose_seed(None), choose_seed(-1), *choose_seed([None, -1])]  # type: ignore[misc]
+    assert len(set(drawn)) == 4 and all(0 <= seed < 2**32 for seed in drawn)
+    torch.manual_seed(5)
+    assert choose_seed([7, None, 2**64 - 1, -1]) == [7, drawn[0], 2**64 - 1, drawn[1]]
+    torch.manual_seed(5)
+    assert Noise.from_seed(-1, 1).seeds.tolist() == drawn[:1]
+    assert draw_new_seed() != draw_new_seed() < 2**32
+    for bad in (-2, [3, -(2**63)], 2**64):
+        with pytest.raises(OptionError, match="64-bit integer that is not negative, or -1 to draw"):
+            choose_seed(bad)
 
 
 def test_moments_and_distribution() -> None:

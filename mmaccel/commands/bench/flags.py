@@ -43,7 +43,7 @@ class ImageFlags:
     model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
     guidance: Annotated[str | None, typer.Option(help=_HELP_GUIDANCE)] = None
     count: Annotated[int, typer.Option(help="number of fresh prompts")] = 16
-    seed: Annotated[int, typer.Option(help="of the first image")] = 0
+    seed: Annotated[int, typer.Option(help="of the first image", callback=shared.read_seed)] = 0
     batch_size: Annotated[int, typer.Option(help="images generated together")] = 1
     temperature: Annotated[float | None, typer.Option(help=_HELP_TEMPERATURE)] = None
     decoder: shared.Decoder = None

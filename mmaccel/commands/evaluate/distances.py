@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mmaccel.commands.options import JsonFile, parse_path
+from mmaccel.commands.options import JsonFile, parse_path, read_seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFlags:
     """Where a report on a folder goes, and what it draws with."""
 
-    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0
+    seed: Annotated[int, typer.Option(help="of subsets and splits", callback=read_seed)] = 0
     json_file: JsonFile = None
     items_file: Annotated[
         Path | None,

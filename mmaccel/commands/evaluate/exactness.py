@@ -28,7 +28,10 @@ class ExactnessFlags:
 
     prompts: Annotated[Path | None, typer.Option(help=_HELP_PROMPTS)] = None
     count: Annotated[int | None, typer.Option(help=_HELP_COUNT)] = None
-    seed: Annotated[int, typer.Option(help="of the first image; the next has the next")] = 0
+    seed: Annotated[
+        int,
+        typer.Option(help="of the first image; the next has the next", callback=shared.read_seed),
+    ] = 0
     batch_size: Annotated[int, typer.Option(help="images generated together")] = 8
     samples: Annotated[int, typer.Option(help="sequences of the toy; 0: no G-test")] = 50_000
     features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None
@@ -44,7 +47,6 @@ class ExactnessFlags:
         from mmaccel.checks import show
         from mmaccel.commands.evaluate.setup import read_prompts
         from mmaccel.commands.files import check_file
-        from mmaccel.samplers.noise import check_seed
 
         if self.count is not None:
             shared.check_count("count", self.count, MAX_MEASURED)
@@ -56,7 +58,6 @@ class ExactnessFlags:
             )
         check_most("--samples", self.samples, MAX_SAMPLES, "ask for fewer")
         check_file("--json", self.json_file)
-        check_seed(self.seed)
         if self.prompts is not None:
             read_prompts(self.prompts)
 

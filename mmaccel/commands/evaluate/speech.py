@@ -10,7 +10,7 @@ import typer
 
 from mmaccel.commands.evaluate.distances import print_report
 from mmaccel.commands.flags import with_flags
-from mmaccel.commands.options import JsonFile, parse_path
+from mmaccel.commands.options import JsonFile, parse_path, read_seed
 from mmaccel.errors import OptionError
 
 
@@ -22,7 +22,7 @@ class SpeechFlags:
         Path | None, typer.Option(help="a folder of WAV files", parser=parse_path, metavar="FOLDER")
     ] = None
     features: Annotated[str, typer.Option(help="voices or module:function")] = "voices"
-    seed: Annotated[int, typer.Option(help="of subsets and splits")] = 0
+    seed: Annotated[int, typer.Option(help="of subsets and splits", callback=read_seed)] = 0
     json_file: JsonFile = None
 
 

@@ -29,7 +29,7 @@ class SpeedFlags:
     runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20
     warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2
     baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None
-    seed: Annotated[int, typer.Option(help="of the first image")] = 0
+    seed: Annotated[int, typer.Option(help="of the first image", callback=shared.read_seed)] = 0
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
     ] = Path("speed")

@@ -36,17 +36,10 @@ class VisualTokensFlags(MeasureFlags):
         Path | None, typer.Option(help=_HELP_DATA, parser=shared.parse_path, metavar="FILE")
     ] = None
     max_new_tokens: Annotated[int | None, typer.Option(help=_HELP_TOKENS)] = None
-    seed: Annotated[int, typer.Option(help="of methods that draw")] = 0
+    seed: Annotated[int, typer.Option(help="of methods that draw", callback=shared.read_seed)] = 0
     plot: Annotated[
         Path | None, typer.Option(help=_HELP_PLOT, parser=shared.parse_path, metavar="FILE")
     ] = None
-
-    def check(self) -> None:
-        """See `MeasureFlags.check`."""
-        from mmaccel.samplers.noise import check_seed
-
-        super().check()
-        check_seed(self.seed)
 
 
 @with_flags

@@ -22,7 +22,7 @@ from mmaccel.outputs.image_files import image_name
 from mmaccel.outputs.whole_files import check_target, write_whole
 from mmaccel.pipelines.image_to_text.loading import check_model
 from mmaccel.pipelines.image_to_text.pipeline import ImageToText, choose_sampling
-from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_image
+from mmaccel.pipelines.image_to_text.prompts import check_places, check_questions, read_images
 from mmaccel.pipelines.loading.hub import is_hub_id
 from mmaccel.reduction.visual_tokens.contract import check_reducers
 from mmaccel.results import Stats
@@ -69,7 +69,7 @@ class AnswerJob(MediaJob):
         check_int("--max-tokens", flags.max_tokens, 1, hint="64 suits short answers")
         choose_sampling(**given(flags.sampling))
         check_questions(self.question)
-        self.images = [read_image(file) for file in self.names]
+        (self.images,) = read_images(self.names, 1)
         check_places(self.question, len(self.images))
         self.picture = self.name_picture() if self.reducers else None
         self.out = None

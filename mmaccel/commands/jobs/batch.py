@@ -16,6 +16,7 @@ import typer
 
 from mmaccel.batch.job import (
     Executor,
+    Fingerprint,
     Job,
     Lost,
     Outcome,
@@ -26,7 +27,6 @@ from mmaccel.batch.job import (
 )
 from mmaccel.batch.manifest import (
     JOB_SEED,
-    Key,
     Manifest,
     Past,
     Record,
@@ -134,15 +134,16 @@ def _choose_seed(rows: list[Row], past: Past, options: BatchOptions) -> tuple[in
     Shards, which run on their own and cannot agree on one that is drawn, have 0. So had all jobs
     whose manifests do not note one.
     """
-    if options.seed is not None:
-        return options.seed, False
+    seed, is_drawn = pick_seed(options.seed)
+    if not is_drawn:
+        return seed, False
     if options.shard is not None:
         return 0, False
     ids = {row.id for row in rows}
     noted = [record for (id, _), record in past.records.items() if id in ids]
     if options.file.resume and noted:
         return noted[-1].get(JOB_SEED, 0), False
-    return pick_seed(None)
+    return seed, True
 
 
 def _open_executor(options: BatchOptions) -> Executor:
@@ -159,24 +160,29 @@ def _generate(
     """Check all items, and generate those that are missing."""
     folder = options.setup.out
     unit = options.setup.unit
-    fingerprints = executor.check(items)
+    fingerprint = executor.check(items)
     if options.file.dry_run:
-        missing, facts = _find_missing(items, fingerprints, past, options)
+        missing, facts = _find_missing(items, fingerprint, past, options)
         return _show_plan(missing, facts, unit), DONE
     manifest = Manifest(folder / manifest_name(options.shard))
     began = time.perf_counter()
     try:
         # another process may have finished images while this one loaded its model
-        missing, facts = _find_missing(items, fingerprints, read_manifests(folder), options)
+        past = read_manifests(folder)
+        missing, facts = _find_missing(items, fingerprint, past, options)
         remove_temporaries(folder, items)
         with Reports(len(missing), unit, is_streaming=options.file.json_stream) as reports:
             reports.emit("start", **facts)
             for torn in past.torn:
                 reports.note(f"{torn}: cannot be read; its {unit} is generated again")
+            done = [i.key for i in missing if past.records.get(i.key, {}).get("status") == "ok"]
+            if done:
+                wrong = first_of([past.lines[key] for key in done])
+                reports.note(f"{wrong}: not the files in {folder}; generated again")
             retries = options.file.retries
             job = Job(
                 missing,
-                fingerprints,
+                fingerprint,
                 manifest,
                 reports,
                 1 if retries is None else retries,
@@ -189,7 +195,7 @@ def _generate(
                 raise Stopped(
                     _summary(job.outcome, facts, unit) + "; continue with --resume"
                 ) from None
-        lost = find_lost(job.list_finished(items), fingerprints, folder)
+        lost = find_lost(job.list_finished(items), fingerprint, folder)
     finally:
         manifest.close()
     facts |= {"made": outcome.finished, "failed": outcome.failed, "is_cut": outcome.is_cut}
@@ -207,13 +213,13 @@ def _generate(
 
 
 def _find_missing(
-    items: list[Item], fingerprints: dict[Key, str], past: Past, options: BatchOptions
+    items: list[Item], fingerprint: Fingerprint, past: Past, options: BatchOptions
 ) -> tuple[list[Item], dict[str, Any]]:
     """The items to generate, and the facts of the job for its reports."""
     folder = options.setup.out
     if not options.file.resume:
         check_unknown(items, past, folder)  # in manifests of another number of shards
-    missing = find_missing(items, fingerprints, past, folder)
+    missing = find_missing(items, fingerprint, past, folder)
     return missing, {
         "out": str(folder),
         "seed": options.seed,

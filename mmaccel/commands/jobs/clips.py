@@ -11,7 +11,7 @@ from mmaccel.commands.jobs.media import JobProgress, SidecarJob
 from mmaccel.limits import MAX_IMAGES
 from mmaccel.loading import open_clip_pipeline
 from mmaccel.options import given
-from mmaccel.outputs.video_files import pick_format, read_frames, write_video
+from mmaccel.outputs.video_files import check_sides, pick_format, read_frames, write_video
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.model import (
     choose_params,
@@ -58,6 +58,7 @@ class PromptedClipJob(SidecarJob):
 
     def prepare(self) -> None:
         model = self.pipe.clip_model
+        check_sides(self.suffix, model.size)
         self.params = choose_params(model.params, **given(self.flags.sampling))
         name = self.flags.model
         examples = CLIP_MODELS[name].examples if name in CLIP_MODELS else model.examples

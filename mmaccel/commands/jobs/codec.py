@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mmaccel.commands import options as shared
 from mmaccel.commands.jobs.media import JobProgress, SidecarJob
 from mmaccel.commands.terminal import count_of, say
-from mmaccel.limits import MAX_IMAGES
+from mmaccel.limits import MAX_IMAGES, MAX_KEPT
 from mmaccel.loading import load_keywords
 from mmaccel.options import SAMPLING_FIELDS, LoadOptions, given
 from mmaccel.outputs.sound_files import write_sound
@@ -22,7 +22,7 @@ from mmaccel.outputs.sound_streams import (
     open_loudspeaker,
     open_standard_output,
 )
-from mmaccel.outputs.video_files import pick_format, read_frames, write_video
+from mmaccel.outputs.video_files import check_sides, pick_format, read_frames, write_video
 from mmaccel.pipelines.image_to_video.pipeline import ImageToVideo
 from mmaccel.pipelines.loading.sources import content_hash
 from mmaccel.pipelines.text_to_image.model import choose_params
@@ -270,13 +270,17 @@ class ClipJob(CodecJob):
         check_seed(self.seeds)
         choose_params(SamplingParams(), **given(flags.sampling))
         self.suffix = f".{pick_format(flags.file_format)}"
-        self.starts = {start: read_frames(start, _MAX_FRAMES) for start in files}
+        room, self.starts = MAX_KEPT, {}
+        for start in files:
+            frames = self.starts[start] = read_frames(start, _MAX_FRAMES, room=room)
+            room -= sum(frame.width * frame.height for frame in frames)
 
     @property
     def parts(self) -> dict[str, str | None]:
         return super().parts | {"text_encoder": self.flags.text_encoder}
 
     def prepare(self) -> None:
+        check_sides(self.suffix, self.pipe.video.size)
         self.pipe.video.encode_prompt(self.prompt)
 
     @property

@@ -228,7 +228,7 @@ class ImageJob(MediaJob):
             kind = "contact"
             sheet = _draw_contact_sheet(title, images, self.dtype)
         # the keys are part of the file name, through the hash
-        run = {"captions": self.prompts, "seed": self.seed % 2**64}
+        run = {"captions": self.prompts, "seed": self.seed}
         run |= self.name_settings(self.settings, self.rows)
         file = f"{kind}-{policy_word(self.name)}-{short_hash(run)}.png"
         save = partial(sheet.save, format="PNG")

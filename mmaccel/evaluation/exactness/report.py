@@ -21,6 +21,7 @@ from mmaccel.evaluation.exactness.identity import Check, Decoding, compare_rows,
 from mmaccel.evaluation.quality.features import Extract, extract_all
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
+from mmaccel.samplers.noise import spread_seeds
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _SEED_SHIFT = 1_000_003  # between the seeds of independent samples
@@ -57,7 +58,7 @@ class Plan:
     @property
     def seeds(self) -> list[int]:
         """One per prompt, of 64 bits."""
-        return [(self.seed + k) % 2**64 for k in range(len(self.captions))]
+        return spread_seeds(self.seed, len(self.captions))
 
     @property
     def width(self) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import OptionError, ShapeError
-from mmaccel.limits import parse_json, read_lines, read_whole
+from mmaccel.limits import MAX_KEPT, parse_json, read_lines, read_whole
 from mmaccel.outputs.video_files import read_frames
 from mmaccel.pipelines.loading.pictures import open_picture
 
@@ -120,11 +120,10 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
     """
     first: tuple[Path, tuple[int, int]] | None = None
     for k in range(0, len(items), batch_size):
-        rows = []
-        for item in items[k : k + batch_size]:
-            with open_image(item.file) as image:
-                _check_depth(image, item.file)
-                size, pixels = image.size, np.asarray(image.convert("RGB"))
+        part, rows = items[k : k + batch_size], []
+        for item in part:  # before pixels are decoded
+            with open_picture(item.file) as image:
+                size = image.size
             first = first or (item.file, size)
             if size != first[1]:
                 raise ShapeError(
@@ -132,6 +131,15 @@ def read_pixels(items: Sequence[Item], batch_size: int = 64) -> Iterator[Tensor]
                     f"({first[0].name}) and {size[0]}x{size[1]} ({item.file.name}); "
                     "put each size into a folder of its own"
                 )
+        if size[0] * size[1] * len(part) > MAX_KEPT:
+            raise OptionError(
+                f"images: expected at most {MAX_KEPT} pixels together, received {len(part)} of "
+                f"{size[0]}x{size[1]}; take a smaller --batch-size, or scale them down"
+            )
+        for item in part:
+            with open_image(item.file) as image:
+                _check_depth(image, item.file)
+                pixels = np.asarray(image.convert("RGB"))
             rows.append(torch.from_numpy(pixels.copy()).permute(2, 0, 1))
         yield torch.stack(rows)
 

@@ -26,6 +26,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.attach.fallback import PassCounter
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
+from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
@@ -266,9 +267,11 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
     if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
     if name in _COMPILED:
-        reason = _try(lambda: _compile(pipe.model.device))
+        device = pipe.model.device
+        reason = compiled_passes.find_obstacle() if device.type == "cpu" else ""
+        reason = reason or _try(lambda: _compile(device))
         if reason:
-            return f"torch.compile does not work here ({reason}); on a processor it needs g++"
+            return f"torch.compile does not work here ({reason})"
     if name == "assisted" and params.guidance_scale != 1:
         return (
             "transformers' assisted decoding takes one sequence, and guidance is two; its own "

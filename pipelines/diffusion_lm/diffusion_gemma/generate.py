@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasInterrupt, Layout, Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle, draw_seed
+from mmaccel.pipelines.attach.pipeline_call import bind_call, check_idle
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import (
     AfterPass,
     CanvasLayout,
@@ -36,7 +36,7 @@ from mmaccel.pipelines.original_methods import original
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.canvas.entropy_bounded import EntropyBounded
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 REFERENCE = (

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmaccel.pipelines.attach.pipeline_call import bind_call, draw_seed
+from mmaccel.pipelines.attach.pipeline_call import bind_call
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.canvas import AfterPass
 from mmaccel.pipelines.diffusion_lm.diffusion_gemma.generate import (
     GemmaRun,
@@ -31,6 +31,7 @@ from mmaccel.pipelines.diffusion_lm.pipeline_service import (
 from mmaccel.pipelines.diffusion_lm.unsupported_arguments import read_schedule
 from mmaccel.pipelines.original_methods import original
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
+from mmaccel.samplers.noise import draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

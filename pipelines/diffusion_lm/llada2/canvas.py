@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from mmaccel.contracts import CanvasProgress, Layout, OnCanvasStep, Prompt
-from mmaccel.pipelines.attach.pipeline_call import draw_seed
 from mmaccel.pipelines.diffusion_lm.cached import CachedDenoiser
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.llada2.call import BlockCall
 from mmaccel.pipelines.diffusion_lm.pipeline_service import check_inputs, decode_texts
 from mmaccel.pipelines.step_callback import call_back, refuse_interrupt
 from mmaccel.results import Stats
-from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.noise import Noise, draw_seed
 from mmaccel.samplers.sampling_params import SamplingParams
 
 
