@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from mmaccel.catalog import POLICIES, load
+from mmaccel.catalog import METHODS, POLICIES, load
 from tests.fuzz import hostile, world
 from tests.fuzz.world import FACTS, NODES, PROMPTS, RECORD, ROW
 
@@ -25,6 +25,7 @@ MODELS = "../models"  # from the folder in which a case runs
 COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick
     "generate": (PROMPTS[0], "--count", "1"),
     "generate file": ("--prompts", "p.jsonl", "--model", f"{MODELS}/image", "--dry-run"),
+    "answer": ("start.png", "what is this?", "--max-tokens", "2"),
     "speak": ("a red fox", "--model", f"{MODELS}/speech", "--codec", f"{MODELS}/speech-codec"),
     "animate": ("start.png", "--model", f"{MODELS}/video", "--codec", f"{MODELS}/video-codec"),
     "gallery": ("pictures", "--against", "pictures", "--out", "page.html"),
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick
         "--per-prompt 1".split()
     ),
 }
+SLOTS = ("tree", "kv_cache", "attention", "visual_tokens")  # an option each, with fields
 SLOW = ("doctor", "bench canvas")  # commands that take a large part of a second
 ANY = frozenset({0, 2})
 
@@ -66,7 +68,7 @@ def build_case(seed: int, folder: Path) -> Case:
     rng = random.Random(seed)
     world.add_nodes(folder)
     kinds: dict[Callable[[random.Random, Path], Case], int] = {  # and how often
-        _options: 8, _prompt_file: 5, _fields: 3, _gallery: 3, _pictures: 3, _export: 3, _words: 2,
+        _options: 8, _prompt_file: 5, _fields: 9, _gallery: 3, _pictures: 3, _export: 3, _words: 2,
         _checkpoint: 2, _names: 2, _odd: 2, _salad: 1, _stdin: 1, _text_file: 1, _comfy: 1,
         _card: 1, _callables: 1,
     }  # fmt: skip
@@ -121,7 +123,7 @@ def parameters(command: str) -> list[Parameter]:
 
 def _hostile_value(kind: type, rng: random.Random) -> str:
     pools = {int: hostile.INTEGERS, float: hostile.NUMBERS}
-    pool = pools.get(kind, hostile.TEXTS)
+    pool = pools.get(kind, hostile.TEXTS) if rng.random() < 0.6 else hostile.PLAUSIBLE
     return rng.choice(pool if rng.random() < 0.85 else hostile.INTEGERS + hostile.TEXTS)
 
 
@@ -147,23 +149,29 @@ def _options(rng: random.Random, folder: Path) -> Case:
 
 
 def _fields(rng: random.Random, folder: Path) -> Case:
-    """`--set` with values that the fields of the policy do not expect."""
-    policy = rng.choice(list(POLICIES))
-    cls, preset = load(POLICIES[policy].target), POLICIES[policy].preset
-    own = [f.name for f in fields(cls) if f.name not in preset]
+    """A method of a slot with values that look right for its fields, or that nobody expects."""
+    slot = rng.choice(("window", "window", "canvas", "canvas", *SLOTS))
+    name = rng.choice(list(METHODS[slot]))
+    entry = METHODS[slot][name]
+    own = [f.name for f in fields(load(entry.target)) if f.name not in entry.preset]
     own += [rng.choice(("", "self", "name", "__class__", "w\u00efndow", "\x1b[2J", "x y"))]
-    text = f"{rng.choice(own)}={rng.choice(hostile.LITERALS)}"
+    values = [
+        rng.choice(hostile.PLAUSIBLE if rng.random() < 0.6 else hostile.LITERALS) for _ in range(2)
+    ]
+    texts = [f"{rng.choice(own)}={value}" for value in values[: rng.choice((1, 1, 2))]]
     if rng.random() >= 0.97:
-        text = rng.choice(hostile.TEXTS)
-    commands = ("generate", "generate file", "speak", "evaluate exactness", "evaluate speed")
-    command = rng.choice(commands)
-    words, arguments = command_line(command, rng)
-    model: list[str] = []
-    if POLICIES[policy].slot != "window" and command != "speak":
-        model = (
-            ["scenes-masked"] if command.startswith("evaluate") else ["--model", "scenes-masked"]
-        )
-    return Case([*words, *arguments, "--policy", policy, "--set", text, *model])
+        texts = [rng.choice(hostile.TEXTS)]
+    commands = ("answer",) if slot == "visual_tokens" else ("generate", "answer", "generate file")
+    commands = ("generate", "generate file") if slot == "canvas" else commands
+    words, arguments = command_line(rng.choice(commands), rng)
+    if slot == "canvas":
+        arguments += ["--model", "scenes-masked"]
+    if slot in ("window", "canvas"):
+        arguments += ["--policy", name, *(word for text in texts for word in ("--set", text))]
+    else:
+        arguments += ["--keep", "0.3"] if slot == "visual_tokens" and rng.random() < 0.7 else []
+        arguments += [f"--{slot.replace('_', '-')}", ":".join((name, *texts))]
+    return Case([*words, *arguments])
 
 
 def _salad(rng: random.Random, folder: Path) -> Case:

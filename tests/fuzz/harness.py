@@ -165,7 +165,7 @@ def judge(case: Case, outcome: Outcome, folder: Path) -> None:
 
 
 def stub_work(patch: pytest.MonkeyPatch) -> None:
-    """Load each model once, and end commands where their work would begin."""
+    """Load each model once, and end commands where their work would begin, or after a token."""
     from mmaccel import loading
     from mmaccel.batch.job import Job
     from mmaccel.commands.bench import canvas as bench_canvas
@@ -173,6 +173,7 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     from mmaccel.commands.bench import window as bench_window
     from mmaccel.commands.jobs import codec as codec_job
     from mmaccel.commands.jobs import media as media_job
+    from mmaccel.commands.jobs.answer import AnswerJob
     from mmaccel.commands.jobs.image import ImageJob
     from mmaccel.evaluation.exactness import report
     from mmaccel.evaluation.speed import measure
@@ -182,6 +183,7 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Job, "run", lambda self, executor: self.outcome)
     patch.setattr(ImageJob, "run", lambda self: None)
     patch.setattr(media_job.MediaJob, "run", lambda self: None)
+    patch.setattr(AnswerJob, "run", lambda self: self.decode(None))  # a token, with its methods
     patch.setattr(report, "check_all", lambda plan: [])
     patch.setattr(measure, "measure", lambda *_: iter(()))
     patch.setattr(bench_window, "measure_images", lambda *_: [])
