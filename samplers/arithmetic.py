@@ -22,8 +22,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmaccel.contracts import Model
-
 _IS_PRODUCT = re.compile(r"mm|mv$|linear|matmul|convolution|attention").search  # names in aten
 _KINDS = ("cpu", "cuda", "xpu", "mps")  # of devices that have autocast
 _call = local()  # `casts`: kinds and dtypes of the autocast of the call that a thread serves
@@ -62,7 +60,7 @@ class PassFormats(TorchDispatchMode):
     """What the passes of one run are computed in, seen in the first one with a product.
 
     Args:
-        model: a token model or denoiser.
+        model: a token model or denoiser; its `model` and `activation_format` are read.
 
     Attributes:
         name: of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
@@ -71,7 +69,7 @@ class PassFormats(TorchDispatchMode):
     Cost: some microseconds for each operation of that pass; compiled code in it runs eagerly.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.name = ""
         self._model = model
