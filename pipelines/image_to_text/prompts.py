@@ -15,7 +15,7 @@ from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.pipelines.image_to_video.preprocessing import upright_rgb
 from mmaccel.pipelines.loading.chat_templates import apply_chat_template
 from mmaccel.pipelines.loading.checkpoint import check_prompt
-from mmaccel.pipelines.loading.pictures import choose_scale, open_picture, shrink
+from mmaccel.pipelines.loading.pictures import choose_scale, open_picture
 from mmaccel.pipelines.loading.refusal import refusing
 from mmaccel.pipelines.models.scenes_vocabulary import check_words
 
@@ -52,7 +52,8 @@ def read_image(source: Any, scale: int = 1) -> Image:
             "with PIL.Image.open"
         )
     with open_picture(source) as opened:
-        shrink(opened, scale)
+        if scale > 1:
+            opened.draft(None, (opened.width // scale, opened.height // scale))
         return upright_rgb(opened, "image")
 
 
@@ -67,8 +68,6 @@ def read_images(images: Any, n_questions: int) -> list[list[Image]]:
     Raises:
         OptionError: no image, as many lists as there are no questions, or more pixels than fit.
     """
-    from PIL import Image
-
     many = list(images) if isinstance(images, list | tuple) else [images]
     lists = [isinstance(each, list | tuple) for each in many]
     if not many or (any(lists) and not (all(lists) and all(many))):
@@ -83,7 +82,7 @@ def read_images(images: Any, n_questions: int) -> list[list[Image]]:
         )
     own_lists = many if any(lists) else [many]
     flat = [each for own in own_lists for each in own]
-    scale = choose_scale(each for each in flat if isinstance(each, Image.Image | str | Path))
+    scale = choose_scale(each for each in flat if isinstance(each, str | Path))
     read = [[read_image(each, scale) for each in own] for own in own_lists]
     return read if any(lists) else read * n_questions
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from struct import error as struct_error
 from typing import Any
@@ -76,11 +76,11 @@ def open_picture(file: str | Path, option: str = "image") -> Iterator[Any]:
         ) from error
 
 
-def choose_scale(pictures: Iterable[Any], option: str = "image") -> int:
+def choose_scale(files: Iterable[str | Path], option: str = "image") -> int:
     """How many times smaller JPEGs are decoded, so that all pictures of a call fit into memory.
 
     Args:
-        pictures: PIL images, or files, of which the headers are read.
+        files: of the pictures; their headers are read.
         option: begins the message.
 
     Returns:
@@ -90,10 +90,9 @@ def choose_scale(pictures: Iterable[Any], option: str = "image") -> int:
         OptionError: see `open_picture`; or too many pixels in what is no JPEG.
     """
     counts = {True: 0, False: 0}  # pixels, by whether they are of JPEGs
-    for picture in pictures:
-        is_file = isinstance(picture, str | Path)
-        with open_picture(picture, option) if is_file else nullcontext(picture) as opened:
-            counts[is_file and opened.format in _JPEG] += opened.width * opened.height
+    for file in files:
+        with open_picture(file, option) as opened:
+            counts[opened.format in _JPEG] += opened.width * opened.height
     for scale in (1, 2, 4, 8):
         if counts[False] + counts[True] // scale**2 <= MAX_TOGETHER:
             return scale
@@ -101,12 +100,6 @@ def choose_scale(pictures: Iterable[Any], option: str = "image") -> int:
         f"{option}: expected at most {MAX_TOGETHER} pixels in all pictures together, received "
         f"{sum(counts.values())}; scale them down, or give fewer"
     )
-
-
-def shrink(opened: Any, scale: int) -> None:
-    """Have an open picture that is a JPEG decoded `scale` times smaller."""
-    if scale > 1 and opened.format in _JPEG:
-        opened.draft(None, (opened.width // scale, opened.height // scale))
 
 
 def check_pixels(size: tuple[int, int], name: str, option: str) -> None:

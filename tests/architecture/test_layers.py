@@ -40,6 +40,7 @@ LAYERS = (  # from the lowest to the highest
     Layer("evaluation comfy serving", "torch numpy einops safetensors", separate=True),
     Layer("commands", "torch numpy einops safetensors"),
     Layer("cli", ""),
+    Layer("__main__", ""),
 )
 LEVELS = {part: level for level, layer in enumerate(LAYERS) for part in layer.parts.split()}
 
