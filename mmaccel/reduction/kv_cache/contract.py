@@ -212,7 +212,7 @@ class CacheMethod(KVCacheMethod, ABC):
         shape = layer.keys.shape[:3]
         found = getattr(self, name)(layer)
         check_answer(f"{self.name}.{name}", found, shape, "float", counts=layer.is_entry())
-        return found  # type: ignore[no-any-return]
+        return found
 
     def merge(self, layer: CachedLayer, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `[R, H, K, D]` of the entries that stay, from now on.
