@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from mmaccel.catalog import LATENT_SPEECH
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
 from mmaccel.reduction.kv_cache.contract import LayerSizes
+from mmaccel.samplers.run_lock import in_turn
 
 _NEEDED = ("input_ids", "attention_mask", "position_ids")
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}

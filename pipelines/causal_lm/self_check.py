@@ -33,9 +33,9 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
-from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
+from mmaccel.samplers.run_lock import in_turn
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.runner.fused_decoder import FusedDecoder

@@ -30,10 +30,10 @@ from mmaccel.pipelines.diffusion_lm.unsupported_arguments import (
 )
 from mmaccel.pipelines.generate_call import hand_over
 from mmaccel.pipelines.layers.methods import reducing
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.results import Generation
 from mmaccel.samplers.canvas.policy import RunPolicy
 from mmaccel.samplers.noise import Noise, draw_seed
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

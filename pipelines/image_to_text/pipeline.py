@@ -34,12 +34,12 @@ from mmaccel.pipelines.logits.position_rules import EntropyTemperature, TopNSigm
 from mmaccel.pipelines.media import pick_max_num_seqs
 from mmaccel.pipelines.pipeline import Decoding, Pipeline, read_loading
 from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import UseReducers, check_reducers
 from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import choose_seed, spread_seeds
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.window.jacobi import Jacobi
 

@@ -26,10 +26,10 @@ from mmaccel.pipelines.media import (
 )
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
 from mmaccel.pipelines.runner.engine import Engine
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import check_params, choose_params
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise, choose_seed
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

@@ -30,7 +30,7 @@ from mmaccel.pipelines.loading.placement import (
     choose_placement,
 )
 from mmaccel.pipelines.runner.engine import Engine, UseGraphs
-from mmaccel.pipelines.runner.run_lock import alone
+from mmaccel.samplers.run_lock import alone
 
 _NAMES = {name for names in DTYPES.values() for name in names}
 

@@ -37,8 +37,8 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.layers.store import WindowLayer
-from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
+from mmaccel.samplers.run_lock import in_turn
 
 UseCompile = Literal["auto"] | bool
 Shape = tuple[int, int]  # rows, tokens of each: the next power of two

@@ -17,8 +17,8 @@ from mmaccel.options import PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
-from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.samplers.drafting.sources import source_of
+from mmaccel.samplers.run_lock import in_turn
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import takes_capture
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner

@@ -46,8 +46,8 @@ from mmaccel.pipelines.runner.fused_structure import (
     read_structure,
 )
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
-from mmaccel.pipelines.runner.run_lock import in_turn
 from mmaccel.pipelines.runner.static_buffers import find_address
+from mmaccel.samplers.run_lock import in_turn
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]

@@ -11,12 +11,12 @@ import torch
 
 from mmaccel.contracts import CanvasPolicy, OnCanvasStep, Policy
 from mmaccel.pipelines.call_options import AnyMethod
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import Encoded
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput, Request, RequestOutput
 from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
 from mmaccel.results import OnStep, Stats
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _WARM_UP_PASSES = 3

@@ -24,7 +24,6 @@ from mmaccel.options import LoadKeywords, SamplingOptions, sampling_of, takes
 from mmaccel.pipelines.call_options import DecodingOptions
 from mmaccel.pipelines.media import RowPlan
 from mmaccel.pipelines.pipeline import read_loading
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.step_callback import call_back, is_interrupted
 from mmaccel.pipelines.text_to_image.model import (
     ImageModel,
@@ -49,6 +48,7 @@ from mmaccel.pipelines.text_to_image.registry import open_images
 from mmaccel.results import OnStep
 from mmaccel.samplers.canvas.masked_parallel import set_steps
 from mmaccel.samplers.noise import Noise, choose_seed
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

@@ -16,7 +16,6 @@ from mmaccel.pipelines.call_options import ServeOptions
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
 from mmaccel.pipelines.media import RowPlan
 from mmaccel.pipelines.pipeline import Pipeline
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import (
     Encoded,
     PromptedModel,
@@ -27,6 +26,7 @@ from mmaccel.pipelines.text_to_image.outputs import Request, check_requests
 from mmaccel.pipelines.text_to_image.requests import RunningRequests
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 

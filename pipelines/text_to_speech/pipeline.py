@@ -25,7 +25,6 @@ from mmaccel.options import LoadKeywords, sampling_of, takes
 from mmaccel.pipelines.call_options import DecodingOptions, ServeOptions, TokenOptions
 from mmaccel.pipelines.media import RowPlan, collect_payloads
 from mmaccel.pipelines.pipeline import Pipeline, read_loading
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_speech.plan import (
     CHUNK_SECONDS,
     SpeechPlan,
@@ -51,6 +50,7 @@ from mmaccel.pipelines.text_to_speech.types import (
 )
 from mmaccel.results import OnStep, Progress, Stats
 from mmaccel.samplers.noise import choose_one_seed, choose_seed
+from mmaccel.samplers.run_lock import alone
 
 
 @dataclass(frozen=True, kw_only=True)

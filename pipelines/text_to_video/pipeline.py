@@ -16,7 +16,6 @@ from mmaccel.pipelines.image_to_video.preprocessing import read_start
 from mmaccel.pipelines.image_to_video.types import Clip, Clips
 from mmaccel.pipelines.media import collect_payloads, pick_max_num_seqs
 from mmaccel.pipelines.pipeline import read_loading
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.model import choose_params, spread_negatives
 from mmaccel.pipelines.text_to_image.outputs import Request, check_prompts
 from mmaccel.pipelines.text_to_image.prompted import PromptPipeline
@@ -24,6 +23,7 @@ from mmaccel.pipelines.text_to_video.registry import open_clips
 from mmaccel.pipelines.text_to_video.types import ClipModel, ClipOutput
 from mmaccel.results import OnStep
 from mmaccel.samplers.noise import choose_seed, spread_seeds
+from mmaccel.samplers.run_lock import alone
 
 
 @dataclass(frozen=True, kw_only=True)

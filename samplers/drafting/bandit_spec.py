@@ -82,7 +82,7 @@ class BanditSpec(DraftSource):
         if not self.sources or len({type(each) for each in self.sources}) < len(self.sources):
             _refuse("sources of different classes", self.sources)
         for each in self.sources:
-            if each.reads_last_scores or each.corrects or each.needs_layers or each.has_model:
+            if each.reads_last_scores or each.corrects or each.needs_layers or each.other_model:
                 _refuse("sources that read tokens and the scores of passes alone", each)
         if not self.widths:
             raise OptionError("BanditSpec.widths: expected a width, received none; give (2, 8, 32)")

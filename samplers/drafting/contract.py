@@ -277,7 +277,6 @@ class DraftSource(Checked):
             the slots' frozen noise.
         needs_layers: whether the run's own model drafts, by layers that attend to part of their
             cache; only some models have such layers.
-        has_model: whether it drafts by another model, whose cache prompts are processed into, too.
         name: what statistics and policies call it; empty for one that has no short name.
     """
 
@@ -291,8 +290,12 @@ class DraftSource(Checked):
     has_children: ClassVar[bool] = False
     corrects: ClassVar[bool] = False
     needs_layers: ClassVar[bool] = False
-    has_model: ClassVar[bool] = False
     name: ClassVar[str] = ""
+
+    @property
+    def other_model(self) -> TokenModel | None:
+        """What drafts, if it is a model of its own, whose cache one run at a time has."""
+        return None
 
     def draws_trees(self) -> bool:
         """Whether the drafter's `distributions` says what follows the entries of a tree."""

@@ -60,11 +60,14 @@ class DraftModel(DraftSource):
     )
 
     reads_last_scores = False
-    has_model = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", open_model("DraftModel.model", self.model))
         super().__post_init__()
+
+    @property
+    def other_model(self) -> TokenModel:
+        return self.model
 
     def draws_trees(self) -> bool:
         """See `DraftSource.draws_trees`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.sources import check_drafts, find_source, parse_source
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.run_lock import turn_of
 from mmaccel.samplers.sampling_params import SamplingParams
 from mmaccel.samplers.trees.contract import TreeShape, check_tree
 from mmaccel.samplers.window.run import WindowRun
@@ -108,13 +110,17 @@ class WindowPolicy:
                 f"policy: expected a model whose tokens form the rows of an image for {name}, "
                 f"received a {type(model).__name__} with no rows; choose SpeculativeJacobi()"
             )
-        run = WindowRun(self, model, prompt, length, params=params, noise=noise, on_step=on_step)
-        try:
-            generation: Generation = check_kind(f"{name}.decode", self.decode(run), Generation)
-            return generation
-        except BaseException:
-            run.drafter.close(run)
-            raise
+        drafting = self.draft_source().other_model
+        with nullcontext() if drafting is None else turn_of(drafting):
+            run = WindowRun(
+                self, model, prompt, length, params=params, noise=noise, on_step=on_step
+            )
+            try:
+                generation: Generation = check_kind(f"{name}.decode", self.decode(run), Generation)
+                return generation
+            except BaseException:
+                run.drafter.close(run)
+                raise
 
     def decode(self, run: WindowRun) -> Generation:
         """Decode all rows of a fresh run."""

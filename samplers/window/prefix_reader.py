@@ -23,8 +23,10 @@ FindRow = Callable[[int, int], int]
 class DraftsBeside(Protocol):
     """What is asked of a `mmaccel.samplers.drafting.contract.DraftSource`, which explains it."""
 
-    has_model: ClassVar[bool]
     needs_layers: ClassVar[bool]
+
+    @property
+    def other_model(self) -> object: ...
 
 
 class PrefixReader:
@@ -50,7 +52,7 @@ class PrefixReader:
                 "prefix_tree: expected rows that can take over cached entries of others, received "
                 f"{reason}; leave it out"
             )
-        if source.has_model:
+        if source.other_model is not None:
             raise OptionError(
                 "prefix_tree: expected drafts that need no other model, received "
                 f"{type(source).__name__}, whose model processes whole prompts; leave one of them "

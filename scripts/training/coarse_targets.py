@@ -17,7 +17,6 @@ import torch
 from mmaccel.contracts import Policy, Prompt
 from mmaccel.demo.scenes.data import make_captions
 from mmaccel.errors import OptionError
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting.coarse_model import (
     GRID_NEIGHBOURS,
@@ -27,6 +26,7 @@ from mmaccel.samplers.drafting.coarse_model import (
     CoarseModel,
 )
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 KINDS = ("image", "text", "speech", "video")

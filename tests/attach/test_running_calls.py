@@ -99,17 +99,22 @@ def test_a_call_inside_a_call_does_not_wait_for_a_change() -> None:
     assert not other.is_alive() and len(handle.history) == 2
 
 
-@pytest.mark.parametrize("attempt", range(3))
-def test_the_first_calls_of_threads_make_what_is_kept_once(attempt: int) -> None:
-    """Packed weights and self-checks: all threads find the first one's."""
+@pytest.mark.parametrize("drafts", ["left", "left", "left", "qwen2", "qwen2"])
+def test_the_first_calls_of_threads_make_what_is_kept_once(drafts: str) -> None:
+    """Packed weights and self-checks: all threads find the first one's. A draft model, which a
+    policy holds for all of them, serves one at a time.
+    """
     model, made = build_lm("llama"), []
+    policy: Any = mmaccel.Jacobi(4)
+    if drafts == "qwen2":
+        policy = mmaccel.Speculative(draft_model=build_lm(drafts), window=4)
     plain, start = model.generate(IDS, **OPTIONS), threading.Barrier(4)
 
     def generate() -> None:
         start.wait()
         made.append(model.generate(IDS, **OPTIONS))
 
-    with mmaccel.attach(model, mmaccel.Jacobi(4)) as handle:
+    with mmaccel.attach(model, policy) as handle:
         threads = [threading.Thread(target=generate) for _ in range(4)]
         for thread in threads:
             thread.start()

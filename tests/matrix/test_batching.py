@@ -208,7 +208,7 @@ def test_a_row_that_takes_its_prompt_from_others_is_the_row_alone(
     if variant.needs_rows(target):
         variant = variant._replace(drafts="left")
     policy, window = variant.make(target, 5), target.model
-    if policy.draft_source().has_model:
+    if policy.draft_source().other_model:
         pytest.skip("refused, see tests/messages/sharing.py")
     alone = [decode(policy, window, [row], scale) for row in ALL]
     window.prefill_chunk_size = size

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.exactness.g_test import first_divergence
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _MAX_GAP = 4  # a gap of so many times the largest difference seen still counts as rounding

@@ -27,10 +27,10 @@ from mmaccel.pipelines.attach.fallback import PassCounter
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.runner import compiled_passes
-from mmaccel.pipelines.runner.run_lock import alone
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
+from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled

@@ -50,7 +50,6 @@ class Pard(DraftSource):
 
     keeps_predictions = False
     reads_last_scores = False
-    has_model = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", open_model("Pard.model", self.model))
@@ -59,6 +58,10 @@ class Pard(DraftSource):
             mask = _find_mask(self.model.model)
         check_int("Pard.mask_token", mask, 0, self.model.n_inputs - 1, hint="it is an id of a mask")
         object.__setattr__(self, "mask_token", mask)
+
+    @property
+    def other_model(self) -> TokenModel:
+        return self.model
 
     def open(self, run: OpenRun) -> Drafter:
         """See `DraftSource.open`. Cost: the prompt in a pass of the small model.

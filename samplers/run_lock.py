@@ -28,12 +28,16 @@ def in_turn(make: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any,
 
     @wraps(make)
     def call(model: Any, *args: P.args, **options: P.kwargs) -> T:
-        with _guard:
-            lock = _making.setdefault(model, RLock())
-        with lock:
+        with turn_of(model):
             return make(model, *args, **options)
 
     return call
+
+
+def turn_of(model: Any) -> RLock:
+    """A model's lock, which other threads wait for."""
+    with _guard:
+        return _making.setdefault(model, RLock())
 
 
 @contextmanager
