@@ -34,7 +34,8 @@ from mmaccel.evaluation.exactness.identity import (
     forced_scores,
 )
 from mmaccel.evaluation.exactness.reference_models import ToyLanguage
-from mmaccel.evaluation.exactness.report import Plan, check_all
+from mmaccel.evaluation.exactness.report import Plan
+from mmaccel.evaluation.exactness.report import check_all as each_check
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Generation, Stats
 from mmaccel.samplers.noise import Noise
@@ -43,6 +44,10 @@ from tests.fixtures.tiny_model import CAPTIONS, N_TOKENS, masked_beside_plain
 
 ROWS, LENGTH = 7, 5
 SEED, ASKED = 7, [CAPTIONS[k % 3] for k in range(5)]
+
+
+def check_all(plan: Plan) -> list[Check]:
+    return [*each_check(plan)]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def exactness(
     guarantee is broken."""
     from mmaccel.commands.evaluate.setup import pick_prompts
     from mmaccel.commands.files import new_report, write_json
+    from mmaccel.evaluation.exactness.identity import Check
     from mmaccel.evaluation.exactness.report import Plan, check_all
     from mmaccel.evaluation.quality.features import open_extractor
     from mmaccel.loading import open_pipeline, place
@@ -112,8 +113,7 @@ def exactness(
         samples=flags.samples,
         extract=extract,
     )
-    checks = check_all(plan)
-    broken = [check.name for check in checks if check.is_broken]
+    checks: list[Check] = []
     report = new_report(
         load.device,
         model=model,
@@ -126,12 +126,19 @@ def exactness(
         seed=flags.seed,
         batch_size=flags.batch_size,
         features=features,
-        checks=[check.to_dict() for check in checks],
-        broken=broken,
+        checks=[],
+        broken=[],
     )
-    write_json(flags.json_file, report)
-    _print(report, checks)
-    if broken:
+    try:
+        for check in check_all(plan):
+            checks.append(check)
+            report["checks"].append(check.to_dict())
+            report["broken"] += [check.name] * check.is_broken
+            write_json(flags.json_file, report)  # what is known outlives an interrupt
+    finally:
+        if checks:
+            _print(report, checks)
+    if report["broken"]:
         raise typer.Exit(_BROKEN)
 
 

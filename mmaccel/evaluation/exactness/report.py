@@ -8,7 +8,7 @@ features. Each test states how much it would have seen.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,8 +92,8 @@ class Plan:
         return join(list(made))
 
 
-def check_all(plan: Plan) -> list[Check]:
-    """All checks that the model and the policy allow, in order.
+def check_all(plan: Plan) -> Iterator[Check]:
+    """All checks that the model and the policy allow, in order, each as soon as it is known.
 
     Raises:
         MissingBackendError: the G-test is wanted, and scipy is not installed.
@@ -106,21 +106,19 @@ def check_all(plan: Plan) -> list[Check]:
     if plan.samples and kind == "window":
         import_stats()  # a missing package is reported before anything is decoded
     greedy = replace(plan.params, temperature=0.0)
-    checks = [_greedy(plan, greedy)]
+    yield _greedy(plan, greedy)
     plain = plan.run(plan.plain, plan.params, plan.batch_size)
     made = plan.run(plan.policy, plan.params, plan.batch_size)
     decoding = plan.decoding(plan.policy)
     guaranteed = plan.keeps_tokens
-    checks.append(
-        compare_rows("same seeds", decoding, plain, made, plan.seeds, guaranteed=guaranteed)
-    )
-    checks += _batches(plan, plain, made)
+    same = compare_rows("same seeds", decoding, plain, made, plan.seeds, guaranteed=guaranteed)
+    yield same
+    yield from _batches(plan, plain, made)
     if plan.samples:
-        checks += check_distribution(plan.policy, kind, plan.samples)
-    is_same = guaranteed and checks[1].figures["same"] == len(plan.captions)
+        yield from check_distribution(plan.policy, kind, plan.samples)
+    is_same = guaranteed and same.figures["same"] == len(plan.captions)
     if plan.extract is not None and plan.params.temperature > 0 and not is_same:
-        checks.append(_features(plan, plain))
-    return checks
+        yield _features(plan, plain)
 
 
 def _greedy(plan: Plan, greedy: SamplingParams) -> Check:
@@ -134,11 +132,10 @@ def _greedy(plan: Plan, greedy: SamplingParams) -> Check:
     return compare_rows("greedy", decoding, plain, made, plan.seeds, guaranteed=guaranteed)
 
 
-def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
+def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> Iterator[Check]:
     """Rows made together against the same rows made alone: the plain loop's, then the policy's."""
     if plan.batch_size == 1:
-        return []
-    found = []
+        return
     for name, policy, together in (
         ("plain loop in batches", plan.plain, plain),
         ("policy in batches", plan.policy, made),
@@ -149,8 +146,7 @@ def _batches(plan: Plan, plain: ImageOutput, made: ImageOutput) -> list[Check]:
         guaranteed = policy is plan.policy and plan.keeps_tokens
         rows = cut_rows(together, count)
         decoding = plan.decoding(policy)
-        found.append(compare_rows(name, decoding, alone, rows, part.seeds, guaranteed=guaranteed))
-    return found
+        yield compare_rows(name, decoding, alone, rows, part.seeds, guaranteed=guaranteed)
 
 
 def _features(plan: Plan, plain: ImageOutput) -> Check:
