@@ -51,10 +51,13 @@ BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
     "no config": (lambda f: (f / CONFIG).unlink(), OptionError, (f"received no {CONFIG}",)),
     "no JSON": (lambda f: (f / CONFIG).write_text("{"), UnsupportedModelError, ("a JSON object",)),
     "sizes lack": (
-        lambda f: (f / CONFIG).write_text("{}"), UnsupportedModelError, ("under 'config'",)
+        lambda f: (f / CONFIG).write_text("{}"), UnsupportedModelError, ("config in", "received None")
     ),
     "no neighbours": (edit_config(neighbours=[]), UnsupportedModelError, ("1 to 256 neighbours",)),
-    "huge": (edit_config(width=10**9), UnsupportedModelError, ("width as whole numbers",)),
+    "huge": (edit_config(width=10**9), UnsupportedModelError, ("width in", "an integer in 1..4096")),
+    "sizes that are none": (
+        edit_config(n_slots={}), UnsupportedModelError, ("n_slots in", "an integer", "received {}")
+    ),
     "another vocabulary": (edit_config(vocab_size=6), OptionError, ("5 tokens and states of 5",)),
     "other states": (edit_config(hidden_size=9), OptionError, ("received one for 5 and 9",)),
     "another model": (of_another_model, OptionError, ("received one of another model",)),

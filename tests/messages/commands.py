@@ -127,7 +127,7 @@ _GENERATE = (
     ("--min-p 2", "min_p: expected a number in 0..1"),
     ("--seed 18446744073709551616", "seed: expected a 64-bit integer"),
     ("--count three", "--num-images"),
-    ("--window 4 --set window=5", "--window: expected it once, received 4"),
+    ("--window 4 --set window=5", "--window: expected it once, received '4'"),
     ("--max-gap 1 --set max_gap=1", "--max-gap: expected it once, received 1"),
     (
         "--policy gsd --group 999999999999999999999999999999",
@@ -245,7 +245,7 @@ _ANSWER = (
     ("answer a.png 'what colour is the star?' --visual-tokens dart:depth=3", "received 'depth'"),
     (
         "answer a.png 'what colour is the star?' --visual-tokens dart:layer",
-        "--visual-tokens: expected name=",
+        "visual_tokens: expected name=",
     ),
     (
         "answer a.png 'what colour?' --visual-tokens dart --visual-tokens fastv --keep 0.5",
@@ -263,7 +263,7 @@ _ANSWER = (
         "answer a.png 'what colour is the star?' --compare",
         "--compare: expected --visual-tokens with it",
     ),
-    ("answer a.png 'what colour is the star?' -o a.png", "--out: expected --visual-tokens with it"),
+    ("answer a.png 'what colour is the star?' -o b.png", "--out: expected --visual-tokens with it"),
     (
         "answer a.png 'what colour is the star?' --visual-tokens dart --keep 1 -o a.jpg",
         "--out: expected a name that",
@@ -340,7 +340,7 @@ _MASKED = (
     ("--policy entropy-bounded --set gama=1", "received 'gama'"),
     ("--policy entropy-bounded --set gamma", "expected name=value"),
     ("--policy stepwise --set block=5", "divides 16 slots, received 5"),
-    ("--policy stepwise --set cache=quick", "cache: expected one of"),
+    ("--policy stepwise --set cache=quick", "cache kind: expected one of"),
     ("--policy local-leap --set end_threshold=0.9", "expected a prompt with stop"),
     ("--cuda-graphs on", "cuda_graphs=True", 1),
 )

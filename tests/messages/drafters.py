@@ -180,11 +180,6 @@ CASES = (
         says=("entries can see each other", "not cache and attend by functions of mmaccel"),
     ),
     Refused(
-        "ids of a head in a list",
-        lambda: mmaccel.Eagle("head", ids=[1]),  # type: ignore[arg-type]
-        says=("Eagle.ids", "a tuple", "[1]"),
-    ),
-    Refused(
         "ids that a head does not score",
         lambda: _head_of(tuple({*range(40)} - {*_scored()})),
         says=("Eagle.ids", "that the head scores"),
@@ -221,7 +216,11 @@ CASES += (
         ),
         says=("hands out its hidden states", "ToyLanguage"),
     ),
-    Refused("no folder of DFlash", lambda: mmaccel.DFlash(3), says=("DFlash", "a folder", "3")),  # type: ignore[arg-type]
+    Refused(
+        "no folder of DFlash",
+        lambda: mmaccel.DFlash(3),
+        says=("DFlash.folder", "received 3", "the folder of a network"),
+    ),  # type: ignore[arg-type]
     Refused(
         "DFlash without weights",
         lambda: _dflash(lambda folder: (folder / WEIGHTS).unlink()),

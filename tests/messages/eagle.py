@@ -95,6 +95,11 @@ BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
         UnsupportedModelError,
         ("without rope_scaling", "yarn"),
     ),
+    "a size that is none": (
+        edit_config(head_dim={}),
+        UnsupportedModelError,
+        ("head_dim in", "an integer", "received {}"),
+    ),
     "huge": (edit_config(hidden_size=10**9), UnsupportedModelError, ("hidden_size",)),
 }
 
@@ -150,5 +155,7 @@ CASES = (
         lambda: _decode(ToyLanguage(7), Eagle("head")),
         says=("hands out its hidden states", "ToyLanguage", "ngram"),
     ),
-    Refused("no folder", lambda: Eagle(3), says=("expected a folder, received 3",)),  # type: ignore[arg-type]
+    Refused(
+        "no folder", lambda: Eagle(3), says=("Eagle.folder", "received 3", "the folder of a head")
+    ),  # type: ignore[arg-type]
 )

@@ -192,7 +192,7 @@ PLANS = tuple(
          lambda: keep_tokens(torch.zeros(3, 2, dtype=torch.int64), VALID),
          ("choose among the tokens",)),
         ("scores of three axes", _own(torch.rand(ROWS, N, 1)),
-         ("Own.score: expected [2, 6] of floating point", "received [2, 6, 1] of torch.float32")),
+         ("Own.score: expected [2, 6] of float", "received [2, 6, 1] of torch.float32")),
         ("scores of one axis", _own(torch.rand(N)), ("Own.score", "[6] of torch.float32")),
         ("scores of integers", _own(torch.zeros(ROWS, N, dtype=torch.int64)),
          ("Own.score", "received [2, 6] of torch.int64")),
@@ -300,6 +300,12 @@ _WINDOWS = tuple(
 _CALLS = (
     Refused("a layer beyond the encoder's last", _attach("llava", ToMe(keep=0.5, layers=(1, 2))),
             ("layer: expected an integer in 1..1, received 2",)),
+    Refused("a layer that the encoder lacks",
+            _answer("llava", mmaccel.VisionZip(keep=0.5, layer=99)),
+            ("visual_tokens: layer: expected an integer in -3..2, received 99", "the encoder's")),
+    Refused("an early layer that the encoder lacks",
+            _answer("llava_next", mmaccel.HiRED(keep=0.5, early=99)),
+            ("visual_tokens: layer: expected an integer in -3..2, received 99",)),
     Refused("states before any layer that could merge", _first_layer, ("ascending layers",)),
     Refused("a drafter of other words", _small_drafter, ("a vocabulary of 128", "received 64")),
     *(

@@ -60,7 +60,7 @@ CASES = (
     Refused(
         "a scorer that is no path",
         lambda: mmaccel.KVzap(scorer=3),  # type: ignore[arg-type]
-        says=("KVzap.scorer: expected a path", "3", "None"),
+        says=("KVzap.scorer: expected a str", "3", "None"),
     ),
     Refused(
         "no such scorer",

@@ -138,7 +138,13 @@ CASES = (
     Refused(
         "no frames",
         _with_words(n_frames=0),
-        says=("n_frames as whole numbers in 1..4096", "received 0"),
+        says=("n_frames in", "an integer in 1..4096", "received 0"),
+        error=UnsupportedModelError,
+    ),
+    Refused(
+        "frames a second that are none",
+        _with_words(fps=[]),
+        says=("fps", "received []"),
         error=UnsupportedModelError,
     ),
     Refused(

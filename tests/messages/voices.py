@@ -237,7 +237,7 @@ CASES = (
     Refused(
         "no words",
         _changed(_facts(words={})),
-        ("model: expected words", "as dict"),
+        ("model: expected words in", "received {}"),
         UnsupportedModelError,
     ),
 )

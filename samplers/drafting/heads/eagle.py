@@ -16,7 +16,7 @@ branches: it reads the guided states of passes, and those of the first branch of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, cast
 
@@ -157,7 +157,7 @@ class Eagle(HeadSource):
             `mmaccel.samplers.drafting.shared_ids`.
     """
 
-    folder: str
+    folder: str = within(MISSING, hint="give the folder of a head")
     ids: tuple[int, ...] | None = within(
         None, hint="mmaccel.frequent_ids(texts, n) makes one", repr=False
     )

@@ -13,14 +13,14 @@ prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from mmaccel.checks import show
+from mmaccel.checks import show, within
 from mmaccel.contracts import Pass
 from mmaccel.errors import OptionError
 from mmaccel.kernels.truncation import guide
@@ -41,7 +41,7 @@ class DFlash(DraftSource):
         folder: holds `config.json` and `model.safetensors`.
     """
 
-    folder: str
+    folder: str = within(MISSING, hint="give the folder of a network")
 
     keeps_predictions = False
     reads_last_scores = False
