@@ -294,8 +294,9 @@ async def _next(
 ) -> Event:
     waiting = asyncio.ensure_future(ticket.get())
     aborted = asyncio.ensure_future(service.aborted.wait())
-    is_watched = gone is not None and not gone.cancelled()
-    watched = {waiting, aborted, gone} if is_watched else {waiting, aborted}
+    watched: set[asyncio.Future[Any]] = {waiting, aborted}
+    if gone is not None and not gone.cancelled():
+        watched.add(gone)
     left = max(0.0, deadline - time.monotonic())
     try:
         done, _ = await asyncio.wait(watched, timeout=left, return_when=asyncio.FIRST_COMPLETED)

@@ -87,8 +87,9 @@ class ImageBackend(Backend):
 
     def call(self, first: Job, finish: Receiver, hand_out: Receiver) -> Callable[..., Any]:
         settings: GenerationSettings = first.item.settings
+        size: Any = first.group
         return partial(
-            self._generator.resize(first.group).serve,
+            self._generator.resize(size).serve,
             params=settings.params,
             policy=settings.policy,
             deliver=lambda made: finish(made.request.tag, made),

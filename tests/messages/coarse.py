@@ -51,10 +51,12 @@ BAD: dict[str, tuple[Spoil, type[Exception], tuple[str, ...]]] = {
     "no config": (lambda f: (f / CONFIG).unlink(), OptionError, (f"received no {CONFIG}",)),
     "no JSON": (lambda f: (f / CONFIG).write_text("{"), UnsupportedModelError, ("a JSON object",)),
     "sizes lack": (
-        lambda f: (f / CONFIG).write_text("{}"), UnsupportedModelError, ("config in", "received None")
+        lambda f: (f / CONFIG).write_text("{}"),
+        UnsupportedModelError,
+        ("config in", "received None"),
     ),
     "no neighbours": (edit_config(neighbours=[]), UnsupportedModelError, ("1 to 256 neighbours",)),
-    "huge": (edit_config(width=10**9), UnsupportedModelError, ("width in", "an integer in 1..4096")),
+    "huge": (edit_config(width=10**9), UnsupportedModelError, ("width in", "in 1..4096")),
     "sizes that are none": (
         edit_config(n_slots={}), UnsupportedModelError, ("n_slots in", "an integer", "received {}")
     ),
