@@ -42,7 +42,7 @@ def check_outputs(arguments: Sequence[str]) -> None:
         OptionError: such a file.
     """
     named = [each.partition("=")[2] if each.startswith("-") else each for each in arguments]
-    for argument, value, following in zip(arguments, named, [*named[1:], ""], strict=True):
+    for argument, value, following in zip(arguments, named, [*named, ""][1:], strict=True):
         option, file = argument.partition("=")[0], value or following
         if option in _OUTPUTS and sum(_is_same_file(file, each) for each in named) > 1:
             raise OptionError(

@@ -97,7 +97,7 @@ def test_the_part_of_a_pipeline_that_generates_is_found() -> None:
 
 def test_pipelines_of_none_or_several_are_not_supported() -> None:
     for parts, said in (
-        ({"vae": torch.nn.Linear(1, 1)}, "with none"),
+        ({"vae": torch.nn.Linear(1, 1)}, "none of whose passes a policy can save"),
         ({"one": build_lm("gpt2"), "two": build_lm("llama")}, "with one, two"),
     ):
         assert said in mmaccel.supports(pipeline(**parts)).reason

@@ -188,16 +188,27 @@ def test_what_transformers_refuses_is_left_to_it(reason: str, make: Any) -> None
         model.generate(**options, **make(model))
 
 
-def test_a_draft_model_that_is_too_short_for_a_call_runs_the_original() -> None:
+def test_a_draft_model_that_is_too_short_for_a_call_ends_its_drafts() -> None:
     model, small = build_lm("llama"), build_lm("llama", max_position_embeddings=6)
     plain, policy = _generate(model, {}), mmaccel.Speculative(window=4, draft_model=small)
+    with mmaccel.attach(model, policy, strict=True) as run:
+        assert _generate(model, {}).equal(plain)
+    assert "no drafts beyond the 6 positions of the draft model" in run.stats.notes
+
+
+def test_what_a_call_alone_can_tell_runs_the_original() -> None:
+    model, other = build_lm("llama"), build_lm("llama", vocab_size=41)
+    plain, policy = _generate(model, {}), mmaccel.Speculative(window=4, draft_model=other)
     with (
         mmaccel.attach(model, policy) as run,
-        pytest.warns(UserWarning, match="positions: expected at most 6"),
+        pytest.warns(UserWarning, match="expected a vocabulary of 40, received 41"),
     ):
         assert _generate(model, {}).equal(plain)
     assert len(run.history) == 1 and run.stats.fallbacks
-    with mmaccel.attach(model, policy, strict=True), pytest.raises(OptionError, match="at most 6"):
+    with (
+        mmaccel.attach(model, policy, strict=True),
+        pytest.raises(OptionError, match="received 41"),
+    ):
         _generate(model, {})
 
 

@@ -202,7 +202,7 @@ class CacheMethod(KVCacheMethod, ABC):
         """`[R, H, S]`, or `[R, 1, S]` where all heads keep the same: the highest stay."""
 
     def ask(self, name: str, layer: CachedLayer) -> Tensor:
-        """What `score` or `remember` answers of a layer, checked.
+        """What `score` or `remember` answers of a layer, `[R, H, S]` or `[R, 1, S]`, checked.
 
         Raises:
             ShapeError, NumericsError: no number for each entry.

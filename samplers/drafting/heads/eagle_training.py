@@ -12,12 +12,12 @@ Departures: the loss is the cross-entropy to the model's distribution alone, eac
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -146,7 +146,7 @@ def _train(
     for step in range(begin, plan.steps):
         began = time.perf_counter()
         rise = min(1.0, (step + 1) / 50)
-        fall = 0.5 + 0.5 * float(np.cos(np.pi * step / plan.steps))
+        fall = 0.5 + 0.5 * math.cos(math.pi * step / plan.steps)
         optimizer.param_groups[0]["lr"] = plan.rate * rise * fall
         ids = pieces.batch(step).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=plan.mixed):
@@ -193,6 +193,8 @@ class _Pieces:
 
     def batch(self, step: int) -> Tensor:
         """`[B, T + 2]` int64, the same whenever it is asked for."""
+        import numpy as np
+
         plan = self._plan
         rng = np.random.default_rng((plan.seed, step))
         width = plan.length + 2
