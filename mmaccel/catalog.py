@@ -538,7 +538,7 @@ def _read_field(name: str, given: Any, kind: Any) -> Any:
         return _read_drafts(given)
     if slot is not None:
         return _read_reducer(given) if slot == "visual_tokens" else read_method(slot, given)
-    return read_text(name, given, kind) if isinstance(given, str) else given
+    return read_text(name, str(given), kind) if isinstance(given, str) else given
 
 
 def _parents(kind: Any) -> Iterator[type]:

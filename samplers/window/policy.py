@@ -56,8 +56,9 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         check_window(self.window, adaptive=self.exactness == "bitwise")
-        if isinstance(self.drafts, str | Path):
-            object.__setattr__(self, "drafts", parse_source(self.drafts))
+        drafts = vars(self).get("drafts")  # of policies with that field
+        if isinstance(drafts, str | Path):
+            object.__setattr__(self, "drafts", parse_source(drafts))
         check_drafts(self.drafts, self.exactness, self.takes_corrections, self.takes_guesses)
         if self.tree is not None:
             check_tree(

@@ -162,7 +162,7 @@ def test_a_methods_own_node_has_its_fields_and_may_end_a_chain() -> None:
     [
         ({"method": "lazy-llm"}, r"visual_tokens: expected Autoregressive\(\) with LazyLLM"),
         ({"max_tokens": 2000}, "positions: expected at most 2048"),
-        ({"question": "is <image> like <image> ?"}, "images: expected 2, one for each <image>"),
+        ({"question": "is <image> above <image> ?"}, "images: expected 2, one for each <image>"),
     ],
     ids=str,
 )

@@ -58,7 +58,7 @@ def test_wrong_drafts_are_refused_before_a_model_is_opened(
     if command == "bench" and not drafts:
         assert "--drafts: expected at least one" in said
     elif "/" in drafts:
-        assert "drafts: expected a coarse model (coarse.json and coarse.safetensors) in" in said
+        assert "drafts: expected a folder, received 'nowhere/coarse'" in said
     else:
         assert "drafts: expected one of auto, coarse, " in said
         assert "neighbour" in said and f", received {drafts!r}; auto suits" in said

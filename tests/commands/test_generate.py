@@ -227,10 +227,11 @@ def test_other_tools_names_of_options(generate, tiny_folder: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_refused_before_a_model_is_loaded(
     command: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lost").symlink_to("nowhere")
-    for out in ("a.png", "a.png/out/more", "lost"):
+    for out in ("b.png", "b.png/out/more", "lost"):
         assert main([command, "a.png", "--model", "./no-model", "--out", out]) == 1
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and "(Not a directory); choose another" in said

@@ -62,8 +62,8 @@ def test_booleans_are_read_in_any_case(text: str) -> None:
     [
         (["--kv-cache", "streaming"], "did you mean streaming-llm?"),
         (["--kv-cache", "snapkv:bugdet=4"], "did you mean budget?"),
-        (["--kv-cache", "snapkv:budget"], "--kv-cache: expected name=value"),
-        (["--kv-cache", "streaming-llm:rerotate=yes"], "StreamingLLM.rerotate: expected"),
+        (["--kv-cache", "snapkv:budget"], "kv_cache: expected name=value"),
+        (["--kv-cache", "streaming-llm:rerotate=maybe"], "StreamingLLM.rerotate: expected"),
         (["--attention", "quest:budget=7"], "Quest.budget: expected"),
         (["--tree", "comb", "--set", "tree=comb"], "--tree: expected it once"),
         (["--kv-cache", "snapkv", "--prompts", "rows.txt"], "expected no --kv-cache with it"),

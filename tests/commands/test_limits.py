@@ -37,14 +37,14 @@ BAD: list[tuple[str, list[str], str]] = [  # command, options, message
     (
         "generate x",
         ["--set", f"window=0x{'f' * 5000}"],
-        "--set: expected integers of at most 40",
+        "window: expected integers of at most 40",
     ),
-    ("generate x", ["--set", f"window={'[' * 2000}"], "--set: expected at most 16 brackets"),
+    ("generate x", ["--set", f"window={'[' * 2000}"], "window: expected at most 16 brackets"),
     ("generate x", ["--set", f"window={'-' * 9000}1"], "window: expected an integer in 1..4096"),
     (
         "generate x",
         ["--set", f"window={'x' * 20_000}"],
-        "--set: expected at most 10000 characters",
+        "window: expected at most 10000 characters",
     ),
     (
         "generate x",

@@ -183,7 +183,7 @@ def test_every_command_knows_what_was_typed() -> None:
         )
     }
     commands = ("generate", "speak", "animate", "answer", "serve", "exactness", "speed")
-    assert found == {(name, option) for name in commands for option in ("policy", "drafts")}
+    assert found == {(name, option) for name in commands for option in ("policy", "drafts", "tree")}
 
 
 @pytest.mark.parametrize(
