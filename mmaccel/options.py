@@ -318,7 +318,8 @@ def read_text(name: str, text: str, kind: Any) -> Any:
             warnings.simplefilter("ignore", SyntaxWarning)  # of texts such as 1if
             value = literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
+        is_number = int in kinds and text.isascii() and text.isdecimal()  # such as 04
+        return int(text) if is_number and len(text) <= MAX_DIGITS else text
     if _has_long_integer(value):
         raise _refuse(name, text, f"integers of at most {MAX_DIGITS} digits")
     is_text = str in kinds and not any(is_one(value, each) for each in kinds)
