@@ -101,6 +101,9 @@ def test_pipelines_of_none_or_several_are_not_supported() -> None:
         ({"one": build_lm("gpt2"), "two": build_lm("llama")}, "with one, two"),
     ):
         assert said in mmaccel.supports(pipeline(**parts)).reason
+        for policy in ("jacobi", "confident-parallel"):  # what it is comes before what decodes it
+            with pytest.raises(UnsupportedModelError, match=said):
+                mmaccel.attach(pipeline(**parts), policy)
 
 
 def test_another_packages_family_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

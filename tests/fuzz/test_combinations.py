@@ -1,4 +1,4 @@
-"""Random legal calls of `generate`, of fixed seeds; `python -m tests.fuzz.combinations` has more."""
+"""Random legal calls of `generate`, of fixed seeds; `tests.fuzz.combinations` runs others."""
 
 from __future__ import annotations
 
