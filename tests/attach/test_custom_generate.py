@@ -11,6 +11,7 @@ import torch
 
 import mmaccel
 from mmaccel.catalog import find_family
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.own_code import installed
 from tests.fixtures.tiny_lms import build_lm, left_padded
 from tests.fixtures.windows import build_model, prompts
