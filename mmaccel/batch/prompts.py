@@ -480,9 +480,9 @@ def read_size(value: Any) -> tuple[int, int]:
     Raises:
         OptionError: anything else.
     """
-    if isinstance(value, list) and len(value) == 2:
-        value = f"{value[0]}x{value[1]}"
     text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, list) and len(value) == 2:
+        text = f"{value[0]}x{value[1]}"
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None
     width, height = (0, 0) if found is None else (int(found[1]), int(found[2] or found[1]))
     if not (0 < width <= MAX_SIDE and 0 < height <= MAX_SIDE):

@@ -218,7 +218,8 @@ _TARGETS = tuple(
         ("a name", lambda: mmaccel.attach("scenes", "jacobi"), "AutoModelForCausalLM"),
         ("a model without its head", lambda: mmaccel.attach(shared_lm("llama").model, "jacobi"),
          "AutoModelForCausalLM"),
-        ("a pipeline without a generator", _pipeline(vae=lambda: nn.Linear(1, 1)), "with none"),
+        ("a pipeline without a generator", _pipeline(vae=lambda: nn.Linear(1, 1)),
+         "none of whose passes a policy can save"),
         ("a pipeline of two generators",
          _pipeline(one=lambda: build_lm("gpt2"), two=lambda: build_lm("llama")), "with one, two"),
     )

@@ -168,7 +168,8 @@ CASES = (
     Refused(
         "a canvas policy for an object",
         lambda: mmaccel.attach(object(), mmaccel.EntropyBounded()),  # type: ignore[arg-type]
-        says=("offers for a window",),
+        says=("expected a transformers model that generates, received a object",),
+        error=UnsupportedModelError,
     ),
     # methods of layers
     *_each(mmaccel.SnapKV, "budget", (0, 32)),

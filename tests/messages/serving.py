@@ -58,7 +58,7 @@ CASES = (
         "a long list", "size: expected a valid string", "a list of length 500", size=["x"] * 500
     ),
     _field("a long name", "user: expected at most 1000 characters", "length 1001", user="x" * 1001),
-    _field("an unknown field", "'steps'", "prompt, model", "leave it out", steps=3),
+    _field("an unknown field", "'steps'", "model, seed, prompt", "leave it out", steps=3),
     _field("faster", "speed: expected less than or equal to 1", kind=SpeechBody, speed=2),
     _text("a long text", "a" * 10, "at most 9 characters", "10", "shorten it"),
     _text("no text", " ", "expected text, received none"),

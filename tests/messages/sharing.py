@@ -26,7 +26,7 @@ def _generate(policy: Any = "jacobi", **options: Any) -> Callable[[], Any]:
     def call() -> None:
         model = build_lm("llama")
         model.set_attn_implementation("eager")
-        with mmaccel.attach(model, policy, share_prefix=True):
+        with mmaccel.attach(model, policy, share_prefix=True, strict=True):
             model.generate(torch.tensor([[5, 6, 7]] * 2), max_new_tokens=2, **options)
 
     return call

@@ -169,7 +169,9 @@ def test_images_are_rendered_one_at_a_time(
         return own(tokens, texts, seeds)
 
     monkeypatch.setattr(pipe.image_model, "render", render)
-    requests = [Request(CAPTIONS[k % 3], seed) for k, seed in enumerate((7, 2**63 + 1, -4, 7))]
+    requests = [
+        Request(CAPTIONS[k % 3], seed) for k, seed in enumerate((7, 2**63 + 1, 2**64 - 4, 7))
+    ]
     pipe.serve(requests, pipe.image_model.params, rows=3, deliver=lambda served: None)
     served, steps[:] = [*steps], []
     for request in requests:

@@ -24,7 +24,8 @@ def test_greedy_tokens_are_those_of_generate(named: tuple[str, Any], per_row: tu
     for policy in POLICIES:
         made, stats = answer(model, None, inputs, policy)
         assert torch.equal(made, own), policy
-        assert stats.fallbacks == [] and stats.prefill_passes == 1
+        # in a window of one the prompt's pass is the first one
+        assert stats.fallbacks == [] and stats.prefill_passes == (policy.window != 1)
 
 
 @pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
