@@ -377,7 +377,8 @@ class WindowRun(RunParts):
         scheduler = self.scheduler
         n_entries = self.width * len(rows.lengths) + self.calls.n_behind
         if self.calls.has_own_prompt and self.width == 1 and not self.stats.passes:
-            self.stats.prefill_passes = n_entries = 0  # the prompt's pass gives the first tokens
+            self.stats.prefill_passes -= 1  # the prompt's pass gives the first tokens
+            n_entries = 0
         self.stats.passes += n_passes
         self.stats.tokens_processed += n_passes * n_entries
         if self.on_step is not None:
