@@ -131,7 +131,7 @@ def difference(head: EagleModel) -> float:
 
 
 def test_a_path_is_read_as_if_it_were_the_row(head: Path) -> None:
-    assert difference(open_head(head)) < 1e-5
+    assert difference(open_head(head)) < 1e-4  # float32: 4e-5 on some CPUs
 
 
 def _see_siblings(patch: pytest.MonkeyPatch) -> None:
