@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -178,14 +179,20 @@ def test_what_transformers_refuses_is_left_to_it(reason: str, make: Any) -> None
     """Values that the original stumbles over, with the reason before."""
     model = build_lm("llama")
     options = PROMPTS | {"max_new_tokens": 4, "eos_token_id": [*range(0, 40, 2)]}
-    with pytest.raises((TypeError, RuntimeError)) as plain:
-        model.generate(**options, **make(model))
+    made: Any
+    refused: Any
+    try:
+        made, refused = model.generate(**options, **make(model)), nullcontext()
+    except (TypeError, RuntimeError) as error:
+        made, refused = None, pytest.raises(type(error))
     with (
         mmaccel.attach(model, mmaccel.Jacobi(window=4)),
         pytest.warns(UserWarning, match=reason),
-        pytest.raises(plain.type),
+        refused,
     ):
-        model.generate(**options, **make(model))
+        again = model.generate(**options, **make(model))
+    if made is not None:  # some releases take a number for a switch
+        assert again.equal(made)
 
 
 def test_a_draft_model_that_is_too_short_for_a_call_ends_its_drafts() -> None:
