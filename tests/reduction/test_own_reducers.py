@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
+from mmaccel.checks import within
 from mmaccel.errors import ShapeError
 from mmaccel.reduction.visual_tokens.context import VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -24,7 +25,7 @@ from tests.fixtures.tiny_vlms import draw_prompts, encodes_first, shared_vlm
 class Chosen(TokenReducer):
     """Keeps what it is told."""
 
-    choice: tuple[tuple[int, ...], ...] = ()
+    choice: tuple[tuple[int, ...], ...] = within((), -1)
 
     def score(self, context: VisualContext) -> Tensor:
         return torch.rand(2, 6)  # of no other context
@@ -48,5 +49,5 @@ def test_a_right_one_is_taken() -> None:
 def test_a_call_ends_with_the_line() -> None:
     vlm = shared_vlm("llava")
     with mmaccel.attach(vlm, "autoregressive", visual_tokens=Chosen(keep=0.5)):
-        with pytest.raises(ShapeError, match=r"^Chosen\.score: expected \[\d, \d+\] of floating"):
+        with pytest.raises(ShapeError, match=r"^Chosen\.score: expected \[\d, \d+\] of float,"):
             vlm.generate(**draw_prompts("llava", vlm), max_new_tokens=2, do_sample=False)
