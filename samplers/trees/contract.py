@@ -138,7 +138,7 @@ def check_tree(
         )
     name = type(tree).__name__
     check_int(f"{name}.nodes", tree.nodes, 1, hint="count the nodes beside the window")
-    check_int(f"{name}.depth", tree.depth, 1, hint="count the nodes of the longest path")
+    check_int(f"{name}.depth", tree.depth, 0, hint="count the nodes of the longest path")
     if tree.only_bitwise and exactness != "bitwise":
         raise OptionError(
             f"tree: expected a bitwise policy for {tree!r}, whose rows share nodes, received one "
