@@ -148,7 +148,7 @@ class Domain:
     choices: Collection[Any] = ()
 
 
-ANY = Domain()
+ANY = Domain(-ANY_INT, ANY_INT)  # of a field that declares none
 
 
 def within(

@@ -17,11 +17,12 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmaccel.checks import ANY, Domain, check_value, domains, field_types
+from mmaccel.checks import Domain, check_value, domains, field_types
 from mmaccel.errors import OptionError, UnsupportedModelError
 
 Settings = TypeVar("Settings")
 
+_SIZE = Domain()  # of a number that declares no other
 LIMIT = 16 * 2**20  # bytes of a configuration
 _DEPTH = 64  # nested lists and objects; published configurations have at most ten
 _DIGITS = 100  # of an integer; transformers writes 31 for "no limit"
@@ -155,7 +156,7 @@ def read_settings(
     made = {}
     for each in fields(cls):
         if content.get(each.name) is not None or each.default is MISSING:
-            domain = known.get(each.name, ANY)
+            domain = known.get(each.name, _SIZE)
             made[each.name] = read_value(content, each.name, kinds[each.name], file, option, domain)
     return kind(**made)
 
@@ -166,7 +167,7 @@ def read_value(
     kind: Any,
     file: Path,
     option: str = "model",
-    domain: Domain = ANY,
+    domain: Domain = _SIZE,
 ) -> Any:
     """A value out of a file of settings, of a type; lists become tuples.
 

@@ -15,13 +15,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar
 
-from mmaccel.checks import check_int, is_one, members, show, suggest
+from mmaccel.checks import Domain, check_fields, is_one, members, show, suggest
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_DIGITS, MAX_EXPRESSION_DEPTH, MAX_VALUE, is_deeper
 
 Switch = Literal["auto"] | bool
 """Whether something is done; "auto" does it where it works."""
 
+_COUNT = Domain(1)
 _SWITCHES = {
     **dict.fromkeys(("true", "on", "yes"), True),
     **dict.fromkeys(("false", "off", "no"), False),
@@ -40,7 +41,7 @@ def option(default: Any, help: str | None = None, **flag: Any) -> Any:
         default: of the field.
         help: of its flag on the command line and its widget; None has neither.
         **flag: `names` of the flag where they are not the field's; `text`: whether a switch is
-            written as auto, on or off.
+            written as auto, on or off; `domain`: what the field takes, see `mmaccel.checks`.
     """
     return field(default=default, metadata={"help": help, **flag})
 
@@ -57,21 +58,23 @@ class HeadTraining:
         OptionError: a number out of range.
     """
 
-    steps: int = option(2000, "steps in all")
-    batch: int = option(8, "pieces of text a step")
-    length: int = option(256, "tokens of a piece")
-    ahead: int = option(5, "states of its own that a draft may stand behind")
-    rate: float = option(1e-3, "largest learning rate, of AdamW")
-    layers: tuple[int, int, int] | None = option(None, "three layers whose inputs the head reads")
-    inner: int | None = option(None, "width of its MLP; the model's if missing")
-    draft_vocab: int | None = option(None, "so many of the most frequent tokens alone")
+    steps: int = option(2000, "steps in all", domain=_COUNT)
+    batch: int = option(8, "pieces of text a step", domain=_COUNT)
+    length: int = option(256, "tokens of a piece", domain=_COUNT)
+    ahead: int = option(5, "states of its own that a draft may stand behind", domain=Domain(0, 64))
+    rate: float = option(1e-3, "largest learning rate, of AdamW", domain=Domain(0, 1))
+    layers: tuple[int, int, int] | None = option(
+        None, "three layers whose inputs the head reads", domain=Domain()
+    )
+    inner: int | None = option(None, "width of its MLP; the model's if missing", domain=_COUNT)
+    draft_vocab: int | None = option(
+        None, "so many of the most frequent tokens alone", domain=_COUNT
+    )
     mixed: bool = option(False, "compute in bfloat16, weights in float32")
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "length"):
-            check_int(name, getattr(self, name), 1, hint="leave it out")
-        check_int("ahead", self.ahead, 0, hint="5 suits most models")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from mmaccel.checks import within
 from mmaccel.errors import ShapeError
 from mmaccel.reduction.visual_tokens.context import VisualContext, make_context
 from mmaccel.reduction.visual_tokens.contract import TokenReducer
@@ -25,7 +24,7 @@ from tests.fixtures.tiny_vlms import draw_prompts, encodes_first, shared_vlm
 class Chosen(TokenReducer):
     """Keeps what it is told."""
 
-    choice: tuple[tuple[int, ...], ...] = within((), -1)
+    choice: tuple[tuple[int, ...], ...] = ()
 
     def score(self, context: VisualContext) -> Tensor:
         return torch.rand(2, 6)  # of no other context

@@ -8,8 +8,9 @@ before in a clip there is `previous-frame`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.memory.source_text import GivenIds, ids_on, read_ids
 
@@ -25,7 +26,7 @@ class SourceImage(DraftSource):
         OptionError: no ids, or negative ones.
     """
 
-    tokens: tuple[int, ...] = field(repr=False)
+    tokens: tuple[int, ...] = within(MISSING, repr=False)
 
     is_capturable = True
     keeps_predictions = False

@@ -13,7 +13,7 @@ where the text was. The paper's suffix has to be unique, and decodes token by to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ class SourceText(DraftSource):
         OptionError: no ids, negative ones, or an n-gram out of range.
     """
 
-    tokens: tuple[int, ...] = field(repr=False)
+    tokens: tuple[int, ...] = within(MISSING, repr=False)
     ngram: int = within(2, 1, _REACH, "2 suits most texts")
 
     is_capturable = True
