@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
@@ -39,7 +40,7 @@ Receiver = Callable[[Job, Any], None]
 logger = logging.getLogger(__package__)
 
 
-class Backend:
+class Backend(ABC):
     """A model behind the engine.
 
     Args:
@@ -63,10 +64,11 @@ class Backend:
         self.pipe: Any = setup.open()
 
     @property
+    @abstractmethod
     def example(self) -> str:
         """A text that the model takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def jobs(self, fields: Mapping[str, Any], ticket: Any, partials: int) -> list[Job]:
         """Check a request and make its jobs. Called in any thread; nothing is decoded.
 
@@ -79,12 +81,12 @@ class Backend:
         Raises:
             OptionError: what this model cannot make.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def request(self, job: Job) -> Any:
         """What the pipeline is asked for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def call(self, first: Job, finish: Receiver, hand_out: Receiver) -> Callable[..., Any]:
         """A pipeline's `serve` with the arguments that jobs of a group share.
 
@@ -93,7 +95,6 @@ class Backend:
             finish: receives jobs and what is made of them.
             hand_out: receives pieces of it before.
         """
-        raise NotImplementedError
 
     def run(self, run: Run, rows: int) -> None:
         """Decode the jobs of a run and those that join it, `rows` at a time at most."""
@@ -130,7 +131,7 @@ class Backend:
         )
 
     def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:
-        """The payload of an unfinished row.
+        """The payload of an unfinished row; only of models whose jobs have `partials`.
 
         Args:
             job: of the row.
