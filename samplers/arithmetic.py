@@ -66,8 +66,11 @@ class PassFormats(TorchDispatchMode):
         name: of a dtype, such as "bfloat16"; "tf32", "bf16" for shortened float32 products; or
             what activations are quantised to, such as "int8". Empty before the first pass.
 
-    Cost: some microseconds for each operation of that pass; compiled code in it runs eagerly.
+    Cost: some microseconds for each operation of that pass. Of compiled code it sees the products
+    that are calls of their own; an older torch runs that pass eagerly.
     """
+
+    supports_higher_order_operators = True  # such as flex attention
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -82,8 +85,13 @@ class PassFormats(TorchDispatchMode):
         with as_called(), nullcontext() if self._is_known else self:
             yield
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """See `TorchDispatchMode`: compilation goes on as without this mode."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _IS_PRODUCT(func.overloadpacket.__name__):
+        if _IS_PRODUCT(getattr(func, "overloadpacket", func).__name__):
             self._found |= {each.dtype for each in args if isinstance(each, Tensor)}
         return func(*args, **(kwargs or {}))
 

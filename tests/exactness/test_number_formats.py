@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.attention.flex_attention import flex_attention
 
 import mmaccel
 from mmaccel.results import Stats, add_stats, exactness_in
@@ -176,6 +177,23 @@ def test_autocast_inside_a_denoisers_forward(name: str, cast: Any) -> None:
     with mmaccel.attach(target, "stepwise", seed=7) as run:
         target.generate(**PADDED, max_new_tokens=LENGTH)
     assert _badge(run.stats) == ROUNDED
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_higher_order_operator_inside_a_forward() -> None:
+    model = build_lm("llama")
+    for mlp in _mlps(model):
+        mlp.forward = lambda x, own=mlp.forward: own(_attend(x.bfloat16()).float())
+    plain = model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        assert model.generate(**PROMPTS, max_new_tokens=6, do_sample=False).equal(plain)
+    assert not run.stats.fallbacks and _badge(run.stats) == ROUNDED
+
+
+def _attend(x: torch.Tensor) -> torch.Tensor:
+    """Of every state to itself."""
+    found: torch.Tensor = flex_attention(x[..., None, :], x[..., None, :], x[..., None, :])
+    return found[..., 0, :]
 
 
 def test_a_fallback_is_the_original_itself() -> None:
