@@ -57,7 +57,7 @@ def _autocast(is_on: bool) -> ExitStack:
 
 
 class PassFormats(TorchDispatchMode):
-    """What the passes of one run are computed in, seen in the first one with a product.
+    """What the passes of one run are computed in, seen in the first one that is no replay.
 
     Args:
         model: a token model or denoiser; its `model` and `activation_format` are read.
@@ -76,7 +76,8 @@ class PassFormats(TorchDispatchMode):
         super().__init__()
         self.name = ""
         self._model = model
-        self._found: set[torch.dtype] = set()
+        self._found: set[torch.dtype] = set()  # of operands of products
+        self._has_run = False  # any operation
         self._is_known = False
 
     @contextmanager
@@ -91,6 +92,7 @@ class PassFormats(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._has_run = True
         if _IS_PRODUCT(getattr(func, "overloadpacket", func).__name__):
             self._found |= {each.dtype for each in args if isinstance(each, Tensor)}
         return func(*args, **(kwargs or {}))
@@ -105,7 +107,7 @@ class PassFormats(TorchDispatchMode):
         """
         if self._is_known:
             return
-        self._is_known = bool(self._found)
+        self._is_known = self._has_run
         module = self._model.model
         weights = () if module is None else module.parameters()
         formats = {logits.dtype, *(weight.dtype for weight in weights)}

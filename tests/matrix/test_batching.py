@@ -35,15 +35,14 @@ from tests.fixtures.toy_models import make_prompt
 from tests.matrix.examples import Target, text_policies
 from tests.matrix.test_window import Variant, variants
 
-ROWS = [[5, 9, 11, 2], [7], [8, 8], [4, 4, 4, 4, 4, 4], [12], [9, 2, 30], [31, 7]]
-OTHERS = [[4], [6, 6, 6], [4], [9, 9], [8], [1], [2, 2]]
-ALL, LENGTH, STOPS = list(range(len(ROWS))), 30, [17, 3]
-# Whether guided, whether fused, and how rows come; a captured run synchronises every n passes.
-WAYS = [
-    (1.0, False, "admitted"), (2.0, True, "captured"), (2.0, False, "arriving"),
-    (1.0, True, "admitted"), (2.0, True, "arriving"), (1.0, False, "captured"),
-    (2.0, False, "admitted"),
-]  # fmt: skip
+ROWS = [[5, 9, 11, 2], [7], [8, 8], [4, 4, 4, 4, 4, 4], [9, 2, 30]]
+OTHERS = [[4], [6, 6, 6], [4], [9, 9], [8]]
+ALL, LENGTH, STOPS = list(range(len(ROWS))), 24, [11, 14, 39]
+# What varies from one policy to the next: whether guided, whether fused; how rows come, tokens of a
+# prompt that a step processes, rows at a time, each in another order.
+MODELS = [(1.0, False), (2.0, True), (2.0, False), (1.0, True)]
+WAYS = ["admitted", "captured", "arriving"]  # a captured run synchronises every n passes
+SIZES, PREFIXED, AT_ONCE = [1, 2, 5], [None, 2, None, 5, None], [1, 3, 9]
 
 
 def prompt(rows: list[int], scale: float, width: int = 0) -> Prompt:
@@ -106,128 +105,85 @@ def chains() -> list[Variant]:
     return [each for each in own if not each.shares]
 
 
-def turns() -> Iterator[Any]:
-    """A policy with its source, and its way to go."""
-    for number, variant in enumerate(chains()):
-        way = WAYS[number % len(WAYS)]
-        yield pytest.param(variant, *way, id=f"{' '.join(filter(None, variant))} {way[2]}")
+class Feeding:
+    """How the rows of one policy are decoded together.
 
+    Args:
+        policy, scale, fused: how.
+        number: of the policy; what it decides stands above.
+    """
 
-@pytest.mark.parametrize(("variant", "scale", "fused", "way"), [*turns()])
-def test_a_row_is_the_row_alone(
-    variant: Variant, scale: float, fused: bool, way: str, open_target: Callable[[bool], Target]
-) -> None:
-    target = open_target(fused)
-    if variant.needs_rows(target):
-        variant = variant._replace(drafts="left")
-    policy, window = variant.make(target, 5), target.model
-    alone = [decode(policy, window, [row], scale) for row in ALL]
-    assert len({int(own.lengths[0]) for own in alone}) > 2
-    total = sum(own.stats.passes for own in alone)
-    for n in (1, 3, 9) if way == "admitted" else (3,):
+    def __init__(self, policy: Any, window: Any, scale: float, number: int) -> None:
+        self.policy, self.window, self.scale, self.number = policy, window, scale, number
+        self.alone = [decode(policy, window, [row], scale) for row in ALL]
+        self.total = sum(own.stats.passes for own in self.alone)
+        self.n_tokens = sum(len(ROWS[row]) - 1 for row in ALL)
+        self.n_tokens += sum(len(OTHERS[row]) - 1 for row in ALL) * (scale != 1)
+        self._eager = window.runner
+
+    def check(
+        self, turn: int, rows: int = 3, size: int | None = None, tree: PrefixTree | None = None
+    ) -> Generation | None:
+        """Decode them once more; None where the run was empty before the last one came."""
+        way, window = WAYS[(self.number // len(MODELS) + turn) % len(WAYS)], self.window
+        is_captured = way == "captured" and is_capturable(self.policy)
+        window.prefill_chunk_size = size
+        window.runner = Replay(sync_every=1 + 2 * window.fused) if is_captured else self._eager
         given: list[FinishedRow] = []
-        if way == "captured" and is_capturable(policy):
-            window.runner = Replay(sync_every=1 + 2 * fused)
-        arriving = Arriving(ALL[2:], lambda rows: prompt(rows, scale), 2)
         joins = way == "arriving"
-        batching = ContinuousBatching(n, given.append, arriving if joins else None)
-        rows = [0, 1] if joins else ALL
-        made = decode(policy, window, rows, scale, batching, width=8 * joins)
-        if joins and arriving.waiting:  # the run was empty before they came
-            continue
-        check_rows(given, alone)
-        assert made.stats.row_passes == total
-        assert made.stats.tokens == sum(own.stats.tokens for own in alone)
-        if way == "captured" and is_capturable(policy):
-            assert made.stats.runner == "cuda graphs" and len(window.runner.recorded) == 1
+        arriving = Arriving(ALL[2:], lambda rows: prompt(rows, self.scale), 2)
+        batching = ContinuousBatching(
+            3 if joins else rows, given.append, arriving if joins else None, tree
+        )
+        made = decode(
+            self.policy, window, [0, 1] if joins else ALL, self.scale, batching, width=8 * joins
+        )
+        if joins and arriving.waiting:
+            assert size is None
+            return None
+        check_rows(given, self.alone)
+        assert made.stats.row_passes == self.total
+        assert made.stats.tokens == sum(own.stats.tokens for own in self.alone)
+        if is_captured:
+            assert made.stats.runner == "cuda graphs"
+            assert tree is not None or len(window.runner.recorded) == 1
         elif not joins:
-            for row, own in enumerate(alone):
+            for row, own in enumerate(self.alone):
                 assert made.tokens[row].equal(own.tokens[0]) and made.passes[row] == own.passes[0]
-            assert n != 1 or made.stats.passes == total
+            assert rows != 1 or made.stats.passes == self.total
+        return made
 
 
-def chunked() -> Iterator[Any]:
-    """As `turns`, with the tokens of prompts that a step processes."""
-    for number, variant in enumerate(chains()):
-        way = WAYS[(number + 3) % len(WAYS)]
-        size = (1, 2, 5)[number % 3]
-        name = f"{' '.join(filter(None, variant))} {way[2]} {size}"
-        yield pytest.param(variant, *way, size, id=name)
-
-
-@pytest.mark.parametrize(("variant", "scale", "fused", "way", "size"), [*chunked()])
-def test_a_row_whose_prompt_comes_in_chunks_is_the_row_alone(
-    variant: Variant,
-    scale: float,
-    fused: bool,
-    way: str,
-    size: int,
-    open_target: Callable[[bool], Target],
+@pytest.mark.parametrize(
+    ("number", "variant"),
+    [*enumerate(chains())],
+    ids=[" ".join(filter(None, variant)) for variant in chains()],
+)
+def test_a_row_is_the_row_alone(
+    number: int, variant: Variant, open_target: Callable[[bool], Target]
 ) -> None:
+    """Prompts at once, in chunks, and taken from other rows: first parts, in a second run all."""
+    scale, fused = MODELS[number % len(MODELS)]
     target = open_target(fused)
     if variant.needs_rows(target):
         variant = variant._replace(drafts="left")
-    policy, window = variant.make(target, 5), target.model
-    alone = [decode(policy, window, [row], scale) for row in ALL]
-    window.prefill_chunk_size = size
-    if way == "captured" and is_capturable(policy):
-        window.runner = Replay(sync_every=1 + 2 * fused)
-    joins = way == "arriving"
-    given: list[FinishedRow] = []
-    arriving = Arriving(ALL[2:], lambda rows: prompt(rows, scale), 2)
-    batching = ContinuousBatching(3, given.append, arriving if joins else None)
-    made = decode(policy, window, [0, 1] if joins else ALL, scale, batching, width=8 * joins)
-    assert not joins or not arriving.waiting
-    check_rows(given, alone)
-    n_tokens = [len(ROWS[row]) - 1 for row in ALL]
-    n_tokens += [len(OTHERS[row]) - 1 for row in ALL] * (scale != 1)
-    assert made.stats.prefill_passes >= sum(n_tokens) / size
-    assert made.stats.row_passes == sum(own.stats.passes for own in alone)
+    policy = variant.make(target, 5)
+    feeding = Feeding(policy, target.model, scale, number)
+    assert len({int(own.lengths[0]) for own in feeding.alone}) > 2
+    feeding.check(0, AT_ONCE[number % len(AT_ONCE)])
 
+    size = SIZES[number % len(SIZES)]
+    made = feeding.check(1, size=size)
+    assert made is not None and made.stats.prefill_passes >= feeding.n_tokens / size
 
-def prefixed() -> Iterator[Any]:
-    """As `chunked`, every other one with whole prompts."""
-    for number, variant in enumerate(chains()):
-        way = WAYS[(number + 5) % len(WAYS)]
-        size = (None, 2, None, 5)[number % 4]
-        name = f"{' '.join(filter(None, variant))} {way[2]} {size}"
-        yield pytest.param(variant, *way, size, id=name)
-
-
-@pytest.mark.parametrize(("variant", "scale", "fused", "way", "size"), [*prefixed()])
-def test_a_row_that_takes_its_prompt_from_others_is_the_row_alone(
-    variant: Variant,
-    scale: float,
-    fused: bool,
-    way: str,
-    size: int | None,
-    open_target: Callable[[bool], Target],
-) -> None:
-    """At first parts of prompts, in a second run all of them."""
-    target = open_target(fused)
-    if variant.needs_rows(target):
-        variant = variant._replace(drafts="left")
-    policy, window = variant.make(target, 5), target.model
     if policy.draft_source().other_model:
-        pytest.skip("refused, see tests/messages/sharing.py")
-    alone = [decode(policy, window, [row], scale) for row in ALL]
-    window.prefill_chunk_size = size
-    if way == "captured" and is_capturable(policy):
-        window.runner = Replay(sync_every=1 + 2 * fused)
-    joins = way == "arriving"
+        return  # refused, see tests/messages/sharing.py
     tree = PrefixTree(chunk_size=2, least=1)
-    lengths = [len(ROWS[row]) - 1 for row in ALL]
-    lengths += [len(OTHERS[row]) - 1 for row in ALL] * (scale != 1)
-    for n_known in (0, sum(lengths)):
-        given: list[FinishedRow] = []
-        arriving = Arriving(ALL[2:], lambda rows: prompt(rows, scale), 2)
-        batching = ContinuousBatching(3, given.append, arriving if joins else None, tree)
-        made = decode(policy, window, [0, 1] if joins else ALL, scale, batching, width=8 * joins)
-        if joins and arriving.waiting:  # the run was empty before they came
-            continue
-        check_rows(given, alone)
-        assert made.stats.prefix_tokens >= n_known
-        assert (made.stats.prefill_passes == 0) == (n_known > 0)
+    for n_known in (0, feeding.n_tokens):
+        made = feeding.check(2, size=PREFIXED[number % len(PREFIXED)], tree=tree)
+        if made is not None:
+            assert made.stats.prefix_tokens >= n_known
+            assert (made.stats.prefill_passes == 0) == (n_known > 0)
 
 
 def captured() -> Iterator[Any]:

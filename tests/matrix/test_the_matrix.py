@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ HERE = f"{__name__}:"
 class Bold(WindowPolicy):
     """Says that it is bitwise, and accepts every second wrong draft."""
 
-    window: int = 8
+    window: int | Literal["adaptive"] = 8
 
     exactness: ClassVar[str] = "bitwise"  # type: ignore[assignment]
 
