@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import pytest
 import torch
@@ -230,7 +231,10 @@ def check(variant: Variant, target: Target, cell: dict[str, Any], patch: Any) ->
 
 @EVERY
 def test_every_cell(variant: Variant, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every policy meets every cell; with one of its sources and trees it meets a third of them."""
     cells = variant.cells(target)
+    if variant.drafts:
+        cells = cells[crc32(" ".join(variant).encode()) % 3 :: 3]
     made = [check(variant, target, cell, monkeypatch).stats for cell in cells]
     if has_field(variant.policy, "window"):  # and drafts are of use
         assert sum(each.row_passes for each in made) < sum(each.tokens for each in made)
