@@ -174,3 +174,16 @@ def test_ids_of_32_bits() -> None:
     with mmaccel.attach(model, mmaccel.Jacobi(window=5), strict=True):
         ours = model.generate(**given, **options)
     assert ours.equal(plain) and ours.dtype == plain.dtype
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_short_ids(sample: bool) -> None:
+    """`transformers` puts int64 behind int32, and so do we."""
+    model = build_lm("llama")
+    ids = PROMPTS["input_ids"]
+    call = {"attention_mask": PROMPTS["attention_mask"], "max_new_tokens": LENGTH}
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4), seed=3) as run:
+        made = [model.generate(each, do_sample=sample, **call) for each in (ids, ids.int())]
+    assert made[1].dtype == torch.int64 and torch.equal(*made)
+    assert not any(stats.fallbacks for stats in run.history)
+    assert sample or made[0].equal(model.generate(ids.int(), do_sample=False, **call))
