@@ -46,7 +46,7 @@ RELEASE_TESTS="tests/attach tests/causal_lm tests/vision_language tests/exactnes
 # The part of them that continuous integration runs with older releases.
 OLDER_TESTS="tests/attach/test_models.py tests/attach/test_families.py tests/attach/test_own_prompts.py
     tests/attach/test_step_outputs.py tests/attach/test_generate.py tests/attach/test_fallback.py
-    tests/causal_lm tests/vision_language/test_image_prompts.py tests/matrix/test_batching.py
+    tests/causal_lm tests/vision_language/test_image_prompts.py
     tests/loading/test_transformers_release.py"
 
 # install_beside NAME==VERSION: installs a release with what it needs into a folder of its own, for

@@ -62,7 +62,9 @@ def test_a_full_budget_changes_nothing(slot: str, name: str, fused: bool, target
 def test_what_every_method_keeps(
     slot: str, name: str, fields: dict[str, Any], guidance: float, target: Target
 ) -> None:
-    """Greedy, so that policies that are exact in distribution alone have one answer, too."""
+    """Greedy, so that policies that are exact in distribution alone have one answer, too. Every
+    other policy is guided, and the rest are not.
+    """
     model, rows = target.model, draw_rows(*LENGTHS)
     method = make(slot, name, target, **fields)
     guided: dict[str, Any] = {}
@@ -75,7 +77,7 @@ def test_what_every_method_keeps(
     if guidance == 1:
         for row, ids in enumerate(rows):
             assert torch.equal(generate(model, PLAIN, [ids], **{slot: method})[0][0], plain[row])
-    for policy in text_policies():
+    for policy in text_policies()[int(guidance > 1) :: 2]:
         options = guided | {slot: method}
         made, stats = generate(model, policy_of(policy, target), rows, **options)
         assert stats.exactness == "relaxed" and stats.fallbacks == []
@@ -89,7 +91,7 @@ def test_what_every_method_keeps(
 @pytest.mark.parametrize(("slot", "name"), EVERY)
 def test_a_seed_gives_the_same_again(slot: str, name: str, target: Target) -> None:
     rows, method = draw_rows(*LENGTHS), make(slot, name, target)
-    for policy in text_policies():
+    for policy in text_policies()[EVERY.index((slot, name)) % 3 :: 3]:
         own = policy_of(policy, target)
         made = [
             generate(target.model, own, rows, do_sample=True, **{slot: method})[0] for _ in range(2)
