@@ -33,7 +33,7 @@ SLOW = (
 # Sweeps: of each parametrized test in a file, or of one test, the fast run has the first case and
 # every n-th after it. Choose n without a common factor with the number of policies or settings, so
 # that both vary. Tokens of every method of the catalog (tests/matrix/test_window.py and bitwise
-# policies in test_canvas.py) and all planted bugs run in full.
+# policies in test_canvas.py) and all planted bugs are in both.
 SWEEPS = {
     "tests/attach/test_distribution.py": 4,
     "tests/attach/test_layout.py": 4,

@@ -25,7 +25,7 @@ def test_planted_bug_is_seen(
 ) -> None:
     monkeypatch.setenv(dispatch.VARIABLE, "torch")  # bugs are planted in what takes all rows
     sjd = Variant("mc-sjd", "coarse")
-    matrix.test_a_row_is_the_row_alone(sjd, 1.0, False, "admitted", open_target)
+    matrix.test_a_row_is_the_row_alone(0, sjd, open_target)
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        matrix.test_a_row_is_the_row_alone(sjd, 1.0, False, "admitted", open_target)
+        matrix.test_a_row_is_the_row_alone(0, sjd, open_target)

@@ -46,12 +46,12 @@ def policies() -> dict[str, Policy]:
 
 def decode(
     policy: Policy, rows: list[int], scale: float, batching: ContinuousBatching | None = None, *,
-    window: Any = None, on_step: Any = None,
+    window: Any = None, on_step: Any = None, **changes: Any,
 ) -> Generation:  # fmt: skip
     window = CausalLMWindow(tiny("llama")) if window is None else window
     made = policy.sample(
         window,
-        replace(prompt(rows, scale), batching=batching),
+        replace(prompt(rows, scale), batching=batching, **changes),
         LENGTH,
         params=SamplingParams(guidance_scale=scale, top_k=20),
         noise=Noise.from_seed([100 + row for row in rows], len(rows)),
@@ -158,7 +158,8 @@ def test_only_admitted_rows_are_prefilled_and_ended_rows_leave() -> None:
         return torch.tensor([(2, 1, 4, 2)[row] for row in progress.rows])
 
     rows, batching = [0, 1, 3, 4], ContinuousBatching(2)
-    made = decode(Autoregressive(), rows, 2.0, batching, window=window, on_step=on_step)
+    given: dict[str, Any] = {"window": window, "on_step": on_step, "stop_tokens": None}
+    made = decode(Autoregressive(), rows, 2.0, batching, **given)
     assert made.lengths.tolist() == [2, 1, 4, 2] == made.passes.tolist()
     assert shown == [
         ((0, 1), [1, 1]), ((0, 2), [2, 1]), ((3, 2), [1, 2]), ((3, 2), [2, 3]), ((2,), [4]),
