@@ -2,7 +2,7 @@
 # Everything that needs no GPU: style, types, documentation, tests. Makes .venv where there is none.
 #   bash scripts/test.sh                without the tests marked slow: six minutes on two cores
 #   bash scripts/test.sh --all          every test, kernels compiled for GPUs by three releases of Triton,
-#                                       two older ones of transformers: half an hour on two cores
+#                                       the oldest transformers: half an hour on two cores
 #   bash scripts/test.sh [ARGUMENTS]    the tests that pytest selects by its arguments, slow or not
 #   TRANSFORMERS_TESTS=/path/to/transformers bash scripts/test.sh --all    transformers' own generation
 #                                       tests too, from a checkout of the installed version
@@ -26,10 +26,9 @@ compiled_by() {
 }
 triton_3.6() { compiled_by triton==3.6.0; }
 triton_3.9() { compiled_by triton==3.9.0; }
-# older releases of transformers, beside the newest one in the environment
+# the oldest release of transformers that is served, beside the newest one in the environment
 release() { PYTHONPATH=$(install_beside "$1") run_pytest -q -m "not slow" $OLDER_TESTS; }
 transformers_5.17() { release transformers==5.17.0; }
-transformers_5.23() { release transformers==5.23.0; }
 
 # run_lane NAME [ARGUMENTS]: runs a function above; notes its result and seconds for the summary
 run_lane() {
@@ -50,7 +49,7 @@ if [ "${1:-}" = --all ]; then
     shift
     foreground=(tests)
     kernels="interpreted compiled triton_3.6 triton_3.9"
-    releases="transformers_5.17 transformers_5.23"
+    releases="transformers_5.17"
 fi
 if [ $# -gt 0 ]; then
     foreground=(tests "$@")
