@@ -762,9 +762,11 @@ def llada2() -> Runs:
         pipe = build_pipe(reading)
         policy = make_policy(policy[0], **policy[1]) if isinstance(policy, tuple) else policy
         prompt = texts[0] if batch == 1 else texts[:batch]
-        given = given | {"gen_length": 20, "num_inference_steps": 4}
-        given["generator"] = torch.Generator().manual_seed(2)
-        seed = None if policy == "cached-blocks" else 3  # that one draws from the generator
+        given = given | {"gen_length": 20, "generator": torch.Generator().manual_seed(2)}
+        if policy == "cached-blocks":  # which has steps and draws from the generator
+            given["num_inference_steps"], seed = 4, None
+        else:
+            seed = 3
         return attached(pipe, policy, partial(pipe, prompt=prompt, **given), seed=seed)
 
     options = {"temperature 1": {"temperature": 1.0}, "temperature 0": {"temperature": 0.0}}
