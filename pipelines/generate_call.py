@@ -23,6 +23,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     find_device,
     find_training_effect,
 )
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.logits.processor_chain import LogGuidance
 from mmaccel.pipelines.logits.processor_support import find_kind, is_own
 from mmaccel.pipelines.runner.engine import Engine
@@ -415,7 +416,7 @@ def _find_in_own_prompt(call: GenerateCall, facts: ModelFacts, reasons: list[str
     if call.records & set(PER_LAYER.values()) and call.is_uncached and not call.mask[:, 0].all():
         yield "hidden states or attentions of padding without a cache, which differ at every step"
     if "attentions" in call.records:
-        if facts.config._attn_implementation != "eager":
+        if own_attention(facts.config) != "eager":
             yield "output_attentions of an attention that gives out no weights"
         if type(cache).__name__ == "StaticCache":
             yield "output_attentions over a StaticCache"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from mmaccel.catalog import LATENT_SPEECH
 from mmaccel.checks import check_choice, check_int
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.transformers_release import CACHE, cache_argument
 from mmaccel.reduction.kv_cache.contract import LayerSizes
 from mmaccel.samplers.run_lock import in_turn
@@ -31,8 +32,7 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 _IMPLEMENTATIONS = ("sdpa", "eager")  # those that take a 4-D mask of numbers as it is
 _ATTENTIONS = ("auto", "model", "kernel")
 
-_READ = (  # fields of a decoder's configuration that facts are read from
-    "_attn_implementation",
+_READ = (  # fields of a decoder's configuration that facts are read from, beside its attention
     "num_hidden_layers",
     "max_position_embeddings",
     "rope_parameters",
@@ -95,7 +95,7 @@ def _find_facts(model: Any, expected: str) -> ModelFacts:
     config = text_config(model)
     n_ids = 0 if find_linear(head) is None else count_ids(head)
     read = [repr(getattr(config, name, None)) for name in _READ]
-    state = (type(head), n_ids, *read)
+    state = (type(head), n_ids, own_attention(config), *read)
     known = _found.get(model)
     if known is not None and known[0] == state:
         return known[1]
@@ -297,7 +297,7 @@ def _find_obstacle(model: Any, head: Any, layers: list[Any]) -> tuple[str, str] 
         return "which attends in both directions", "set config.is_decoder=True before loading it"
     if getattr(config, "model_type", None) in _NEED_CONTIGUOUS_KEYS:
         return "whose attention needs keys that lie in one piece", other
-    implementation = getattr(config, "_attn_implementation", None)
+    implementation = own_attention(config)
     if implementation not in _IMPLEMENTATIONS:
         return (
             f"whose attention is {implementation!r}",

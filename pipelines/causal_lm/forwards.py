@@ -15,8 +15,9 @@ from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.causal_lm.self_check import CheckedWindow, check_fused
-from mmaccel.pipelines.layers.attention import WindowPass, find_configs, window_attention_in
+from mmaccel.pipelines.layers.attention import WindowPass, window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
+from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
 

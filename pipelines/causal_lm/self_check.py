@@ -33,6 +33,7 @@ from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
@@ -95,7 +96,7 @@ class CheckedWindow(Protocol):
 
 def has_passed(model: Any) -> bool:
     """Whether a model passed `check_windows` with its present attention implementation."""
-    return _passed.get(model) == model.config._attn_implementation
+    return _passed.get(model) == own_attention(model.config)
 
 
 @in_turn
@@ -149,7 +150,7 @@ def check_windows(model: Any, window: CheckedWindow) -> None:
             _refuse(model, f"logits that are {worst}{too_far}")
     if "local" in (getattr(model.config, "attention_layers", None) or ()):
         _refuse(model, "local attention, counted from the end of the cache,")  # wider than a check
-    _passed[model] = model.config._attn_implementation
+    _passed[model] = own_attention(model.config)
 
 
 def _refuse(model: Any, received: str) -> NoReturn:
@@ -315,7 +316,7 @@ def _find_reason(window: CheckedWindow, mode: str) -> str:
 @in_turn
 def _remember(model: Any, window: CheckedWindow, kind: str, wants_triton: bool) -> str:
     """The reason of `_check_kernel`, asked once for each state of a model."""
-    key = (model.config._attn_implementation, model.dtype, window.device, kind, dispatch.mode())
+    key = (own_attention(model.config), model.dtype, window.device, kind, dispatch.mode())
     known = _reasons.setdefault(model, {})
     if key in known:
         return known[key]

@@ -26,8 +26,9 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.compatibility import forward_parameters
 from mmaccel.pipelines.diffusion_lm.selected_logits import queried_logits
-from mmaccel.pipelines.layers.attention import find_configs, window_attention_in
+from mmaccel.pipelines.layers.attention import window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
+from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, make_cache, mask_reads
 from mmaccel.pipelines.layers.stores import LayerStores

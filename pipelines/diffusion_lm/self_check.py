@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mmaccel.contracts import CanvasPass, Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.samplers.arithmetic import own_arithmetic
 from mmaccel.samplers.canvas.layout import Columns
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
@@ -75,7 +76,7 @@ def check_denoiser(model: CheckedDenoiser) -> None:
         model.block,
         model.shift,
         model.dtype,
-        getattr(config, "_attn_implementation", None),
+        own_attention(config),
     )
     if key in _passed.get(inner, ()):
         return

@@ -37,6 +37,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.kernels import dispatch
 from mmaccel.kernels.window_attention import window_attention
 from mmaccel.pipelines.layers.attention_inputs import AttentionInputs, find_attending
+from mmaccel.pipelines.layers.attention_name import attention_named, find_configs
 from mmaccel.pipelines.layers.gathered_attention import gathered_attention
 from mmaccel.pipelines.layers.head_parts import join_heads
 from mmaccel.pipelines.layers.packing import Packing
@@ -48,7 +49,6 @@ from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask
 
 NAME = "mmaccel_window"
 _window_attention: Callable[..., Tensor] = window_attention
-_FIELD = "_attn_implementation_internal"  # transformers' property of this field sets children too
 Choices: TypeAlias = list[tuple[int, dispatch.Choice]]
 _KNOWN = {"position_ids", "cache_position", "position_embeddings", "attention_mask"}
 
@@ -402,16 +402,6 @@ _running: ContextVar[WindowPass | WatchedPass | None] = ContextVar(
 )
 
 
-def find_configs(model: nn.Module) -> list[Any]:
-    """The configurations in which a model's modules look up their attention's name, each once."""
-    found = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if _FIELD in getattr(config, "__dict__", ()):
-            found[id(config)] = config
-    return list(found.values())
-
-
 @contextmanager
 def window_attention_in(
     configs: Sequence[Any], this: WindowPass, attending: Sequence[nn.Module] = ()
@@ -455,19 +445,6 @@ def watched(
             yield
     finally:
         _running.reset(token)
-
-
-@contextmanager
-def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """Inside the block, modules with these configurations look up the attention of this name."""
-    before = [getattr(config, _FIELD) for config in configs]
-    try:
-        for config in configs:
-            setattr(config, _FIELD, name)
-        yield
-    finally:
-        for config, own in zip(configs, before, strict=True):
-            setattr(config, _FIELD, own)
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,10 +22,12 @@ class AttentionInputs:
     def __init__(self) -> None:
         self._module: nn.Module | None = None
         self._hidden: Tensor | None = None
+        self._thread = 0
 
     @contextmanager
     def listening(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Inside the block, what these modules are called with is kept."""
+        """Inside the block, what this thread calls these modules with is kept."""
+        self._thread = get_ident()
         with ExitStack() as stack:
             for module in modules:
                 handle = module.register_forward_pre_hook(self._keep, with_kwargs=True)
@@ -49,6 +52,8 @@ class AttentionInputs:
         return hidden
 
     def _keep(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+        if get_ident() != self._thread:
+            return
         first = args[0] if args else given.get("hidden_states")
         self._module = module
         self._hidden = first if isinstance(first, Tensor) else None

@@ -34,6 +34,7 @@ from mmaccel.kernels.gated_act import gated_act
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.rope_write import rope_write
 from mmaccel.pipelines.layers.attention import WindowPass
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
@@ -75,7 +76,7 @@ class FusedDecoder:
         self.head_reason = structure.head_reason
         self._layers = structure.layers
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
-        self._implementation = model.config._attn_implementation
+        self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
         try:
             for packed in self._packed():
@@ -515,4 +516,4 @@ def _read_state(model: Any) -> tuple[Any, ...]:
                 if parameter is not None:
                     tensors.append((id(parameter), parameter.device, find_address(parameter)))
     hook = find_hook(model)
-    return (ref(decoder), model.config._attn_implementation, hook, tuple(tensors))
+    return (ref(decoder), own_attention(model.config), hook, tuple(tensors))

@@ -18,6 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from mmaccel.kernels.gated_act import Activation
 from mmaccel.kernels.norm import HeadNorms, Norm
 from mmaccel.kernels.rope_write import sign_sine
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.runner.fused_layers import (
     ACTIVATIONS,
     HEADS,
@@ -256,7 +257,7 @@ def _check_forwards(decoder: nn.Module, family: str, parts: dict[str, nn.Module]
 
 def _check_options(spec: AttentionSpec, config: Any) -> None:
     options = [spec.unless]
-    if config._attn_implementation == "eager":
+    if own_attention(config) == "eager":
         options.append(spec.unless_eager)
     for option in options:
         if _read_option(config, option, False):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mmaccel.contracts import Pass, PrefixGroups
 from mmaccel.kernels import dispatch
+from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.layers.stores import LayerStores
@@ -260,7 +261,7 @@ def model_state(model: nn.Module) -> Hashable:
 
     Cost: one visit of each parameter.
     """
-    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    attention = own_attention(getattr(model, "config", None))
     addresses = tuple(find_address(tensor) for tensor in chain(model.parameters(), model.buffers()))
     return model.training, attention, addresses
 

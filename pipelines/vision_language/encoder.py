@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
-from mmaccel.pipelines.layers.attention import attention_named, find_configs
+from mmaccel.pipelines.layers.attention_name import attention_named, find_configs, own_attention
 from mmaccel.pipelines.vision_language.columns import ChosenColumns
 from mmaccel.pipelines.vision_language.tokens import (
     Places,
@@ -278,7 +278,7 @@ class EncoderReduction(TowerReduction):
     @contextmanager
     def applied(self) -> Iterator[None]:
         """See `TowerReduction.applied`; the tower's attention takes a bias there."""
-        takes_bias = self._tower.config._attn_implementation in _WITH_BIAS
+        takes_bias = own_attention(self._tower.config) in _WITH_BIAS
         configs = [] if takes_bias else find_configs(self._tower)
         with super().applied(), attention_named(configs, "sdpa"):
             yield

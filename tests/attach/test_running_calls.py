@@ -12,7 +12,9 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import BusyError
+from mmaccel.pipelines.layers.attention import NAME
 from tests.fixtures.tiny_lms import act_at, build_lm
+from tests.layers.test_hidden_states import ByHidden
 
 IDS = torch.tensor([[5, 6, 7]])
 OPTIONS: dict[str, Any] = dict(
@@ -67,6 +69,42 @@ def test_another_thread_waits(name: str) -> None:
     assert model.generate(IDS, **OPTIONS).shape == plain.shape
     handle.detach()
     assert len(handle.history) == 1 + (not name.startswith("detach"))
+
+
+@pytest.mark.parametrize(
+    "methods", [{"attention": mmaccel.Quest(0.3, block=4)}, {"kv_cache": ByHidden(budget=9)}]
+)
+def test_passes_of_threads_may_overlap(methods: dict[str, Any]) -> None:
+    """The first thread's pass lasts until the second one has ended, whose own began inside it."""
+    model = build_lm("qwen2")
+    prompt = torch.arange(5, 29)[None]
+    first, inside, ended = threading.get_ident(), threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> None:
+        if model.config._attn_implementation != NAME:
+            return  # a pass of transformers' own
+        if threading.get_ident() != first:
+            inside.set()
+            ended.wait(30)
+        else:
+            assert inside.wait(30)
+
+    def generate() -> None:
+        made.append(model.generate(prompt, **OPTIONS))
+
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=False, **methods) as handle:
+        made: list[Tensor] = []
+        generate()
+        second = threading.Thread(target=generate)
+        hook = model.model.layers[0].register_forward_pre_hook(hold)
+        second.start()
+        generate()
+        ended.set()
+        second.join()
+        hook.remove()
+        generate()
+        assert all(each.equal(made[0]) for each in made) and len(made) == 4
+        assert not any(stats.fallbacks for stats in handle.history)
 
 
 def test_an_interrupted_wait_leaves_nothing_behind() -> None:

@@ -137,6 +137,7 @@ def _options(rng: random.Random, folder: Path) -> Case:
         value = _hostile_value(parameter.kind, rng)
         codes |= {1} if parameter.kind is Path else set()  # a folder that nobody can write
         codes |= {1, 3} if parameter.name in ("model", "family", "codec", "decoder") else set()
+        codes |= {1} if parameter.name == "play" else set()  # by a package that is not here
         if parameter.option is None:
             arguments[: 1 if arguments and not arguments[0].startswith("-") else 0] = [value]
         elif parameter.kind is bool:
@@ -171,7 +172,8 @@ def _fields(rng: random.Random, folder: Path) -> Case:
     else:
         arguments += ["--keep", "0.3"] if slot == "visual_tokens" and rng.random() < 0.7 else []
         arguments += [f"--{slot.replace('_', '-')}", ":".join((name, *texts))]
-    return Case([*words, *arguments])
+    of_videos = {1} if slot == "visual_tokens" else set()
+    return Case([*words, *arguments], ANY | of_videos)
 
 
 def _salad(rng: random.Random, folder: Path) -> Case:
