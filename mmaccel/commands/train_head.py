@@ -29,7 +29,6 @@ def train_head(
 
     shared.set_threads(threads)
     lines = [row.prompt for row in read_prompts(texts)]
-    open_folder(out, "OUT")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model, load_processor
@@ -38,6 +37,7 @@ def train_head(
     from mmaccel.samplers.drafting.heads.eagle_training import make_head
 
     source = find_model(model, {name: DEMO_WEIGHTS / name for name in TEXT_MODELS})
+    open_folder(out, "OUT")
     load_config = LoadConfig(*choose_placement(device, "float32"))
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     opened = load_model(AutoModelForCausalLM, source, load_config)

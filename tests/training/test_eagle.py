@@ -142,6 +142,9 @@ def test_texts_are_lines_or_objects(tmp_path: Path) -> None:
         (None, ("--steps", "0"), "steps: expected an integer >= 1, received 0"),
         (None, ("--inner", "8"), "expected the state of a head of these sizes"),
         (None, ("--texts", "no.txt"), "no.txt"),
+        (None, ("--layers", "0", "1", "99"), "layers: expected an integer in 0.."),
+        (None, ("--draft-vocab", "1000000"), "draft_vocab: expected an integer in 1.."),
+        (None, ("--length", "32000"), "length: expected an integer in 1.."),
     ],
 )
 def test_what_cannot_be_trained(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mmaccel.checks import MANY, check_int
 from mmaccel.errors import OptionError
 from mmaccel.options import HeadTraining
 from mmaccel.samplers.drafting.heads.eagle_model import EagleConfig, EagleModel, Entries, save_eagle
@@ -53,9 +54,11 @@ def make_head(
         facts: of the card.
 
     Raises:
-        OptionError: too few texts, or a state of another head.
+        OptionError: too few texts, a state of another head, or a layer, a number of tokens or a
+            length that the model does not have.
     """
     model.requires_grad_(False)
+    _check_sizes(model, plan)
     tokens = _read_tokens(texts, tokenizer)
     n_pieces = len(tokens) // (plan.length + 2)
     if n_pieces <= _CHECKED:
@@ -81,13 +84,23 @@ def _read_tokens(texts: Sequence[str], tokenizer: Any) -> Tensor:
     return torch.tensor([id for each in ids for id in each], dtype=torch.int64)
 
 
+def _check_sizes(model: Any, plan: HeadTraining) -> None:
+    text = model.config.get_text_config()
+    for layer in plan.layers or ():
+        check_int("layers", layer, 0, text.num_hidden_layers - 1, hint="name layers of the model")
+    n_ids = len(model.get_output_embeddings().weight)
+    check_int("draft_vocab", plan.draft_vocab or 1, 1, n_ids, hint="the model has no more tokens")
+    longest = getattr(text, "max_position_embeddings", None) or MANY
+    check_int("length", plan.length, 1, longest - 1, hint="the model has no more positions")
+
+
 def _build(model: Any, plan: HeadTraining, tokens: Tensor) -> EagleModel:
     """A head with random weights; its output begins as the model's."""
     embedding = model.get_input_embeddings().weight
     output = model.get_output_embeddings().weight
     text = model.config.get_text_config()
     n_layers = text.num_hidden_layers
-    layers = tuple(plan.layers or (2, n_layers // 2, n_layers - 3))
+    layers = tuple(plan.layers or (min(2, n_layers - 1), n_layers // 2, max(0, n_layers - 3)))
     heads = text.num_attention_heads
     n_ids = plan.draft_vocab or len(output)
     config = EagleConfig(
