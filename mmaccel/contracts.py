@@ -337,6 +337,13 @@ class TokenModel(Model):
         return False
 
     @property
+    def takes_whole_prompts(self) -> bool:
+        """Whether `prefill` processes prompts with their last tokens. Windows of the first pass
+        begin with these all the same; `forward` processes those behind them.
+        """
+        return False
+
+    @property
     def capture_obstacle(self) -> str:
         """Why the passes of the next run cannot be captured; empty where they can."""
         return ""

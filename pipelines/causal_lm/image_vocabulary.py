@@ -20,6 +20,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.compatibility import read_weight
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.passes import select_kept
 
 
 class ImageTokenWindow(CausalLMWindow):
@@ -99,11 +100,12 @@ class ImageTokenWindow(CausalLMWindow):
         """As in `CausalLMWindow`, of image tokens."""
         assert self._lengths is not None and self._weight is not None, "begin comes first"
         tokens = inputs["input_ids"]
-        n_kept = inputs.pop("logits_to_keep", 0)
+        kept = inputs.pop("logits_to_keep", 0)
         is_text = inputs["position_ids"] < self._lengths[:, None]  # [R, W]
         known = self.ids[tokens.clamp(max=self.vocab_size - 1)]
         inputs["input_ids"] = torch.where(is_text, tokens, known)
-        hidden = self.passes.states(self.model.model, inputs)[:, -n_kept:].to(self.ids.device)
+        hidden = select_kept(self.passes.states(self.model.model, inputs), kept)
+        hidden = hidden.to(self.ids.device)
         if self.keeps_states:
             self.last_states = hidden
         logits = F.linear(hidden, self._weight, self._bias)

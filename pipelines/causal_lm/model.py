@@ -28,7 +28,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 )
 from mmaccel.pipelines.causal_lm.forwards import ForwardRoute, OutputHead, run_model
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
-from mmaccel.pipelines.causal_lm.passes import WindowPasses
+from mmaccel.pipelines.causal_lm.passes import WindowPasses, select_kept
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
 from mmaccel.pipelines.causal_lm.self_check import find_layer_obstacle, find_reason
 from mmaccel.pipelines.causal_lm.turning import KeyTurner, open_turner
@@ -67,7 +67,8 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         keeps_states, last_states, coarse: see `mmaccel.samplers.drafting.states.StateModel`.
         kept_layers, read_prompt: see `LayerStates.keep_states` there.
         own_prompt: a prompt that the model's own prefill processes; None where `prefill` does.
-        prompt_logits: `[R, V]` behind it, until the first pass hands them over.
+        prompt_logits: `[R, V]` behind a prompt that was processed whole, until the first pass hands
+            them over.
         facts, forwards, caches, passes: its parts; no caches before `reserve`.
 
     Raises:
@@ -162,6 +163,13 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         if self.methods.attention is not None or self.methods.goes_on:
             return False
         return not self.find_layer_obstacle(self.methods)
+
+    @property
+    def takes_whole_prompts(self) -> bool:
+        """See `mmaccel.contracts.TokenModel`: where something is evicted, before which the last
+        token of a prompt sees all of it, and votes.
+        """
+        return self.methods.evictor is not None
 
     @property
     def capture_obstacle(self) -> str:
@@ -270,6 +278,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.choose_route()
         self.attention_reason = find_reason(self)
         self.n_evicted = (0, 0)
+        self.prompt_logits = None
         self.caches = self._open_caches(rows, positions)
         self.block_counts = self.caches.block_counts
         self._prompts = None
@@ -391,10 +400,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         decoder = self.forwards.decoder
         if decoder is None:
             return run_model(self.model, inputs, self._replaced_tensors())
+        kept = inputs.pop("logits_to_keep", 0)
         hidden = self.passes.states(None, inputs)
-        if "logits_to_keep" in inputs:  # of a prompt, which `prefill` does not read
+        if isinstance(kept, int) and kept:  # of a prompt, behind which nothing is read
             return SimpleNamespace(logits=None)
-        return SimpleNamespace(logits=decoder.logits(hidden, self.vocab_size))
+        return SimpleNamespace(logits=decoder.logits(select_kept(hidden, kept), self.vocab_size))
 
     def _replaced_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers of the model that a pass uses in another form, by full name."""

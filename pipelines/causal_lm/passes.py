@@ -41,6 +41,7 @@ class PassedWindow(Protocol):
     pass_options: dict[str, Any]
     own_prompt: OwnPrompt | None
     prompt_logits: Tensor | None
+    takes_whole_prompts: bool
     stride: int | str | None
     methods: LayerMethods
     keeps_states: bool
@@ -122,20 +123,44 @@ class WindowPasses:
         chooses = False
         if attention is not None and entries.lengths is not None and entries.reads is None:
             chooses = attention.chooses_prompts and not attention.is_whole
-        self._run(
+        ends = lengths - 1
+        is_here = (ends >= 0) & (ends < width)
+        options = dict(window.facts.last_only)
+        wanted = ends[is_here].unique() if window.takes_whole_prompts else ends[:0]
+        if len(wanted) and options:
+            options = dict.fromkeys(options, wanted)
+            ends = torch.searchsorted(wanted, ends)
+        output = self._run(
             entries,
             is_prompt=True,
             sparse=caches.sparse if chooses else None,
             watcher=observer,
             prompt=lengths if chooses else None,
-            **window.facts.last_only,
+            **options,
         )
+        if len(wanted):
+            self._keep_logits(output.logits, ends, is_here)
         if window.read_prompt is not None and window.prefixes is None:
             assert window.last_states is not None
             window.read_prompt(entries, window.last_states)
         if observer is not None:
             self._repeat(entries.tokens[:, :width], lengths, observer)
         caches.end_part()
+
+    def _keep_logits(self, logits: Tensor, ends: Tensor, is_here: Tensor) -> None:
+        """Keep the logits behind prompts for the first pass.
+
+        Args:
+            logits: `[R, n, V]`, of the pass.
+            ends: `[R]` int64, which of the n are behind a row's prompt.
+            is_here: `[R]` bool, whether a row's prompt ends in the pass.
+        """
+        window = self._window
+        at = ends.clamp(0, logits.shape[1] - 1).to(logits.device)[:, None, None]
+        found = logits.gather(1, at.expand(-1, -1, logits.shape[2]))[:, 0, : window.vocab_size]
+        before = window.prompt_logits
+        is_new = is_here.to(found.device)[:, None]
+        window.prompt_logits = found if before is None else torch.where(is_new, found, before)
 
     def _repeat(self, tokens: Tensor, lengths: Tensor, observer: Observer) -> None:
         """Feed a prompt `[R, T]` a second time behind itself, for a method that asks for it.
@@ -396,6 +421,13 @@ class WindowPasses:
             device = kept[min(kept)].device
             states = [kept[layer].to(device) for layer in window.kept_layers or (0,)]
             window.last_states = torch.cat(states, -1)
+
+
+def select_kept(hidden: Tensor, kept: int | Tensor) -> Tensor:
+    """Of states `[R, W, C]` those that transformers' `logits_to_keep` names: the last n, all for 0,
+    or those of these columns.
+    """
+    return hidden[:, kept] if isinstance(kept, Tensor) else hidden[:, -kept:]
 
 
 def _find_positions(entries: Pass, indices: Tensor, this: WindowPass | None) -> Tensor:

@@ -26,6 +26,7 @@ from mmaccel.contracts import Prompt
 from mmaccel.errors import MMAccelError, UnsupportedModelError
 from mmaccel.pipelines.causal_lm.family import CausalLM
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.causal_lm.passes import select_kept
 from mmaccel.pipelines.generate_call import (
     OwnLoop,
     align_left,
@@ -163,10 +164,10 @@ class JanusCodes(CausalLMWindow):
             self.model.get_input_embeddings()(tokens.masked_fill(~is_text, 0)),
             self.model.prepare_embeddings_for_image_generation(codes),
         )
-        n_kept = inputs.pop("logits_to_keep", 0)
+        kept = inputs.pop("logits_to_keep", 0)
         inputs["inputs_embeds"] = embedded
-        hidden = self.passes.states(inner.language_model, inputs)
-        return SimpleNamespace(logits=inner.generation_head(hidden[:, -n_kept:]))
+        hidden = select_kept(self.passes.states(inner.language_model, inputs), kept)
+        return SimpleNamespace(logits=inner.generation_head(hidden))
 
 
 class _Prepared(MMAccelError):

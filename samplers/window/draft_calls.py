@@ -71,7 +71,7 @@ def check_retry(run: DraftedRun) -> None:
     """
     is_bad = run.rows.bad_rows()
     is_final = run.is_retry or run.width == 1
-    if not is_final and run.calls.has_own_prompt:
+    if not is_final and run.calls.knows_first:
         is_final = bool((is_bad & (run.buffer.n_generated == 0)).any())
     if is_final:
         rows = range(len(is_bad)) if run.scheduler is None else run.scheduler.rows

@@ -34,6 +34,7 @@ class ModelCalls:
         is_recorded: whether passes record anything.
         formats: what passes are computed in.
         has_own_prompt: whether the model itself has processed the prompt.
+        knows_first: whether the logits behind the prompt were computed with it.
         n_behind: entries of all rows that the last pass had beside its window.
     """
 
@@ -43,6 +44,7 @@ class ModelCalls:
         self.is_recorded = self.recorder is not None and self.recorder.is_active
         self.formats = PassFormats(model)
         self.has_own_prompt = False
+        self.knows_first = False
         self.n_behind = 0
         self._has_chunks = False  # whether prompts are processed in chunks
         self._spare = spare
@@ -52,7 +54,7 @@ class ModelCalls:
     def begin(
         self, tokens: Tensor | None, lengths: Tensor, positions: int, short_prompt: Tensor | None
     ) -> None:
-        """Reserve the cache and run the prompt without its last token.
+        """Reserve the cache and run the prompt, in most models without its last token.
 
         Once more if memory lacked and the graphs of other runs had some.
 
@@ -86,32 +88,37 @@ class ModelCalls:
         began = time.perf_counter()
         n_processed = self.model.process_prompt()
         self.has_own_prompt = n_processed is not None
+        self.knows_first = self.has_own_prompt or self.model.takes_whole_prompts
+        n_left = 0 if self.knows_first else 1  # tokens of the first window
         n_passes = 1
         has_size = self.model.prefill_chunk_size is not None
         self._has_chunks = n_processed is None and tokens is None and has_size
-        if n_processed is None and tokens is not None and tokens.shape[1] > 1:
-            n_passes = self._prefill(tokens[:, :-1], lengths, short_prompt)
-            n_processed = count_prompts(self.model, tokens) * (tokens.shape[1] - 1)
+        if n_processed is None and tokens is not None and tokens.shape[1] > n_left:
+            n_columns = tokens.shape[1] - n_left
+            n_passes = self._prefill(tokens[:, :n_columns], lengths, n_left, short_prompt)
+            n_processed = count_prompts(self.model, tokens) * n_columns
         if n_processed is not None:
             self._stats.forward_seconds += time.perf_counter() - began
             self._stats.prefill_passes += n_passes
             self._stats.tokens_processed += n_processed
 
-    def _prefill(self, tokens: Tensor, lengths: Tensor, short_prompt: Tensor | None) -> int:
+    def _prefill(
+        self, tokens: Tensor, lengths: Tensor, n_left: int, short_prompt: Tensor | None
+    ) -> int:
         """Prefill with `[R, N]`, of a short prompt in a step of its own; returns the passes."""
         size = self.model.prefill_chunk_size
         n_tokens = count_prompts(self.model, tokens) * tokens.shape[1]
         self._has_chunks = size is not None and n_tokens > size
         if short_prompt is None or self._has_chunks:
             return prefill_together(
-                self.model, tokens, lengths - 1, size if self._has_chunks else None
+                self.model, tokens, lengths - n_left, size if self._has_chunks else None
             )
         width = self.model.prompt_width(tokens.shape[1])
 
         def step() -> None:
             start = lengths.new_zeros(1).expand_as(lengths)
             tokens = short_prompt[:, :width].clamp(min=0)
-            self.model.prefill(Pass(tokens, start, lengths=lengths - 1))
+            self.model.prefill(Pass(tokens, start, lengths=lengths - n_left))
 
         self._runner.run_step(Once("prompt", width), step)
         return 1

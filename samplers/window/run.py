@@ -376,7 +376,7 @@ class WindowRun(RunParts):
         rows = self.rows
         scheduler = self.scheduler
         n_entries = self.width * len(rows.lengths) + self.calls.n_behind
-        if self.calls.has_own_prompt and self.width == 1 and not self.stats.passes:
+        if self.calls.knows_first and self.width == 1 and not self.stats.passes:
             self.stats.prefill_passes -= 1  # the prompt's pass gives the first tokens
             n_entries = 0
         self.stats.passes += n_passes
