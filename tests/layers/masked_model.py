@@ -55,17 +55,19 @@ def masked(model: Any, hides: Hides, is_causal: bool = True) -> Iterator[None]:
 
 
 @torch.no_grad()
-def greedy(model: Any, ids: Tensor, n_new: int) -> Tensor:
+def greedy(model: Any, ids: Tensor, n_new: int, *, whole: bool = False) -> Tensor:
     """The model's own greedy tokens `[1, n_new]` after one row `[1, T]`.
 
-    The last token of the prompt is processed with the first new one, as a window does.
+    The last token of the prompt is processed with the first new one, as a window does, or with the
+    whole prompt, as before an eviction.
     """
     from transformers import DynamicCache
 
     given: dict[str, Any] = {CACHE: DynamicCache(config=model.config), "use_cache": True}
-    model(ids[:, :-1], **given)
-    token, made = ids[:, -1:], []
-    for _ in range(n_new):
+    logits = model(ids if whole else ids[:, :-1], **given).logits
+    token = logits[:, -1:].argmax(-1) if whole else ids[:, -1:]
+    made = [token] if whole else []
+    for _ in range(n_new - len(made)):
         token = model(token, **given).logits[:, -1:].argmax(-1)
         made.append(token)
     return torch.cat(made, 1)

@@ -197,7 +197,9 @@ def test_rows_leave_a_cache_of_parts(method: Any) -> None:
         window = CausalLMWindow(model)
         window.use_methods(LayerMethods(kv_cache=method))
         window.reserve(len(some), 60)
-        window.prefill(Pass(torch.tensor(some), torch.zeros(len(some), dtype=torch.int64)))
+        ids = torch.tensor(some)
+        window.prefill(Pass(ids, torch.zeros(len(some), dtype=torch.int64)))
+        window.forward(Pass(ids[:, -1:], torch.full((len(some),), 29)))  # hands out its logits
         return window
 
     together, alone = open_window(rows), open_window(rows[2:])

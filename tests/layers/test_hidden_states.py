@@ -92,10 +92,10 @@ def check_tokens(policy: Any, fused: bool, **options: Any) -> None:
     whole, _ = generate(model, policy, rows, fused=fused)
     assert not torch.equal(received, whole)
     for row, ids in enumerate(rows):
-        plan = plan_by_hand(read_by_hand(model, ids[:-1]), METHOD)
-        hides = Hiding(METHOD, plan, model.config.num_hidden_layers, len(ids) - 1)
+        plan = plan_by_hand(read_by_hand(model, ids), METHOD)
+        hides = Hiding(METHOD, plan, model.config.num_hidden_layers, len(ids))
         with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), N_NEW)
+            expected = greedy(model, torch.tensor([ids]), N_NEW, whole=True)
         assert received[row].tolist() == expected[0].tolist()
 
 

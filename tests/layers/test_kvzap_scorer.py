@@ -76,10 +76,10 @@ def check_tokens(folder: Path, kind: str, fused: bool, policy: Any, scorer: str 
     assert not torch.equal(received, whole)
     kept = []
     for row, ids in enumerate(rows):
-        plan = plan_by_hand(networks, read_by_hand(model, ids[:-1]))
-        hides = Hiding(method, plan, 2, len(ids) - 1)
+        plan = plan_by_hand(networks, read_by_hand(model, ids))
+        hides = Hiding(method, plan, 2, len(ids))
         with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), N_NEW)
+            expected = greedy(model, torch.tensor([ids]), N_NEW, whole=True)
         assert received[row].tolist() == expected[0].tolist()
         kept += [len(head) for plan in hides.plans.values() for head in plan]
     assert len(set(kept)) > 3, "heads keep different numbers"
@@ -125,9 +125,9 @@ def check_rounds(folder: Path, policy: Any) -> None:
                 for head, positions in prompt.held or every
             ]  # fmt: skip
 
-        hides = Rounds(method, plan, 2, len(ids) - 1)
+        hides = Rounds(method, plan, 2, len(ids))
         with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), 34)
+            expected = greedy(model, torch.tensor([ids]), 34, whole=True)
         for hook in hooks:
             hook.remove()
         assert received[row].tolist() == expected[0].tolist()
