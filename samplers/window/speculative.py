@@ -12,7 +12,7 @@ Departures: every row proceeds at its own pace; see also those of the draft sour
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, cast
 
 import torch
@@ -80,6 +80,13 @@ class Speculative(WindowPolicy):
                 f"verification: expected no tree for 'block', which verifies a chain, received "
                 f"{self.tree!r}; choose 'token', or leave tree out"
             )
+
+    def __repr__(self) -> str:
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
+        if self.draft_model is not None:  # which drafts in place of a source
+            values["drafts"] = self.draft_source()
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items())
+        return f"{type(self).__qualname__}({shown})"
 
     def draft_source(self) -> DraftSource:
         if self.draft_model is None:

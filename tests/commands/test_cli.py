@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,13 @@ from tests.architecture.source import ROOT
 
 def test_version(capsys) -> None:
     assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mmaccel {mmaccel.__version__}\n"
+
+
+def test_python_runs_the_package(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["mmaccel", "--version"])
+    with pytest.raises(SystemExit, match="^0$"):
+        runpy.run_module("mmaccel", run_name="__main__")
     assert capsys.readouterr().out == f"mmaccel {mmaccel.__version__}\n"
 
 

@@ -139,6 +139,19 @@ def test_a_prompt_file_goes_on_where_it_was_stopped(
     assert "received others for" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("made_of", [[CAPTIONS[0]], ["--prompts", "prompts.jsonl"]])
+def test_odd_sides_and_mp4(
+    made_of: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    odd = property(lambda model: (17, 16), lambda model, size: None)
+    monkeypatch.setattr(ClipModel, "size", odd, raising=False)
+    write_rows(tmp_path, [{"id": "a", "prompt": CAPTIONS[0]}])
+    fixed = ["--model", str(model), "--out", "out", "--format", "mp4"]
+    assert main(["animate", *made_of, *fixed]) == 2
+    assert "--format: expected even sides for mp4" in capsys.readouterr().err
+
+
 def test_an_interrupt_keeps_whole_clips(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,15 @@ def test_autocast_inside_a_models_forward(name: str, cast: Any) -> None:
     assert [_badge(stats) for stats in run.history] == [plain, ROUNDED, ROUNDED, plain]
 
 
+def test_one_short_weight_among_long_ones() -> None:
+    """Not the first one, and of no product."""
+    model = build_lm("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(window=4)) as run:
+        model.model.norm.bfloat16()
+        model.generate(**PROMPTS, max_new_tokens=6, do_sample=False)
+    assert run.stats.fallbacks == [] and _badge(run.stats) == ROUNDED
+
+
 @CASTS
 @pytest.mark.parametrize("name", ["sdar", "masked-lm"])
 def test_autocast_inside_a_denoisers_forward(name: str, cast: Any) -> None:

@@ -251,6 +251,9 @@ def test_a_long_path_is_no_file() -> None:
         (read_policy, "lossless-unmask:drafts=900", "drafts: expected an integer in 1..256"),
         (read_policy, {"name": "jacobi", "drafts": Path("none")}, "drafts: expected a folder"),
         (lambda drafts: mmaccel.Jacobi(drafts=drafts), Path(), "expected a coarse model"),
+        (lambda n: mmaccel.HierarchyDrafting(ngram=n), 2**63, "ngram: .* in 1..64, received"),
+        (lambda x: mmaccel.Noise(x, x), "x", "Noise.seeds: expected a Tensor, received 'x'"),
+        (lambda nan: mmaccel.Sequoia(acceptance=((nan, nan),)), float("nan"), "in 0..1, .* nan"),
     ],
 )  # fmt: skip
 def test_texts_are_read_by_the_types_of_fields(read: Any, text: Any, said: Any) -> None:

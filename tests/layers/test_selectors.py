@@ -160,6 +160,8 @@ def test_a_descent_finds_a_key_whose_neighbours_are_like_it() -> None:
         assert blocks is not None
         listed = blocks.index[0, 0, : int(blocks.count[0, 0])].tolist()
         assert (83 // 2 in listed) == is_found and (is_found or 20 // 2 in listed)
+    least = SparseBlocks(replace(method, budget=1e-300)).choose(0, query, keys, start, scale=1.0)
+    assert least is not None and int(least.count[0, 0]) == 3  # the first, the last and one other
 
 
 def test_rows_that_leave_take_their_memory_along() -> None:

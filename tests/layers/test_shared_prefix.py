@@ -158,6 +158,7 @@ def test_rows_with_other_inputs_share_nothing() -> None:
 def test_prompts_are_stored_and_processed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes of one prompt where eight rows had eight."""
     rows = [LONG] * 8
+    open_window(rows, shares=True, stride=None)  # the model's self-check
     widths: list[tuple[int, int]] = []
     compute = CausalLMWindow.compute
 
@@ -273,9 +274,11 @@ REASONS: dict[str, tuple[list[list[int]], str]] = {
 
 
 @pytest.mark.parametrize("case", REASONS)
-def test_auto_says_why_it_does_not(case: str) -> None:
+def test_auto_says_why_it_does_not(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the passes of a self-check."""
     rows, reason = REASONS[case]
     model = build_lm("llama")
+    monkeypatch.setattr(CausalLMWindow, "find_sharing_obstacle", lambda *_: pytest.fail("asked"))
     with mmaccel.attach(model, "jacobi", share_prefix="auto") as handle:
         model.generate(**left_padded(rows), max_new_tokens=3, do_sample=False)
     assert handle.stats is not None

@@ -352,6 +352,15 @@ _AMUSED = (
             ("expected one torch.Generator, received a list",)),
     Refused("a callback that changes latents", lambda: _call_amused(callback=_change),
             ("expected latents as it was given", "latents=")),
+    *(
+        Refused(f"latents of {name}", _paint(latents=latents), ("latents: expected", *said),
+                ShapeError)
+        for name, latents, said in (
+            ("another shape", torch.zeros(1, 4, 3).long(), ("[1, 4, 4] of int", "[1, 4, 3]")),
+            ("floats", torch.zeros(1, 4, 4), ("[1, 4, 4] of int", "torch.float32")),
+            ("no tokens", torch.full((1, 4, 4), 1000), ("0..", "received 1000..1000")),
+        )
+    ),
     Refused("aMUSEd inside aMUSEd", lambda: _call_amused(callback=lambda *_: _pipe()("abc")),
             ("one call at a time",), BusyError),
     Refused("NaN of aMUSEd", _broken_amused, (), NumericsError),

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams, Speculative
-from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 from mmaccel.samplers.drafting.parallel.dflash import DFlash, DFlashDrafter
 from mmaccel.samplers.drafting.parallel.dflash_model import DFlashModel
+from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -253,23 +252,9 @@ def test_attach_takes_a_network(tmp_path: Path) -> None:
 
 
 def measure(folder: Path) -> float:
-    model = build_target(vocab_size=5)
     save_draft("full", folder, mask=4)
-    prompt = torch.randint(5, (12,), generator=torch.Generator().manual_seed(2)).tolist()
-    n = 20_000
-    made = Speculative(window=3, drafts=DFlash(str(folder))).sample(
-        CausalLMWindow(model),
-        make_prompt([prompt] * n),
-        3,
-        params=SamplingParams(),
-        noise=Noise.from_seed(5, n),
-    )
-    texts = torch.cartesian_prod(*[torch.arange(5)] * 3)
-    ids = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
-    with torch.no_grad():
-        scores: Tensor = model(input_ids=ids).logits.double().log_softmax(-1)
-    own = scores[:, len(prompt) - 1 : -1].gather(2, texts[..., None])[..., 0]
-    return g_test(count_sequences(made.tokens, 5), own.sum(1).exp()).p_value
+    policy = Speculative(window=3, drafts=DFlash(str(folder)))
+    return draw_enumerated(build_target(vocab_size=5), policy)[0]
 
 
 def test_speculative_has_the_models_distribution(tmp_path: Path) -> None:

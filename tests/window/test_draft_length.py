@@ -272,3 +272,8 @@ def test_a_cost_is_a_ratio_of_medians_of_late_passes() -> None:
     assert costs.expect(Arm(0, 2)) == (1.0, 2.0)
     assert costs.expect(Arm(1, 4)) == (1.0, 4.0)
     assert MeasuredCosts().expect(wide) == (math.inf, math.inf)
+
+
+def test_a_policy_says_that_its_model_drafts() -> None:
+    """And not the source that it would take without one."""
+    assert "drafts=DraftModel(length=None)" in repr(Speculative(draft_model=ToyLanguage(5, seed=4)))

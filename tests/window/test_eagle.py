@@ -15,7 +15,6 @@ from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams, Speculative
-from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 from mmaccel.samplers.drafting.heads import eagle
@@ -28,6 +27,7 @@ from mmaccel.samplers.drafting.heads.eagle_model import (
     load_eagle,
     save_eagle,
 )
+from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -242,23 +242,10 @@ def test_a_head_with_fewer_tokens_scores_those_alone(tmp_path: Path, drafted: li
 def measure(folder: Path, policy: Any = None) -> float:
     model = build_lm("llama", vocab_size=5)
     make_head(model, folder, third=True)
-    prompt = torch.randint(5, (12,), generator=torch.Generator().manual_seed(2)).tolist()
-    n = 20_000
     policy = policy or Speculative(window=3, drafts=Eagle(str(folder)))
-    made = policy.sample(
-        CausalLMWindow(model),
-        make_prompt([prompt] * n),
-        3,
-        params=SamplingParams(),
-        noise=Noise.from_seed(5, n),
-    )
-    texts = torch.cartesian_prod(*[torch.arange(5)] * 3)
-    ids = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
-    with torch.no_grad():
-        scores = model(input_ids=ids).logits.double().log_softmax(-1)
-    own = scores[:, len(prompt) - 1 : -1].gather(2, texts[..., None])[..., 0]
-    assert made.stats.passes < 3 * made.stats.draft_passes
-    return g_test(count_sequences(made.tokens, 5), own.sum(1).exp()).p_value
+    p_value, stats = draw_enumerated(model, policy)
+    assert stats.passes < 3 * stats.draft_passes
+    return p_value
 
 
 def test_speculative_has_the_models_distribution(tmp_path: Path) -> None:

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import mmaccel
 from mmaccel import CausalLMWindow, ContinuousBatching, Jacobi, Noise, SamplingParams, Speculative
-from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.causal_lm.mtp import MtpHead
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import Drafts, OpenRun
 from mmaccel.samplers.drafting.heads.eagle import EagleDrafter
+from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.mtp import open_mtp_model, save_mtp
 from tests.fixtures.toy_models import make_prompt
 from tests.window.test_eagle import rows_of
@@ -194,21 +193,7 @@ def test_the_model_stays_as_it_is(model: Any) -> None:
 
 def measure(folder: Path) -> float:
     model = open_mtp_model(save_mtp(folder, vocab_size=5))
-    prompt = torch.randint(5, (12,), generator=torch.Generator().manual_seed(2)).tolist()
-    n = 20_000
-    made = Speculative(window=3, drafts="mtp").sample(
-        CausalLMWindow(model),
-        make_prompt([prompt] * n),
-        3,
-        params=SamplingParams(),
-        noise=Noise.from_seed(5, n),
-    )
-    texts = torch.cartesian_prod(*[torch.arange(5)] * 3)
-    ids = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
-    with torch.no_grad():
-        scores: Tensor = model(input_ids=ids).logits.double().log_softmax(-1)
-    own = scores[:, len(prompt) - 1 : -1].gather(2, texts[..., None])[..., 0]
-    return g_test(count_sequences(made.tokens, 5), own.sum(1).exp()).p_value
+    return draw_enumerated(model, Speculative(window=3, drafts="mtp"))[0]
 
 
 def test_speculative_has_the_models_distribution(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ from mmaccel import (
     Speculative,
 )
 from mmaccel.contracts import CanvasPass, Pass
-from mmaccel.evaluation.exactness.g_test import count_sequences, g_test
 from mmaccel.pipelines.diffusion_lm.masked_lm import MaskedLM
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.samplers.drafting import in_turn
 from mmaccel.samplers.drafting.contract import DraftSource
 from mmaccel.samplers.drafting.parallel.own_canvas import CanvasDrafter
 from mmaccel.samplers.drafting.parallel.pard import PardDrafter
+from tests.fixtures.enumerated import draw_enumerated
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.toy_models import make_prompt
 
@@ -283,22 +283,8 @@ def test_the_mask_is_that_of_the_configuration() -> None:
 
 
 def measure(source: DraftSource) -> float:
-    model = build_lm("llama", vocab_size=5)
-    prompt = torch.randint(5, (6,), generator=torch.Generator().manual_seed(2)).tolist()
-    n = 20_000
-    made = Speculative(window=3, drafts=source).sample(
-        CausalLMWindow(model),
-        make_prompt([prompt] * n),
-        3,
-        params=SamplingParams(),
-        noise=Noise.from_seed(5, n),
-    )
-    texts = torch.cartesian_prod(*[torch.arange(5)] * 3)
-    ids = torch.cat([torch.tensor(prompt).expand(len(texts), -1), texts], 1)
-    with torch.no_grad():
-        scores = model(input_ids=ids).logits.double().log_softmax(-1)
-    own = scores[:, len(prompt) - 1 : -1].gather(2, texts[..., None])[..., 0]
-    return g_test(count_sequences(made.tokens, 5), own.sum(1).exp()).p_value
+    policy = Speculative(window=3, drafts=source)
+    return draw_enumerated(build_lm("llama", vocab_size=5), policy, n_prompt=6)[0]
 
 
 SMALL: dict[str, Callable[[], DraftSource]] = {

@@ -279,6 +279,8 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         size = scores.shape[2]
         check_answer(f"{self.name}.count", counts, lengths.shape, "int64")
+        some = counts.where(lengths > 0, 1)
+        check_answer(f"{self.name}.count", some, lengths.shape, "int64", within=(1, 2**62))
         counts = counts.minimum(lengths)
         index = torch.arange(size, device=scores.device)
         ends = lengths[:, None, None]
