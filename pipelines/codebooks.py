@@ -79,6 +79,11 @@ class CodebookWindow(TokenModel):
         """See `mmaccel.contracts.Model`."""
         return self.steps.step_bytes
 
+    @property
+    def takes_whole_prompts(self) -> bool:
+        """See `TokenModel`."""
+        return self.steps.takes_whole_prompts
+
     def find_layer_obstacle(self, methods: Any) -> str:
         return self.steps.find_layer_obstacle(methods)
 
@@ -112,7 +117,8 @@ class CodebookWindow(TokenModel):
         return by_book[row, source - first[:, None], target % self.n_codebooks]
 
     def prefill(self, entries: Pass) -> None:
-        """See `TokenModel.prefill`. The step that scores the next code is left to `forward`.
+        """See `TokenModel.prefill`. The step that scores the next code is left to `forward`, but
+        where the steps take whole prompts.
 
         Cost: that of the steps, and two host synchronisations.
         """
@@ -128,7 +134,8 @@ class CodebookWindow(TokenModel):
             return
         steps = self._embed(start, n_steps)  # one that is not whole is written again
         if lengths is not None:
-            n_left = (first + lengths + 1) // self.n_codebooks - 1 - start
+            n_ahead = 0 if self.takes_whole_prompts else 1
+            n_left = (first + lengths + n_ahead) // self.n_codebooks - n_ahead - start
             if int(first.max()) and int(n_left.max()) <= 0:  # all whole steps were in passes before
                 return
             steps = replace(steps, lengths=n_left)

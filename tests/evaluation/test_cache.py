@@ -151,8 +151,8 @@ def test_entries_and_bytes_by_hand(text_model: TextModel, asked: list[TextQuesti
         if budget is None:
             assert cost.kept == 1.0 and cost.bytes == whole * an_entry
         else:
-            assert cost.kept == pytest.approx(2 * budget / (30 + 40))
-            assert cost.bytes == (whole - (30 - budget)) * an_entry
+            assert cost.kept == pytest.approx(2 * budget / (31 + 41))
+            assert cost.bytes == (whole - (31 - budget)) * an_entry
 
 
 _WHOLE = ("raas", "quantized-cache")  # drop no entry of a prompt

@@ -116,7 +116,8 @@ def pooled(prompt: Prompt, method: Any) -> list[Tensor]:
     scores = []
     for head in range(len(prompt.keys)):
         votes = prompt.attention(head, length - method.window)
-        means = [float(votes[max(i - reach, 0) : i + reach + 1].mean()) for i in range(length)]
+        votes[max(length - method.window, 0) :] = 0  # the window stays in any case
+        means = [float(votes[max(i - reach, 0) : i + reach + 1].sum()) for i in range(length)]
         scores.append(torch.tensor(means))
     return scores
 

@@ -171,8 +171,10 @@ def answer(
         synchronise()
         began = time.perf_counter()
         window.reserve(len(prompts), tokens.shape[1] + max_new_tokens)
+        n_before = lengths - (0 if window.takes_whole_prompts else 1)
         if shared is None:
-            window.prefill(Pass(tokens[:, :-1], torch.zeros_like(lengths), lengths=lengths - 1))
+            part = tokens[:, : int(n_before.max())]
+            window.prefill(Pass(part, torch.zeros_like(lengths), lengths=n_before))
         else:
             shared.begin(window, methods)
             cost.shared_seconds = shared.seconds
@@ -189,8 +191,8 @@ def answer(
             has_ended |= torch.isin(last, stops)
             if has_ended.all():
                 break
-        cost.kept, cost.bytes = _measure_cache(window, lengths - 1)
-        cost.blocks = _measure_blocks(window, methods, lengths - 1, len(made))
+        cost.kept, cost.bytes = _measure_cache(window, n_before)
+        cost.blocks = _measure_blocks(window, methods, n_before, len(made))
     cost.pass_seconds = cost.pass_seconds[1:] or cost.pass_seconds
     return torch.cat(made, 1).cpu(), cost
 

@@ -92,16 +92,20 @@ class SharedPrompts:
         lengths: `[R]` int64, entries of each.
         layers: by number; see `CachedLayer`.
         seconds: of the pass.
+        logits: `[R, V]`, behind the prompts.
     """
 
     lengths: Tensor
     layers: dict[int, CachedLayer]
     seconds: float
+    logits: Tensor
 
     def begin(self, window: CausalLMWindow, methods: LayerMethods) -> None:
         """Let a window that was reserved go on from the prompts, after its methods' eviction."""
-        width = int(self.lengths.max())
-        mask = torch.arange(width, device=self.lengths.device) < self.lengths[:, None]
+        is_whole = window.takes_whole_prompts
+        lengths = self.lengths - (0 if is_whole else 1)  # the last token goes with the first pass
+        width = int(lengths.max())
+        mask = torch.arange(width, device=lengths.device) < lengths[:, None]
         observer = None
         if methods.evictor is not None:
             observer = self._observe(methods.evictor)
@@ -110,12 +114,13 @@ class SharedPrompts:
                 (layer.keys[:, :, :width], layer.values[:, :, :width])
                 for layer in self.layers.values()
             ],
-            logits=self.lengths.new_zeros(len(self.lengths), 0),  # of passes to come
+            logits=self.logits,
             n_processed=0,
             observer=observer,
         )
-        own = OwnPrompt(mask, self.lengths, lambda sparse: states)
+        own = OwnPrompt(mask, lengths, lambda sparse: states)
         window.run_caches().take(own, states)
+        window.prompt_logits = self.logits if is_whole else None
 
     def _observe(self, method: CacheMethod) -> Observer:
         """What a method would have seen, had it looked at the pass."""
@@ -135,7 +140,7 @@ def process_prompts(
     sides: Sequence[LayerMethods],
     synchronise: Callable[[], object] = lambda: None,
 ) -> SharedPrompts:
-    """Process prompts, without their last tokens, for all of `sides`.
+    """Process prompts for all of `sides`.
 
     Args:
         window: over the model.
@@ -148,10 +153,8 @@ def process_prompts(
     n_observed = max((method.observed for method in methods), default=0)
     kind = _Adder if any(method.accumulates for method in methods) else _Recorder
     recorder = kind(n_observed=n_observed)
-    lengths = torch.tensor(
-        [len(prompt) - 1 for prompt in prompts], device=device, dtype=torch.int64
-    )
-    tokens = pad_sequence(list(prompts), batch_first=True).to(device)[:, :-1]  # [R, T]
+    lengths = torch.tensor([len(prompt) for prompt in prompts], device=device, dtype=torch.int64)
+    tokens = pad_sequence(list(prompts), batch_first=True).to(device)  # [R, T]
     with reducing(window, LayerMethods(kv_cache=recorder), 1):
         synchronise()
         began = time.perf_counter()
@@ -159,4 +162,6 @@ def process_prompts(
         window.prefill(Pass(tokens, torch.zeros_like(lengths), lengths=lengths))
         synchronise()
         seconds = time.perf_counter() - began
-    return SharedPrompts(lengths, recorder.seen, seconds)
+        logits = window.prompt_logits
+    assert logits is not None
+    return SharedPrompts(lengths, recorder.seen, seconds, logits)

@@ -6,7 +6,7 @@ instruction vote with their attention in the mean of all heads, and all heads ke
 
 Departures: the paper feeds a document in chunks, lets the instruction vote after each, and may hold
 a second cache for the flow of the text. Here the prompt is processed at once and the instruction
-votes once. It stays, of which the last token is processed with the first window and has no vote.
+votes once, and stays.
 """
 
 from __future__ import annotations

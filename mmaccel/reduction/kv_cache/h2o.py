@@ -7,8 +7,7 @@ heavy hitters, stay, and beside them the last ones, half of the budget each.
 
 Departures: the paper evicts one entry for every new token; here entries go when the prompt is
 processed, and in rounds of `every` tokens where that is given. Query heads vote together for their
-key head. A row's last prompt token is processed with the first window, so that its query does not
-count.
+key head.
 """
 
 from __future__ import annotations

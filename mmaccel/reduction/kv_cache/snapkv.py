@@ -6,16 +6,14 @@ observation window, vote for the entries before them with their attention; votes
 `kernel` neighbours, so that what stands beside an important entry stays, too. The observation
 window itself stays.
 
-Departures: a row's last prompt token is processed with the first window, so that the observation
-window ends one before it (it is part of the window where the model's own prefill processes the
-prompt); query heads vote together for their key head; averages leave out what is behind a row's
-end.
+Departures: query heads vote together for their key head.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
@@ -56,9 +54,8 @@ class SnapKV(CacheMethod):
         return self.window
 
     def score(self, layer: CachedLayer) -> Tensor:
-        """Pooled votes `[R, H, S]`."""
+        """Pooled votes `[R, H, S]` for the entries before the observation window."""
         votes = layer.mass()
-        reach = self.kernel // 2
-        is_real = layer.is_entry().float().expand_as(votes)
-        total = avg_pool1d(votes * is_real, self.kernel, 1, reach)
-        return total / avg_pool1d(is_real, self.kernel, 1, reach).clamp(min=1e-6)
+        index = torch.arange(votes.shape[2], device=votes.device)
+        is_before = index < (layer.lengths - self.window)[:, None, None]
+        return avg_pool1d(votes * is_before, self.kernel, 1, self.kernel // 2)

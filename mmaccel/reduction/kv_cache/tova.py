@@ -5,8 +5,7 @@ Token omission via attention: the entries to which the newest token attends leas
 all heads, go. Neither the first entries nor the recent ones are kept for where they stand.
 
 Departures: the paper evicts one entry for every new token; here entries go when the prompt is
-processed, and in rounds of `every` tokens where that is given. A row's last prompt token is
-processed with the first window, so that the one before it votes, and stays.
+processed, and in rounds of `every` tokens where that is given.
 """
 
 from __future__ import annotations
