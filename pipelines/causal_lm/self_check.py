@@ -47,9 +47,7 @@ EVEN_PASSES = ((0, 5), (2, 3), (5, 4))  # start of all rows, width
 SAME_SHAPES = Tolerance(mean=0.01)
 OTHER_SHAPES = Tolerance(mean=0.2)
 TIMES = 2.0
-_passed: WeakKeyDictionary[Any, str | None] = (
-    WeakKeyDictionary()
-)  # model -> attention implementation
+_passed: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # model -> attention
 _reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
 
 
