@@ -1,0 +1,153 @@
+"""What the library says of a released language model, SmolLM2-135M-Instruct."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import getsource
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool1d
+
+import mmaccel
+from mmaccel.catalog import METHODS
+from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.layers import stores
+from mmaccel.reduction.kv_cache.contract import CacheMethod
+from tests.fixtures.tiny_lms import left_padded
+from tests.matrix.examples import Target, make
+
+pytestmark = pytest.mark.slow
+SNAPKV = mmaccel.SnapKV(budget=100, window=32, kernel=5)
+
+
+def encode(tokenizer: Any, *sizes: int) -> list[list[int]]:
+    """Beginnings of a module of the standard library, one behind the other."""
+    ids: list[int] = tokenizer(getsource(textwrap))["input_ids"]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    return [ids[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def generate(
+    model: Any, policy: Any, rows: list[list[int]], n_new: int = 12, *,
+    sample: bool = False, seed: Any = 7, **methods: Any,
+) -> Tensor:  # fmt: skip
+    """New tokens of each row, `[R, n_new]`."""
+    inputs = left_padded(rows)
+    options = {"do_sample": sample, "max_new_tokens": n_new, "min_new_tokens": n_new}
+    with mmaccel.attach(model, policy, strict=True, seed=seed, **methods):
+        made: Tensor = model.generate(**inputs, **options, pad_token_id=0)
+    return made[:, inputs["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_bitwise_policies_have_the_plain_loops_tokens(smollm2: Any, sample: bool) -> None:
+    model, tokenizer = smollm2
+    rows = encode(tokenizer, 90, 61)
+    plain = generate(model, mmaccel.Autoregressive(), rows, sample=sample)
+    if not sample:
+        out = model.generate(**left_padded(rows), do_sample=False, max_new_tokens=12)
+        assert out[:, -12:].equal(plain)
+    for policy in (mmaccel.Jacobi(8), mmaccel.Jacobi(8, drafts="token-recycling")):
+        assert generate(model, policy, rows, sample=sample).equal(plain), policy
+
+
+def test_a_cache_of_everything_changes_nothing(smollm2: Any) -> None:
+    model, tokenizer = smollm2
+    rows = encode(tokenizer, 120)
+    plain = generate(model, mmaccel.Autoregressive(), rows, 6)
+    wrong = []
+    for name in METHODS["kv_cache"]:
+        method = make("kv_cache", name, Target(model))
+        if isinstance(method, CacheMethod):
+            whole = replace(method, budget=4096)
+            if not generate(model, mmaccel.Jacobi(4), rows, 6, kv_cache=whole).equal(plain):
+                wrong.append(name)
+    assert not wrong
+
+
+def test_windows_rows_and_chunks_under_eviction(smollm2: Any) -> None:
+    model, tokenizer = smollm2
+    rows = encode(tokenizer, 260, 150)
+    method = replace(SNAPKV, budget=36)
+    plain = generate(model, mmaccel.Autoregressive(), rows, kv_cache=method)
+    for given in ({}, {"prefill_chunk_size": 128}):
+        made = generate(model, mmaccel.Jacobi(16), rows, kv_cache=method, **given)
+        assert made.equal(plain), given
+    for row, ids in enumerate(rows):
+        alone = generate(model, mmaccel.Jacobi(16), [ids], kv_cache=method)
+        assert alone[0].equal(plain[row])
+    whole = generate(model, mmaccel.Autoregressive(), rows)
+    assert whole[:, 0].equal(plain[:, 0]) and not whole.equal(plain)
+
+
+def by_key_head(attention: Tensor) -> Tensor:
+    """`[H, ...]` of `[Hq, ...]`, added up."""
+    return attention.unflatten(0, (3, -1)).sum(1)
+
+
+def vote_snapkv(attention: Tensor) -> Tensor:
+    """Listing 1 of the paper, of `[Hq, T, T]`; the window stays."""
+    votes = by_key_head(attention[:, -SNAPKV.window :, : -SNAPKV.window].sum(1))
+    pooled = avg_pool1d(votes, SNAPKV.kernel, 1, SNAPKV.kernel // 2)
+    return torch.cat([pooled, pooled.new_full((3, SNAPKV.window), float("inf"))], 1)
+
+
+def vote_h2o(attention: Tensor) -> Tensor:
+    """Algorithm 1, of all queries of the prompt; half of the budget is of the last entries."""
+    votes = by_key_head(attention.sum(1))
+    votes[:, -50:] = float("inf")
+    return votes
+
+
+VOTES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
+    "snapkv": (SNAPKV, vote_snapkv),
+    "tova": (mmaccel.TOVA(budget=100), lambda attention: attention[:, -1].mean(0, keepdim=True)),
+    "h2o": (mmaccel.H2O(budget=100), vote_h2o),
+}
+
+
+def share_alike(smollm2: Any, name: str) -> float:
+    """Of layers and heads, those that keep what the model's own attention says."""
+    model, tokenizer = smollm2
+    rows = encode(tokenizer, 300)
+    method, vote = VOTES[name]
+    kept: list[Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        own = stores.evict
+
+        def note(*given: Any, **named: Any) -> Any:
+            made = own(*given, **named)
+            kept.extend(made.kept)
+            return made
+
+        patch.setattr(stores, "evict", note)
+        generate(model, mmaccel.Jacobi(4), rows, 1, kv_cache=method)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        found = model(torch.tensor(rows), output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    alike = []
+    for ours, attention in zip(kept, found, strict=True):
+        theirs = vote(attention[0]).topk(method.budget).indices.sort(-1).values
+        alike += [bool(a.equal(b)) for a, b in zip(ours[0], theirs, strict=True)]
+    return sum(alike) / len(alike)
+
+
+@pytest.mark.parametrize("name", VOTES)
+def test_entries_that_stay_are_the_papers(smollm2: Any, name: str) -> None:
+    """In 95 % of heads all of them; of scores that are almost equal either may stay."""
+    assert share_alike(smollm2, name) > 0.95
+
+
+@pytest.mark.parametrize("name", VOTES)
+def test_an_eviction_before_the_last_token_is_seen(
+    smollm2: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window ends one entry early, and the last token has no vote."""
+    monkeypatch.setattr(CausalLMWindow, "takes_whole_prompts", property(lambda self: False))
+    assert share_alike(smollm2, name) < 0.5
