@@ -208,11 +208,16 @@ class WindowPasses:
 
     def forward_canvas(self, entries: Pass) -> Tensor:
         """See `CausalLMWindow.forward_canvas`. Cost: a host synchronisation."""
+        known = self._window.prompt_logits
+        if known is not None:  # the prompt's last token is in the cache, and stays
+            assert entries.start is not None
+            entries = Pass(entries.tokens[:, 1:], entries.start + 1)
         end = entries.indices[:, -1:, None] + 1  # [R, 1, 1]
         n_read = min(int(end.max()), self.caches().layout.max_length)
         reads = torch.arange(n_read, device=end.device) < end
         logits: Tensor = self._run(replace(entries, reads=reads)).logits
-        return logits[..., : self._window.vocab_size]
+        logits = logits[..., : self._window.vocab_size]
+        return logits if known is None else torch.cat([known[:, None], logits], 1)
 
     def _score(self, entries: Pass, skipped: int = 0) -> Tensor:
         """Logits `[R, W, V]`; the recorder gets what else the model gives out.
