@@ -65,7 +65,7 @@ class Difference:
         return self.mean <= tolerance.mean and self.largest <= tolerance.largest
 
     def __str__(self) -> str:
-        return f"{self.mean:.2g} standard deviations off"
+        return f"{self.mean:.2g} standard deviations off in the mean, {self.largest:.2g} at most"
 
 
 def compare_logits(expected: Tensor, received: Tensor, where: Tensor | None = None) -> Difference:
