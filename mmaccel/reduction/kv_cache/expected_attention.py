@@ -9,8 +9,9 @@ queries, and stay.
 
 Departures: mu and S are those of the last `window` queries as they were rotated. The paper takes
 all queries before their rotation and rotates mu and S by the mean of the positions to come, which
-attention functions do not see: distances here are shorter by about the window. Query heads of a key
-head are added up.
+attention functions do not see: distances here are shorter by about the window, and of what stays at
+half of the cache 71 % is what the paper's rule keeps (SmolLM2-135M, kvpress 0.5.5, four prompts of
+500 to 650 tokens). Query heads of a key head are added up.
 """
 
 from __future__ import annotations

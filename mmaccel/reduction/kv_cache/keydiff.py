@@ -5,7 +5,7 @@ Resource-Constrained Environments", 2025 (arXiv:2504.15364), section 3. An entry
 its key points away from the anchor, the mean of all keys at length one. No attention is looked at.
 
 Departures: the paper processes a prompt in blocks and evicts after each; here entries go once, when
-the prompt is processed.
+the prompt is processed. A row's last entry stays.
 """
 
 from __future__ import annotations

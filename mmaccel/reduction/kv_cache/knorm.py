@@ -5,7 +5,8 @@ A. Devoto et al., "A Simple and Effective L2 Norm-Based Strategy for KV Cache Co
 attention. The first two layers do not follow the rule and keep everything.
 
 Departures: the paper evicts one entry for every new token beyond the budget; here entries go when
-the prompt is processed, and in rounds of `every` tokens where that is given.
+the prompt is processed, and in rounds of `every` tokens where that is given. A row's last entry
+stays.
 """
 
 from __future__ import annotations
