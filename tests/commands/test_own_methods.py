@@ -86,6 +86,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = list(sys.path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     before = list(sys.path)
+    sys.modules.pop("mine", None)  # another folder's
     yield tmp_path
     assert sys.path == before != [*path, str(tmp_path)]  # the folder was there for look-ups alone
     for name in ("mine", "broken", "raises"):
