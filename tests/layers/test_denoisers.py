@@ -65,9 +65,10 @@ def votes_of(query: Tensor, key: Tensor) -> Tensor:
             for at in range(max(length - SNAPKV.window, 0), length):
                 scores = key[head, : at + 1] @ own[at] * key.shape[-1] ** -0.5
                 votes[: at + 1] += scores.softmax(-1)
+        votes[max(length - SNAPKV.window, 0) :] = 0
         reach = SNAPKV.kernel // 2
         for at in range(length):
-            found[head, at] = votes[max(at - reach, 0) : at + reach + 1].mean()
+            found[head, at] = votes[max(at - reach, 0) : at + reach + 1].sum()
     found[:, max(length - SNAPKV.window, 0) :] = float("inf")
     return found
 
