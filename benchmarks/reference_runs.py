@@ -763,10 +763,10 @@ def llada2() -> Runs:
         policy = make_policy(policy[0], **policy[1]) if isinstance(policy, tuple) else policy
         prompt = texts[0] if batch == 1 else texts[:batch]
         given = given | {"gen_length": 20, "generator": torch.Generator().manual_seed(2)}
+        seed: int | None = 3
         if policy == "cached-blocks":  # which has steps and draws from the generator
-            given["num_inference_steps"], seed = 4, None
-        else:
-            seed = 3
+            given["num_inference_steps"] = 4
+            seed = None
         return attached(pipe, policy, partial(pipe, prompt=prompt, **given), seed=seed)
 
     options = {"temperature 1": {"temperature": 1.0}, "temperature 0": {"temperature": 0.0}}

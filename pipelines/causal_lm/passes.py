@@ -128,7 +128,7 @@ class WindowPasses:
         options = dict(window.facts.last_only)
         wanted = ends[is_here].unique() if window.takes_whole_prompts else ends[:0]
         if len(wanted) and options:
-            options = dict.fromkeys(options, wanted)
+            options = dict.fromkeys(options, wanted.cpu())  # the head may be on another device
             ends = torch.searchsorted(wanted, ends)
         output = self._run(
             entries,

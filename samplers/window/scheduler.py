@@ -115,11 +115,10 @@ class WindowScheduler(Scheduler):
         *,
         chunk_size: int | None = None,
         reader: PrefixReader | None = None,
-        begins_whole: bool = False,
     ) -> None:
         super().__init__(prompt, batching, noise, is_fixed)
         self.chunk_size = chunk_size
-        self.feeds_all = (chunk_size is not None and not begins_whole) or reader is not None
+        self.feeds_all = chunk_size is not None or reader is not None
         self._reader = reader
         self._feed = PromptFeed(chunk_size)
         self._models: list[tuple[TokenModel, Any]] = []
@@ -397,11 +396,9 @@ def open_scheduler(
     tree = batching.prefix_tree
     reader = None if tree is None else PrefixReader(tree, model, source, is_static=runner.is_static)
     is_fixed = runner.is_static or not isinstance(model, SupportsContinuousBatching)
-    size = model.prefill_chunk_size
-    return WindowScheduler(
-        prompt, batching, noise, is_fixed,
-        chunk_size=size, reader=reader, begins_whole=model.takes_whole_prompts,
-    )  # fmt: skip
+    # rows that keep the logits behind their prompts begin together
+    size = None if model.takes_whole_prompts else model.prefill_chunk_size
+    return WindowScheduler(prompt, batching, noise, is_fixed, chunk_size=size, reader=reader)
 
 
 @as_called()

@@ -75,7 +75,7 @@ def test_another_thread_waits(name: str) -> None:
     "methods", [{"attention": mmaccel.Quest(0.3, block=4)}, {"kv_cache": ByHidden(budget=9)}]
 )
 def test_passes_of_threads_may_overlap(methods: dict[str, Any]) -> None:
-    """The first thread's pass lasts until the second one has ended, whose own began inside it."""
+    """The second thread's pass begins inside one of the first, and ends behind that call."""
     model = build_lm("qwen2")
     prompt = torch.arange(5, 29)[None]
     first, inside, ended = threading.get_ident(), threading.Event(), threading.Event()
