@@ -41,7 +41,6 @@ class PassedWindow(Protocol):
     pass_options: dict[str, Any]
     own_prompt: OwnPrompt | None
     prompt_logits: Tensor | None
-    takes_whole_prompts: bool
     stride: int | str | None
     methods: LayerMethods
     keeps_states: bool
@@ -53,6 +52,10 @@ class PassedWindow(Protocol):
     needs_head: ClassVar[bool]
     runner: Any
     recorder: Any
+
+    @property
+    def takes_whole_prompts(self) -> bool:
+        """See `mmaccel.contracts.TokenModel`."""
 
     def position_ids(self, positions: Tensor) -> Tensor:
         """What the model's forward takes for `positions` `[R, W]`."""
