@@ -21,7 +21,7 @@ import torch
 
 import mmaccel
 from mmaccel.catalog import make
-from mmaccel.evaluation.cache.documents import draw_questions, is_right, open_model
+from mmaccel.evaluation.cache.documents import draw_questions, open_model
 from mmaccel.evaluation.cache.measure import answer
 from mmaccel.evaluation.shares import share_of
 from mmaccel.outputs.machine import describe_machine
@@ -73,7 +73,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             held.append(cost.bytes)
             texts = text_model.decode(tokens)
             pairs = zip(texts, questions[some], strict=True)
-            right += "".join("01"[is_right(text, question)] for text, question in pairs)
+            right += "".join("01"[question.is_right(text)] for text, question in pairs)
         rows.append(
             {
                 "share": share,

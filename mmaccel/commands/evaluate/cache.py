@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,18 +17,25 @@ from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions
 from mmaccel.own_code import TypedName
 
-_HELP_MODEL = "recall, a folder with weights of it, or a causal language model (with --data)"
+_HELP_MODEL = "recall, a folder with weights of it, or a causal LM (with --suite or --data)"
 _HELP_METHODS = (
     "NAME[:field=value…] with commas, also module:Name; by default all that the model takes. "
     "Controls are always measured"
 )
 _HELP_BUDGETS = "fractions of a prompt, with commas: entries that stay, or blocks that are read"
 _HELP_DATA = 'a line {"prompt": …, "answer": …, "task": …} for each question'
+_HELP_SUITE = "documents: about texts of Python's own; questions count that the full cache answers"
 _HELP_LENGTH = "tokens of a document of recall"
-_HELP_TOKENS = "of an answer; by default 10 for recall, 16 for others"
+_HELP_TOKENS = "of an answer; by default 10 for recall and suites, 16 for others"
 _HELP_PLOT = "draw accuracy against budget and bytes (PNG)"
 _BUDGETS = "0.5,0.25,0.1"
 _LONGEST = 65_536  # tokens of a document, sixteen times what `recall` reads
+
+
+class Suite(StrEnum):
+    """Questions that come with the package, for any model."""
+
+    DOCUMENTS = "documents"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +46,7 @@ class CacheFlags(MeasureFlags):
     methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = ""
     questions: Annotated[int, typer.Option(help="of each task, at most")] = 40
     length: Annotated[int, typer.Option(help=_HELP_LENGTH)] = 2048
+    suite: Annotated[Suite | None, typer.Option(help=_HELP_SUITE)] = None
     data: Annotated[
         Path | None, typer.Option(help=_HELP_DATA, parser=shared.parse_path, metavar="FILE")
     ] = None
@@ -46,6 +55,8 @@ class CacheFlags(MeasureFlags):
     plot: Annotated[
         Path | None, typer.Option(help=_HELP_PLOT, parser=shared.parse_path, metavar="FILE")
     ] = None
+    threads: shared.Threads = None
+    revision: Annotated[str | None, typer.Option(help="of a download")] = None
 
     def check(self) -> None:
         """See `MeasureFlags.check`."""
@@ -53,6 +64,10 @@ class CacheFlags(MeasureFlags):
         from mmaccel.demo.recall.documents import SHORTEST
 
         super().check()
+        if self.suite is not None and self.data is not None:
+            raise OptionError(
+                "--suite, --data: expected one of them, received both; leave one out"
+            )
         check_int("--length", self.length, SHORTEST, _LONGEST, hint="recall reads 4096 at most")
 
 
@@ -69,34 +84,38 @@ def cache(
     from mmaccel.commands.files import new_report
     from mmaccel.evaluation.cache.documents import (
         check_lengths,
-        digest_questions,
         draw_questions,
         open_model,
         read_questions,
     )
     from mmaccel.evaluation.cache.methods import list_sides, parse_budgets, parse_methods
     from mmaccel.evaluation.cache.plots import draw_plots
+    from mmaccel.evaluation.cache.questions import digest_questions
+    from mmaccel.evaluation.cache.suite import draw_suite
     from mmaccel.evaluation.visual_tokens.questions import digest_weights
     from mmaccel.loading import place
     from mmaccel.outputs.whole_files import write_whole
     from mmaccel.pipelines.loading.placement import choose_dtype
 
     flags.check()
+    shared.set_threads(flags.threads)
     load = place(LoadOptions(device=device, dtype=dtype))
     texts = shared.split_values("--methods", flags.methods)
     known = METHODS["kv_cache"] | METHODS["attention"]
     methods = parse_methods(read_named("--methods", TypedName(text), known) for text in texts)
     budgets = parse_budgets(shared.split_values("--budgets", flags.budgets))
     asked = None if flags.data is None else read_questions(flags.data, flags.questions)
-    text_model = open_model(model, load.device, choose_dtype(load.dtype))
-    if asked is None:
+    text_model = open_model(model, load.device, choose_dtype(load.dtype), flags.revision)
+    if flags.suite is not None:
+        asked = draw_suite(flags.questions)
+    elif asked is None:
         if not text_model.is_demo:
             raise OptionError(
                 f"--data: expected questions for {model}, received none; only recall has its own. "
-                "Write a JSON object a line and give the file"
+                "Write a JSON object a line and give the file, or --suite documents"
             )
         asked = draw_questions(flags.questions, flags.length)
-    max_new_tokens = flags.max_new_tokens or (10 if text_model.is_demo else 16)
+    max_new_tokens = flags.max_new_tokens or (10 if text_model.is_demo or flags.suite else 16)
     prompts = text_model.encode(asked)
     check_lengths(text_model, prompts, max_new_tokens)
     lengths = sorted(len(prompt) for prompt in prompts)
@@ -107,6 +126,8 @@ def cache(
         model=model,
         weights=digest_weights(text_model.model),
         data=None if flags.data is None else flags.data.name,
+        suite=flags.suite,
+        chat_template=flags.suite is not None and text_model.tokenizer.chat_template is not None,
         questions=len(asked),
         digest=digest_questions(asked),
         prompt_tokens=[lengths[0], lengths[-1]],
@@ -130,6 +151,7 @@ def _run(
 ) -> None:
     """Measure what is not in the file yet; see `measure_rounds`."""
     from mmaccel.evaluation.cache.measure import (
+        ADDED,
         PER_ROUND,
         count_rounds,
         measure_sides,
@@ -141,7 +163,7 @@ def _run(
     tasks = [question.task for question in asked]
     measure_rounds(
         report,
-        RecordFile(file, _SAME, PER_ROUND, added=("blocks",)),
+        RecordFile(file, _SAME, PER_ROUND, added=ADDED),
         [side.key for side in sides],
         count_rounds(len(asked), batch),
         new_record=new_record,
@@ -154,7 +176,11 @@ def _run(
             max_new_tokens=report["max_new_tokens"],
             session=session,
         ),
-        summarise=lambda records: {"cache_sides": summarise(sides, records, tasks, batch)},
+        summarise=lambda records: {
+            "cache_sides": summarise(
+                sides, records, tasks, batch, informative=report["suite"] is not None
+            )
+        },
     )
 
 

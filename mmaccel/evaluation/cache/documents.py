@@ -1,15 +1,12 @@
 """Questions about long texts for a language model: of `recall`, or of a file.
 
-A question is a prompt that ends where the answer begins. An answer is right if it is the expected
-one; case, extra blanks and punctuation at the end do not count (exact match).
+Case, extra blanks and punctuation at the end of an answer do not count (exact match).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +19,10 @@ from mmaccel.checks import show
 from mmaccel.demo.recall.documents import list_questions
 from mmaccel.demo.recall.words import BOS, WORDS, to_text
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.evaluation.cache.questions import TextQuestion
 from mmaccel.limits import parse_json, read_lines
 from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model, load_processor
+from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
 
@@ -31,21 +30,6 @@ DEMO = "recall"
 _COMMAND = "evaluate cache"
 ALL = "all"  # questions of all tasks together
 _FIELDS = ("prompt", "answer", "task")
-
-
-@dataclass(frozen=True)
-class TextQuestion:
-    """A question about a text.
-
-    Attributes:
-        task: accuracy is told for each.
-        prompt: the text and the question.
-        answer: the right one.
-    """
-
-    task: str
-    prompt: str
-    answer: str
 
 
 @dataclass(frozen=True)
@@ -72,8 +56,8 @@ class TextModel:
 
     def encode(self, questions: Sequence[TextQuestion]) -> list[Tensor]:
         """The ids `[T]` int64 of each prompt."""
-        texts = [question.prompt for question in questions]
-        return [torch.tensor(ids, dtype=torch.int64) for ids in self.tokenizer(texts)["input_ids"]]
+        rendered = [self.tokenizer(**one.render(self.tokenizer))["input_ids"] for one in questions]
+        return [torch.tensor(ids, dtype=torch.int64) for ids in rendered]
 
     def decode(self, tokens: Tensor) -> list[str]:
         """The answers in generated tokens `[R, L]`; what follows an end does not count."""
@@ -85,12 +69,15 @@ class TextModel:
         return texts
 
 
-def open_model(name: str, device: Any, dtype: torch.dtype) -> TextModel:
+def open_model(
+    name: str, device: Any, dtype: torch.dtype, revision: str | None = None
+) -> TextModel:
     """A model by its name.
 
     Args:
         name: "recall", or a folder or hub id of a causal LM of transformers with its tokenizer.
         device, dtype: of the model.
+        revision: of a download.
 
     Raises:
         OptionError: no such folder, or a model for another command.
@@ -99,9 +86,10 @@ def open_model(name: str, device: Any, dtype: torch.dtype) -> TextModel:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     check_task(name, _COMMAND)
-    source = find_model(name, {DEMO: DEMO_WEIGHTS / DEMO})
+    hub = HubOptions(revision=revision)
+    source = find_model(name, {DEMO: DEMO_WEIGHTS / DEMO}, hub=hub)
     check_task(source, _COMMAND)
-    load_config = LoadConfig(device=device, dtype=dtype)
+    load_config = LoadConfig(device=device, dtype=dtype, hub=hub)
     tokenizer = load_processor(AutoTokenizer, source, load_config)
     model = load_model(AutoModelForCausalLM, source, load_config)
     is_demo = len(tokenizer) == len(WORDS) and tokenizer.get_vocab().keys() == set(WORDS)
@@ -183,19 +171,3 @@ def check_lengths(text_model: TextModel, prompts: Sequence[Tensor], max_new_toke
         raise UnsupportedModelError(
             "prompts: expected at least 2 tokens, received one; write more before the answer"
         )
-
-
-def normalize(text: str) -> str:
-    """A text in lower case, with single blanks, without punctuation at its end."""
-    return " ".join(text.casefold().split()).rstrip(" .,;:!?")
-
-
-def is_right(given: str, question: TextQuestion) -> bool:
-    """Whether an answer is the expected one after `normalize`."""
-    return normalize(given) == normalize(question.answer)
-
-
-def digest_questions(questions: Iterable[TextQuestion]) -> str:
-    """Tells one list of questions from another."""
-    rows = [[question.task, question.prompt, question.answer] for question in questions]
-    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

@@ -24,9 +24,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmaccel.contracts import Pass
-from mmaccel.evaluation.cache.documents import TextModel, TextQuestion, is_right
+from mmaccel.evaluation.cache.documents import TextModel
 from mmaccel.evaluation.cache.methods import Side
 from mmaccel.evaluation.cache.prompts import SharedPrompts, find_pass, share_prompts
+from mmaccel.evaluation.cache.questions import TextQuestion
 from mmaccel.evaluation.speed.measure import order_of, synchronise_for
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods, reducing
@@ -34,10 +35,11 @@ from mmaccel.pipelines.layers.methods import LayerMethods, reducing
 Record = dict[str, Any]
 """What a side did: `right`, a character for each question, "1" where its answer was right; and
 lists with a number a round: `seconds` and `prefill_seconds` of the batch, `pass_seconds`, the
-median of its passes of one token; `kept`, `bytes` and `blocks`, see `Cost`. `sessions` has the run
-that measured the round.
+median of its passes of one token; `kept`, `bytes` and `blocks`, see `Cost`. `answers` has the texts
+of the round, `sessions` the run that measured it.
 """
-PER_ROUND = ("seconds", "prefill_seconds", "pass_seconds", "kept", "bytes", "blocks", "sessions")
+ADDED = ("blocks", "answers")  # which the records of earlier releases lack
+PER_ROUND = ("seconds", "prefill_seconds", "pass_seconds", "kept", "bytes", "sessions", *ADDED)
 
 
 @dataclass
@@ -120,7 +122,7 @@ def measure_sides(
             texts = text_model.decode(tokens)
             record = records[side.key]
             record["right"] += "".join(
-                "01"[is_right(text, question)] for text, question in zip(texts, asked, strict=True)
+                "01"[question.is_right(text)] for text, question in zip(texts, asked, strict=True)
             )
             entry = {
                 "seconds": round(seconds, 5),
@@ -129,6 +131,7 @@ def measure_sides(
                 "kept": round(cost.kept, 5),
                 "bytes": round(cost.bytes),
                 "blocks": None if cost.blocks is None else round(cost.blocks, 5),
+                "answers": texts,
                 "sessions": session,
             }
             for name, value in entry.items():

@@ -6,6 +6,7 @@ Intervals are those of `mmaccel.evaluation.shares`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from statistics import fmean, median
 from typing import Any
 
@@ -16,7 +17,12 @@ from mmaccel.evaluation.shares import paired_difference, share_of
 
 
 def summarise(
-    sides: Sequence[Side], records: dict[str, Record], tasks: Sequence[str], batch: int
+    sides: Sequence[Side],
+    records: dict[str, Record],
+    tasks: Sequence[str],
+    batch: int,
+    *,
+    informative: bool = False,
 ) -> list[dict[str, Any]]:
     """A row for each side that has answered something, ready for JSON.
 
@@ -25,6 +31,7 @@ def summarise(
         records: by their keys, see `mmaccel.evaluation.cache.measure.Record`.
         tasks: of each question.
         batch: questions of a round; the last may have fewer.
+        informative: whether only questions count that the full cache answers rightly.
 
     Returns:
         Rows with: `side`, `slot`, `method`, `budget`, `questions`; `accuracy`, by task and under
@@ -35,9 +42,15 @@ def summarise(
     """
     rows = []
     full = records[sides[0].key]["right"]
+    counted = [verdict == "1" or not informative for verdict in full]
+    names, tasks = sorted(set(tasks)), [*compress(tasks, counted)]
+
+    def choose(right: str) -> str:
+        return "".join(compress(right, counted))
+
     for side in sides:
         record = records[side.key]
-        right = record["right"]
+        right = choose(record["right"])
         if not right:
             continue
         method = side.method
@@ -52,11 +65,11 @@ def summarise(
                 "method": method.label,
                 "budget": side.budget,
                 "questions": len(right),
-                "accuracy": _accuracies(right, tasks),
-                **_costs(record, batch, len(right)),
+                "accuracy": _accuracies(right, tasks, names),
+                **_costs(record, batch, len(record["right"])),
                 "sessions": sorted(set(record["sessions"])),
-                "to_full": paired_difference(right, full) if method.slot else None,
-                "to_random": paired_difference(right, records[by_chance]["right"])
+                "to_full": paired_difference(right, choose(full)) if method.slot else None,
+                "to_random": paired_difference(right, choose(records[by_chance]["right"]))
                 if is_compared and by_chance is not None
                 else None,
             }
@@ -64,8 +77,8 @@ def summarise(
     return rows
 
 
-def _accuracies(right: str, tasks: Sequence[str]) -> dict[str, Any]:
-    by_task = {task: "" for task in sorted(set(tasks))}
+def _accuracies(right: str, tasks: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    by_task = {task: "" for task in names}
     for is_right, task in zip(right, tasks, strict=False):
         by_task[task] += is_right
     return {task: share_of(own) for task, own in (by_task | {ALL: right}).items()}
