@@ -300,7 +300,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     def _open_turner(self) -> KeyTurner | None:
         """What turns keys, for a method that asks for it and a model that was not refused."""
-        if not self.methods.rerotates:
+        if not self.methods.turns:
             return None
         found = open_turner(self.model, self.facts.windows)
         return None if isinstance(found, str) else found

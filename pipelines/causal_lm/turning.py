@@ -1,4 +1,4 @@
-"""Cached keys turned to other positions, in models with rotary ones.
+"""Keys and queries turned to other positions, in models with rotary ones.
 
 Source: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021
 (arXiv 2104.09864). A key is rotated by angles that grow with its position, so that it is moved to
@@ -20,13 +20,23 @@ from mmaccel.pipelines.runner.fused_structure import Structure, UnknownDecoderEr
 
 @dataclass(frozen=True)
 class KeyTurner:
-    """Turns the keys of a model's layers.
+    """Turns the keys and queries of a model's layers.
 
     Args:
         structure: of the model; see `find_obstacle`.
     """
 
     structure: Structure
+
+    def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
+        """See `mmaccel.reduction.kv_cache.contract.CachedLayer.turn`."""
+        this = self.structure.layers[layer]
+        if not this.attention.turns:
+            return states
+        by = by.to(states.device)
+        cos, sin = self._find_angles(torch.zeros_like(by)[None], this.kind)
+        turned = self._turn(states, (cos, sin), self._find_angles(by[None], this.kind))
+        return turned.to(states.dtype)
 
     @torch.no_grad()
     def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
@@ -44,15 +54,22 @@ class KeyTurner:
         held = keys[:, :, :n]
         to = torch.arange(n, device=keys.device)
         keep = keep.to(keys.device)
-        cos, sin = self._find_angles(keep.clamp(min=0), this.kind)  # [R, K, P]
-        to_cos, to_sin = self._find_angles(to[None], this.kind)
+        made_at = self._find_angles(keep.clamp(min=0), this.kind)  # [R, K, P]
+        turned = self._turn(held, made_at, self._find_angles(to[None], this.kind))
+        is_moved = (keep != to) & (keep >= 0)
+        held.copy_(turned.to(keys.dtype).where(is_moved[:, None, :, None], held))
+
+    def _turn(
+        self, states: Tensor, made_at: tuple[Tensor, Tensor], to: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """States `[R, H, K, D]` in float32, by the difference of angles `[R or 1, K, P]`."""
+        cos, sin = made_at
+        to_cos, to_sin = to
         size = cos * cos + sin * sin  # scaled angles are longer than 1
         by_cos = (to_cos * cos + to_sin * sin) / size
         by_sin = (to_sin * cos - to_cos * sin) / size
         interleaved = self.structure.spec.interleaved
-        turned = turn(held.float(), by_cos[:, None], by_sin[:, None], interleaved)
-        is_moved = (keep != to) & (keep >= 0)
-        held.copy_(turned.to(keys.dtype).where(is_moved[:, None, :, None], held))
+        return turn(states.float(), by_cos[:, None], by_sin[:, None], interleaved)
 
     def _find_angles(self, positions: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[R, K, P]` float32 of positions `[R, K]`, for a kind of layer."""

@@ -9,7 +9,7 @@ from then on, by as many entries as a row lost in a layer; the layer's `KVCacheL
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,6 +36,7 @@ class Observed:
     scale: float
     total: Tensor | None
     rated: Tensor | None = None
+    turn: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def take(self, keep: Tensor) -> Observed:
         """With what is known of these entries `[R, 1 or H, K]`, of which negative ones are none."""
@@ -322,7 +323,7 @@ def look(
     size = keys.shape[2]
     return CachedLayer(
         index, depth, keys, values, lengths=lengths, queries=seen.queries, scale=seen.scale,
-        total=fill(seen.total, size), rated=fill(seen.rated, size),
+        total=fill(seen.total, size), rated=fill(seen.rated, size), turn=seen.turn,
     )  # fmt: skip
 
 

@@ -70,6 +70,7 @@ class HeadRounds(Rounds):
             scale=seen.scale,
             total=_fold(seen.total),
             rated=_fold(seen.rated),
+            turn=seen.turn,
         )
 
     def _to_rows(self, found: Tensor) -> Tensor:

@@ -74,6 +74,11 @@ class LayerMethods:
         return self.evictor is not None and self.evictor.rerotates
 
     @property
+    def turns(self) -> bool:
+        """Whether states are moved to other positions: kept keys, or queries that are looked at."""
+        return self.evictor is not None and (self.evictor.rerotates or self.evictor.turns_queries)
+
+    @property
     def shortens_steps(self) -> bool:
         """Whether a step reads fewer keys and values, beside those that are held in fewer bits."""
         is_chosen = self.attention is not None and not self.attention.chooses_prompts

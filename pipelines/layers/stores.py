@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +24,11 @@ from mmaccel.results import BlockCounts
 
 
 class KeyTurner(Protocol):
-    """Moves cached keys to other positions."""
+    """Moves rotated states to other positions."""
+
+    def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
+        """States of a layer at later positions; see `CachedLayer.turn`."""
+        ...
 
     def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
         """Turn the first K keys to the positions 0 … K - 1, in place.
@@ -45,7 +51,7 @@ class LayerStores:
         windows: sliding window of every layer, in positions; None where it sees everything. None:
             all do.
         drafts: the source by which the model drafts for itself; None: it does not.
-        turner: moves keys to other positions, for a method that rerotates; None: none does.
+        turner: moves states to other positions, for a method that asks for it; None: none does.
 
     Attributes:
         layers, layout, windows: see above; the layout stays that of whole prompts.
@@ -149,7 +155,8 @@ class LayerStores:
         """The positions that the model computes with, of entries that would stand at `positions`
         `[R, W]` if nothing had been evicted.
         """
-        return positions if self._turner is None else self.layers[0].layout.to_index(positions)
+        moves = self._methods.rerotates
+        return self.layers[0].layout.to_index(positions) if moves else positions
 
     def prepare(
         self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None
@@ -318,11 +325,15 @@ class LayerStores:
         """Let every layer drop entries of the prompt that an observer has seen; see `evict`."""
         method = self._methods.evictor
         assert method is not None
+        turner = self._turner
+        if method.turns_queries and turner is not None:
+            for index, seen in observer.layers.items():
+                observer.layers[index] = replace(seen, turn=partial(turner.turn, index))
         made = evict(method, self.layers, lengths, observer, self._branches, begins=begins)
         self._n_evicted = made.n_dropped, made.n_entries
-        if self._turner is not None:
+        if method.rerotates and turner is not None:
             for index, keep in enumerate(made.kept):  # alike in all heads and layers
-                self._turner.turn_(index, self.layers[index].held()[0], keep[:, 0])
+                turner.turn_(index, self.layers[index].held()[0], keep[:, 0])
         if method.every is not None:
             kind = HeadRounds if method.is_headwise else Rounds
             self.rounds = kind(

@@ -173,20 +173,32 @@ def plan_vatp(prompt: Prompt, method: Any) -> Plans:
     return best(scores, method.budget, recent=recent, sinks=method.sinks)
 
 
+def rotation(position: int, width: int) -> Tensor:
+    """The matrix of RoFormer's equation 15 for halves that are turned together."""
+    angles = position * 10_000.0 ** (-torch.arange(0, width, 2).double() / width)
+    cos, sin = angles.cos().diag(), angles.sin().diag()
+    return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)]).float()
+
+
 def plan_expected_attention(prompt: Prompt, method: Any) -> Plans:
-    """By the mean and the covariance of numpy, one query head at a time."""
+    """By the mean and the covariance of numpy, one query head at a time, of queries that are
+    turned back to position 0 and then on by the mean of 512 positions.
+    """
     groups, width = len(prompt.queries) // len(prompt.keys), prompt.keys.shape[-1]
     first, scores = max(prompt.length - method.window, method.sinks), []
+    ahead = sum(rotation(prompt.length + i, width) for i in range(512)) / 512
     for head, keys in enumerate(prompt.keys):
         total = torch.zeros(prompt.length)
         for query_head in range(head * groups, (head + 1) * groups):
-            asked = prompt.queries[query_head, first:]
+            rotated = prompt.queries[query_head]
+            backs = [rotation(-i, width) @ rotated[i] for i in range(first, prompt.length)]
+            asked = torch.stack(backs) @ ahead.T
             covariance = torch.from_numpy(np.cov(asked.numpy(), rowvar=False, bias=True)).float()
             logits = [
                 float(asked.mean(0) @ key / width**0.5 + key @ covariance @ key / (2 * width))
                 for key in keys
             ]
-            total += torch.tensor(logits).softmax(-1)
+            total[method.sinks :] += torch.tensor(logits[method.sinks :]).softmax(-1)
         scores.append(total * prompt.values[head].norm(dim=-1))
     return best(scores, method.budget, sinks=method.sinks)
 

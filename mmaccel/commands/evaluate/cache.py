@@ -65,9 +65,7 @@ class CacheFlags(MeasureFlags):
 
         super().check()
         if self.suite is not None and self.data is not None:
-            raise OptionError(
-                "--suite, --data: expected one of them, received both; leave one out"
-            )
+            raise OptionError("--suite, --data: expected one of them, received both; leave one out")
         check_int("--length", self.length, SHORTEST, _LONGEST, hint="recall reads 4096 at most")
 
 

@@ -63,5 +63,7 @@ def normalize(text: str) -> str:
 
 def digest_questions(questions: Iterable[TextQuestion]) -> str:
     """Tells one list of questions from another."""
-    rows = [[one.task, one.prompt, one.answer, *([one.primer] * bool(one.primer))] for one in questions]
+    rows = [
+        [one.task, one.prompt, one.answer, *([one.primer] * bool(one.primer))] for one in questions
+    ]
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

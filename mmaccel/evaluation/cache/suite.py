@@ -26,8 +26,24 @@ from mmaccel.evaluation.cache.questions import TextQuestion
 
 LENGTHS = (4_000, 8_000, 4_000, 14_000, 4_000, 8_000, 4_000, 20_000, 4_000, 6_000)  # characters
 _DEPTHS = 10
-_THINGS = ("garage", "library", "boathouse", "archive", "greenhouse", "workshop", "cellar", "chapel",
-           "stadium", "bakery", "laundry", "museum", "kitchen", "observatory", "harbour", "theatre")
+_THINGS = (
+    "garage",
+    "library",
+    "boathouse",
+    "archive",
+    "greenhouse",
+    "workshop",
+    "cellar",
+    "chapel",
+    "stadium",
+    "bakery",
+    "laundry",
+    "museum",
+    "kitchen",
+    "observatory",
+    "harbour",
+    "theatre",
+)
 _CONSTANT = re.compile(r"^([A-Z][A-Z0-9_]{4,}) = (0x[0-9A-Fa-f]+|\d{2,})\b", re.MULTILINE)
 _FUNCTION = re.compile(r"^def ([a-z]\w{4,})\(", re.MULTILINE)
 
@@ -171,7 +187,7 @@ def _copy(rng: random.Random, number: int) -> TextQuestion:
     text = "\n\n".join(prose)
     return TextQuestion(
         "copy",
-        f"{text}\n\nRepeat the paragraph that begins with \"{' '.join(words[:4])}\".",
+        f'{text}\n\nRepeat the paragraph that begins with "{" ".join(words[:4])}".',
         " ".join(words[12:15]),
         " ".join(words[:12]),
     )

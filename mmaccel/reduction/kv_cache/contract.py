@@ -17,6 +17,7 @@ A `CacheQuantizer` holds entries in fewer bits instead, maybe those that an evic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,6 +54,8 @@ class CachedLayer:
             `repeated`, the most that an entry received from one of the repetition.
         rated: `[R, H, S]` float32, what `CacheMethod.rate` answered for each entry; None unless the
             method `reads_hidden`.
+        turn: `turn(states, by)` are rotated `states` `[R, H, n, D]` at positions later by `by`
+            `[n]` int64; None unless the method `turns_queries`, and where the model does not tell.
     """
 
     index: int
@@ -64,6 +67,7 @@ class CachedLayer:
     scale: float
     total: Tensor | None = None
     rated: Tensor | None = None
+    turn: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def is_entry(self) -> Tensor:
         """`[R, 1, S]` bool, False for padding."""
@@ -145,6 +149,7 @@ class CacheMethod(KVCacheMethod, ABC):
             answers in `CachedLayer.total`.
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
+        turns_queries: whether `CachedLayer.turn` is wanted.
         merges: whether what goes is merged into what stays, by `merge`.
         reads_hidden: whether `rate` is asked about the hidden states of every entry, and answers in
             `CachedLayer.rated`.
@@ -165,6 +170,7 @@ class CacheMethod(KVCacheMethod, ABC):
     accumulates: ClassVar[bool] = False
     remembers: ClassVar[bool] = False
     merges: ClassVar[bool] = False
+    turns_queries: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = True
 
     @property

@@ -7,16 +7,19 @@ exp(mu k / sqrt(d) + k S k / 2d), with the mean mu and the covariance S of queri
 by the norm of the value. The first entries, whose states are unlike others, are not among the
 queries, and stay.
 
-Departures: mu and S are those of the last `window` queries as they were rotated. The paper takes
-all queries before their rotation and rotates mu and S by the mean of the positions to come, which
-attention functions do not see: distances here are shorter by about the window, and of what stays at
-half of the cache 71 % is what the paper's rule keeps (SmolLM2-135M, kvpress 0.5.5, four prompts of
-500 to 650 tokens). Query heads of a key head are added up.
+mu and S are those of queries before their rotation, rotated by the mean over the next 512
+positions; here queries are turned on to the prompt's end, and from there on.
+
+Departures: the last `window` queries count, in the paper all of the prompt: of what stays at half of
+the cache 98.8 % is what kvpress 0.5.5 keeps, and 99.9 % with a window of all (SmolLM2-135M, four
+prompts of 500 to 650 tokens). Where a model does not tell how its states turn (`CachedLayer.turn`),
+queries stay as they were rotated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +27,8 @@ from torch import Tensor
 from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
+
+_AHEAD = 512  # positions to come
 
 
 @dataclass(frozen=True)
@@ -60,23 +65,35 @@ class ExpectedAttention(CacheMethod):
         """See `CacheMethod`."""
         return 1
 
+    turns_queries: ClassVar[bool] = True
+
     def score(self, layer: CachedLayer) -> Tensor:
         """Expected attention times the value's norm, `[R, H, S]`; the first entries are best."""
         queries = layer.queries.float() * layer.scale  # [R, Hq, n, D]
         n = queries.shape[2]
         at = layer.lengths[:, None] - n + torch.arange(n, device=queries.device)
+        if layer.turn is not None:  # to the position behind the last one
+            queries = layer.turn(queries, n - torch.arange(n, device=queries.device))
         counts = (at >= self.sinks).float()[:, None, :, None]  # [R, 1, n, 1]
         n_counted = counts.sum(2, keepdim=True).clamp(min=1)
         mu = (queries * counts).sum(2, keepdim=True) / n_counted
         centred = (queries - mu) * counts
         covariance = centred.mT @ centred / n_counted  # [R, Hq, D, D]
+        if layer.turn is not None:
+            width = queries.shape[3]
+            unit = torch.eye(width, device=queries.device)[None, :, None].expand(-1, -1, _AHEAD, -1)
+            ahead = layer.turn(unit, torch.arange(_AHEAD, device=queries.device))
+            turned = ahead.mean(2)[0]  # rows are unit vectors, turned by the mean of positions
+            mu = mu @ turned
+            covariance = turned.mT @ covariance @ turned
 
         heads = layer.keys.shape[1]
         keys = layer.keys.float()[:, :, None]  # [R, H, 1, S, D]
         mean = keys @ mu.unflatten(1, (heads, -1)).mT  # [R, H, G, S, 1]
         spread = (keys @ covariance.unflatten(1, (heads, -1)) * keys).sum(-1)
         scores = mean[..., 0] + spread / 2
-        scores = scores.masked_fill(~layer.is_entry()[:, :, None], float("-inf"))
-        expected = scores.softmax(-1).sum(2) * layer.values.float().norm(dim=-1)
-        index = torch.arange(expected.shape[2], device=expected.device)
-        return expected.masked_fill(index < self.sinks, float("inf"))
+        is_sink = torch.arange(scores.shape[3], device=scores.device) < self.sinks
+        shares = scores.masked_fill(is_sink | ~layer.is_entry()[:, :, None], float("-inf"))
+        # a row of sinks alone has no shares
+        expected = shares.softmax(-1).nan_to_num(0).sum(2) * layer.values.float().norm(dim=-1)
+        return expected.masked_fill(is_sink, float("inf"))
