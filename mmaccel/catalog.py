@@ -169,7 +169,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
         {
             "auto": (
                 "coarse:Auto",
-                "the model's coarse model; else previous-frame or neighbour",
+                "suffix for text; else the model's coarse model, previous-frame or neighbour",
             ),
             "coarse": ("coarse:ShippedCoarse", "corrections by the model's coarse model"),
             "online": ("online:Online", "corrections learned while it runs"),
@@ -180,6 +180,7 @@ METHODS: dict[str, dict[str, Entry]] = {  # slot -> short name -> entry
             "previous-frame": ("previous_frame:PreviousFrame", "the same place a frame before"),
             "moved-frame": ("moved_frame:MovedFrame", "a frame before, moved as it moved"),
             "ngram": ("ngram:NGram", "copied from where the last tokens stood before"),
+            "suffix": ("memory.suffix:Suffix", "what followed the longest match, while that pays"),
             "hierarchy": (
                 "hierarchy:HierarchyDrafting",
                 "copied from the row's text, else the batch's, else its prompt",

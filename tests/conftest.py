@@ -87,6 +87,16 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
+@pytest.fixture(autouse=True)
+def fixed_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models of random weights are asked in whole windows, whose passes are counted; of texts
+    drafts="auto" would choose widths by the clock.
+    """
+    from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+
+    monkeypatch.setattr(CausalLMWindow, "is_text", False)
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random text-to-image model on disk."""

@@ -81,6 +81,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     own_vocabulary: ClassVar[bool] = False  # whether its tokens are others than the model's
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
     takes_embeddings = True
+    is_text = True
     caches: LayerCaches | None = None
 
     def __init__(

@@ -38,8 +38,7 @@ from mmaccel.samplers.drafting.lengths.pass_costs import (
     CountedCosts,
     MeasuredCosts,
 )
-from mmaccel.samplers.drafting.memory.aded import ADED
-from mmaccel.samplers.drafting.memory.stand import STAND
+from mmaccel.samplers.drafting.ngram import NGram
 from mmaccel.samplers.drafting.token_recycling import TokenRecycling
 from mmaccel.samplers.window.window_size import find_calibration
 
@@ -65,13 +64,14 @@ class BanditSpec(DraftSource):
     """
 
     sources: tuple[DraftSource, ...] = within(
-        (ADED(), TokenRecycling(), STAND()), hint="give draft sources such as (ADED(), STAND())"
+        (NGram(), TokenRecycling()), hint="give draft sources such as (ADED(), STAND())"
     )
     widths: tuple[int, ...] = within((2, 4, 8, 16, 32), 2, 1024, "give (2, 4, 8, 16, 32)")
     risk: float = within(0.03, 0, 1, "try 0.03")
     token_cost: float | None = within(None, 0, 1, "0.03 suits small models")
 
     only_bitwise = True
+    chooses_widths = True
     keeps_predictions = False
     reads_last_scores = False
     reads_scores = True

@@ -23,7 +23,9 @@ from mmaccel.samplers.drafting.coarse_model import (
 )
 from mmaccel.samplers.drafting.coarse_rows import RowByRow
 from mmaccel.samplers.drafting.contract import Drafter, DraftSource, OpenRun
+from mmaccel.samplers.drafting.memory.suffix import Suffix
 from mmaccel.samplers.drafting.neighbour import Neighbour
+from mmaccel.samplers.drafting.ngram import NGram
 from mmaccel.samplers.drafting.previous_frame import PreviousFrame
 from mmaccel.samplers.drafting.states import StateModel
 
@@ -126,8 +128,9 @@ class ShippedCoarse(DraftSource):
 
 @dataclass(frozen=True)
 class Auto(DraftSource):
-    """The coarse model in the model's own folder where it has one that fits; else `PreviousFrame`
-    in a clip, and `Neighbour` everywhere else.
+    """Of text under a bitwise policy `Suffix`, or `NGram` where steps are captured; else the coarse
+    model in the model's own folder where it has one that fits, `PreviousFrame` in a clip, and
+    `Neighbour` everywhere else.
     """
 
     is_capturable = True
@@ -146,6 +149,9 @@ class Auto(DraftSource):
         Raises:
             UnsupportedModelError: see `load_coarse`.
         """
+        is_text = run.model.is_text and run.prompt.layout is None
+        if is_text and run.policy.freezes_noise and run.policy.tree is None:
+            return (NGram() if run.runner.is_static else Suffix()).open(run)
         other = PreviousFrame() if is_clip(run) else Neighbour()
         source = shipped_source(run.model)
         if source is None:

@@ -265,6 +265,7 @@ class DraftSource(Checked):
         only_bitwise: whether drafts depend on the noise of other slots, so that no distribution of
             them is known, or on other rows, so that tokens would differ from batch to batch under a
             policy that is exact in distribution.
+        chooses_widths: whether the drafter's `choose_width` narrows passes by what they cost.
         learns_guesses: whether what passes say of slots that are not accepted shapes the drafts of
             others.
         keeps_predictions: whether what the last pass has predicted for a slot stays its draft;
@@ -282,6 +283,7 @@ class DraftSource(Checked):
 
     is_capturable: ClassVar[bool] = False
     only_bitwise: ClassVar[bool] = False
+    chooses_widths: ClassVar[bool] = False
     learns_guesses: ClassVar[bool] = False
     keeps_predictions: ClassVar[bool] = True
     reads_last_scores: ClassVar[bool] = True

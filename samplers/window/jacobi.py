@@ -34,11 +34,12 @@ class Jacobi(WindowPolicy):
     """Fixed-point decoding; same seed, same tokens as `Autoregressive`.
 
     Args:
-        window: tokens processed per pass, or "adaptive" to choose by measured cost.
+        window: tokens processed per pass, at most where the drafts choose; or "adaptive" to choose
+            by measured cost.
         drafts: where drafts come from: a `DraftSource`, such as a `Coarse` or one of your own, or
-            the short name of one. "auto" is the coarse model that ships with the model, where one
-            does, else "previous-frame" in a clip and "neighbour" elsewhere. The policy's page lists
-            the names, and so does the refusal of an unknown one.
+            the short name of one. "auto" is "suffix" of text ("ngram" where steps are captured);
+            elsewhere the coarse model that ships with the model, else "previous-frame" in a clip
+            and "neighbour". The policy's page lists the names.
         tree: what a pass verifies beside the window's chain of drafts, such as
             `mmaccel.Comb(branches=12, length=7)`; None: nothing. It asks for drafts that have
             alternatives: "auto" and "coarse" with a coarse model, a `Coarse`, "token-recycling".

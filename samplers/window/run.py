@@ -45,6 +45,9 @@ from mmaccel.samplers.window.step_runner import EagerRunner, Once, StepRunner
 from mmaccel.samplers.window.step_state import StaticPart, StepState
 from mmaccel.samplers.window.window_size import StepPace, open_chooser
 
+_FEW_PASSES = 16
+_FEW_TOKENS = 1.15  # a pass
+
 
 class RunParts(StaticPart):
     """The parts of a window run.
@@ -129,7 +132,10 @@ class RunParts(StaticPart):
             self.scheduler.register(model)
 
         n_open = prompt.batch if self.scheduler is None else self.scheduler.n_open
-        self.chooser = open_chooser(policy, model, prompt, length, params, self.drafter.source)
+        source = self.drafter.source
+        self.chooser = open_chooser(
+            policy, model, prompt, length, params, source, is_chosen=source.chooses_widths
+        )
         self.pace = StepPace(self.chooser, is_static=is_static, n_open=n_open)
         is_refilled = self.scheduler is not None
         key = make_graph_key(
@@ -431,12 +437,26 @@ class WindowRun(RunParts):
         self.calls.describe()
         if self.calls.recorder is not None:
             self.calls.recorder.finish(self)
+        is_text = self.model.is_text and self.prompt.layout is None
+        if is_text and self.policy.freezes_noise and not self.drafter.source.chooses_widths:
+            self._note_lost_width()
         stats.seconds = time.perf_counter() - self._began
         self.runner.finish()
         self.drafter.close(self)
         if self.scheduler is not None:
             self.scheduler.release_models()
         return made
+
+    def _note_lost_width(self) -> None:
+        """Say it where nearly all drafts of a text were wrong, and every pass was a wide one."""
+        stats = self.stats
+        window = self.policy.window
+        is_wide = isinstance(window, int) and window > 1 and stats.passes >= _FEW_PASSES
+        if is_wide and stats.tokens_per_pass < _FEW_TOKENS:
+            stats.notes.append(
+                f"window={window}: {stats.tokens_per_pass:.2f} tokens a pass; drafts='auto' makes "
+                "passes wide only where that pays"
+            )
 
 
 def _check_arguments(

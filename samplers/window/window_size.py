@@ -140,6 +140,12 @@ class Calibration:
     recent: dict[int, deque[float]] = field(default_factory=dict)
     step_seconds: dict[int, float] = field(default_factory=dict)
 
+    def forget_tokens(self) -> None:
+        """Choose anew by what is accepted from now on; the seconds of passes stay."""
+        self.chosen = None
+        for stats in self.widths.values():
+            stats.tokens, stats.row_passes = 0.0, 0
+
     def forget_seconds(self) -> None:
         """Time all widths again; the tokens that were counted stay."""
         self.chosen = None
@@ -331,14 +337,19 @@ def open_chooser(
     length: int,
     params: SamplingParams,
     source: Hashable,
+    *,
+    is_chosen: bool = False,
 ) -> FixedWidth | AdaptiveWidth:
     """What chooses the widths of a run.
 
     Args:
         policy, model, prompt, length, params: of the run.
         source: what its drafts come from.
+        is_chosen: whether the source chooses; "adaptive" is then the widest.
     """
     calibration = None
+    if policy.window == "adaptive" and is_chosen:
+        return FixedWidth(CANDIDATES[-1])
     if policy.window == "adaptive":
         conditions = (
             prompt.batch,
@@ -349,6 +360,8 @@ def open_chooser(
             params.rules,
         )
         calibration = find_calibration(model, conditions)
+        if model.is_text and prompt.layout is None:  # one text says little of another
+            calibration.forget_tokens()
     return make_chooser(policy.window, policy.exactness, prompt.batch, length, calibration)
 
 

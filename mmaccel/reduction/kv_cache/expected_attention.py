@@ -81,7 +81,9 @@ class ExpectedAttention(CacheMethod):
         covariance = centred.mT @ centred / n_counted  # [R, Hq, D, D]
         if layer.turn is not None:
             width = queries.shape[3]
-            unit = torch.eye(width, device=queries.device)[None, :, None].expand(-1, -1, _AHEAD, -1)
+            unit = torch.eye(width, device=queries.device, dtype=torch.float32)[
+                None, :, None
+            ].expand(-1, -1, _AHEAD, -1)
             ahead = layer.turn(unit, torch.arange(_AHEAD, device=queries.device))
             turned = ahead.mean(2)[0]  # rows are unit vectors, turned by the mean of positions
             mu = mu @ turned

@@ -85,15 +85,18 @@ class MeasuredCosts:
     def expect(self, arm: Arm) -> tuple[float, float]:
         if arm == PLAIN:
             return 1.0, 1.0
-        plain = self._find_seconds(PLAIN)
-        if plain is None:
+        if self._find_seconds(PLAIN) is None:
             return math.inf, math.inf
         for width in range(arm.width, 1, -1):
-            found = self._find_seconds(Arm(arm.source, width))
-            if found is not None:
-                cost = found / max(plain, 1e-9)
+            cost = self.find(Arm(arm.source, width))
+            if cost is not None:
                 return cost, cost * arm.width / width
         return 1.0, float(arm.width)
+
+    def find(self, arm: Arm) -> float | None:
+        """The cost of a pass; None before enough of it and of plain ones were timed."""
+        plain, own = self._find_seconds(PLAIN), self._find_seconds(arm)
+        return None if plain is None or own is None else own / max(plain, 1e-9)
 
     def _find_seconds(self, arm: Arm) -> float | None:
         """Of a pass; None before enough were timed."""
