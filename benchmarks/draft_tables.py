@@ -11,14 +11,16 @@ Report = dict[str, Any]
 
 
 def text_draft_tables(reports: dict[str, Report]) -> str:
-    """What drafts save on text, by temperature and source."""
+    """What drafts save on text, by kind of prompts, temperature and source."""
     parts = []
     for report in (r for r in reports.values() if "text_drafts" in r):
+        is_asked = report["text_drafts"][0].get("kind", "") != ""
         rows: list[tuple[str, ...]] = []
         for row in report["text_drafts"]:
             passed = row["tokens_a_pass"]
             rows.append(
                 (
+                    *([row["kind"]] if is_asked else []),
                     f"{row['temperature']:g}",
                     f"`{row['way']}`" if "(" in row["way"] else row["way"],
                     "" if passed is None else f"{passed:.2f}",
@@ -28,8 +30,12 @@ def text_draft_tables(reports: dict[str, Report]) -> str:
                 )
             )
         heads = ("temperature", "decoding", "tokens a pass", "ms a token", "times as fast")
+        says = "`stdlib` continues held-out modules"
+        if is_asked:
+            heads = ("prompts", *heads)
+            says = "SmolLM2-135M-Instruct answers four kinds of prompts"
         parts += [
-            "`stdlib` continues held-out modules, float32, one row; " + name_source(report),
+            f"{says}, float32, one row; " + name_source(report),
             grid((*heads, "exactness"), rows),
         ]
     return section(parts)

@@ -261,8 +261,12 @@ def _describe_caches(report: dict[str, Any]) -> str:
     packages = [f"{name} {release}" for name, release in machine["versions"].items()]
     used = [one for one in packages if one.split()[0] in ("torch", "transformers", "kvpress")]
     note = f" {report['note']}" if "note" in report else ""
+    count = str(report["questions"])
+    if report.get("suite"):
+        n_answered = report["cache_sides"][0]["accuracy"]["all"]["questions"]
+        count = f"of {report['suite']} the {n_answered} that the full cache answers of {count}"
     return (
-        f"`{report['model']}`, {report['questions']} questions of {len(report['task_names'])} "
+        f"`{report['model']}`, {count} questions of {len(report['task_names'])} "
         f"tasks, prompts of {shortest} to {longest} tokens, batch {report['batch']}, "
         f"{report['dtype']}; {machine['name']}, {machine['threads']} threads, {', '.join(used)}. "
         f"Made by `{report['command']}`.{note}"

@@ -1,6 +1,8 @@
-"""What drafts save on text: `stdlib` continues held-out modules of the standard library.
+"""What drafts save on text: `stdlib` continues held-out modules of the standard library, or a model
+in a folder answers four kinds of prompts: copy with a change, continue code, summarise, prose.
 
     python -m benchmarks.text_drafts --json FILE
+    python -m benchmarks.text_drafts --model FOLDER --count 2 --tokens 64 --windows 8 4 --json FILE
     python -m benchmarks.text_drafts --trees dyspec:nodes=32:depth=6 --sources HEAD --json FILE
 
 Beside this library's policies stand transformers' own `generate`, its prompt lookup, and its
@@ -13,6 +15,10 @@ are counted, of each source as a chain and with every tree.
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import inspect
+import shlex
+import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -40,10 +46,13 @@ def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict
     options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "eos_token_id": None}
     options |= {"pad_token_id": tokenizer.pad_token_id, "top_k": 0}
 
+    def masked(ids: Tensor) -> dict[str, Tensor]:
+        return {"attention_mask": torch.ones_like(ids)}  # a prompt's ends of turns may be pads
+
     def plain(**more: Any) -> Way:
         def generate(ids: Tensor, temperature: float) -> tuple[Tensor, Any]:
             torch.manual_seed(0)
-            made = model.generate(ids, **options, **_sampling(temperature), **more)
+            made = model.generate(ids, **masked(ids), **options, **_sampling(temperature), **more)
             return made[0, ids.shape[1] :], None
 
         return generate
@@ -51,7 +60,7 @@ def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict
     def attached(policy: Any) -> Way:
         def generate(ids: Tensor, temperature: float) -> tuple[Tensor, Any]:
             with mmaccel.attach(model, policy, seed=0, strict=True) as handle:
-                made = model.generate(ids, **options, **_sampling(temperature))
+                made = model.generate(ids, **masked(ids), **options, **_sampling(temperature))
             return made[0, ids.shape[1] :], handle.stats
 
         return generate
@@ -66,6 +75,7 @@ def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict
         assistant = AutoModelForCausalLM.from_pretrained(arguments.assistant).eval()
         ways["transformers, assisted"] = plain(assistant_model=assistant)
     ways["Autoregressive()"] = attached(mmaccel.Autoregressive())
+    ways["Jacobi()"] = attached(mmaccel.Jacobi())
     for window in arguments.windows:
         for name in arguments.sources:
             source = parse_source(name)
@@ -124,12 +134,57 @@ def _sampling(temperature: float) -> dict[str, Any]:
     return {"do_sample": True, "temperature": temperature}
 
 
+def open_prompts(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, list[list[int]]]]:
+    """A model, its tokenizer, and the ids of prompts by their kind."""
+    if arguments.model is None:
+        model, tokenizer = mmaccel.load_demo("stdlib")
+        return model, tokenizer, {"": make_prompts(tokenizer, arguments.count, arguments.prompt)}
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    asked = {kind: texts[: arguments.count] for kind, texts in _list_texts().items()}
+    prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in asked.items()}
+    return model, tokenizer, prompts
+
+
+def _list_texts() -> dict[str, list[str]]:
+    from pydoc_data.topics import topics
+
+    functions = [textwrap.indent, fnmatch.filter, textwrap.dedent]
+    pages = [" ".join(topics[name].split())[:1800] for name in ("booleans", "with", "lambda")]
+    change = "Repeat this function, with the name changed to `changed`:\n\n```python\n"
+    return {
+        "copy": [f"{change}{inspect.getsource(each)}```" for each in functions],
+        "code": [
+            f"Continue this module:\n\n```python\n{inspect.getsource(module)[:1800]}"
+            for module in (textwrap, fnmatch, shlex)
+        ],
+        "summary": [
+            f"Summarise this text and quote its most important phrases:\n\n{page}" for page in pages
+        ],
+        "prose": [
+            "Write a story about a lighthouse keeper who finds a message in a bottle.",
+            "Explain to a child why the sky is blue and sunsets are red.",
+            "What should somebody consider who moves from a small town to a large city?",
+        ],
+    }
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    if tokenizer.chat_template is None:
+        ids: list[int] = tokenizer(f"{text}\n")["input_ids"]
+        return ids
+    turns = [{"role": "user", "content": text}]
+    found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    return list(found["input_ids"])
+
+
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for every way and temperature."""
-    model, tokenizer = mmaccel.load_demo("stdlib")
-    prompts = make_prompts(tokenizer, arguments.count, arguments.prompt)
+    """A row for every kind of prompts, temperature and way."""
+    model, tokenizer, by_kind = open_prompts(arguments)
     rows = []
-    for temperature in arguments.temperatures:
+    for (kind, prompts), temperature in product(by_kind.items(), arguments.temperatures):
         ways = open_ways(model, tokenizer, arguments)
         seconds: dict[str, list[float]] = defaultdict(list)
         passes: dict[str, int] = defaultdict(int)
@@ -157,6 +212,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             count = passes.get(name)
             rows.append(
                 {
+                    "kind": kind,
                     "way": name,
                     "temperature": temperature,
                     "ms_a_token": 1000 * median(seconds[name]),
@@ -172,6 +228,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, print a line for each row, and write JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="a folder; by default the embedded stdlib")
     parser.add_argument("--sources", nargs="+", default=list(SOURCES), help="names or folders")
     parser.add_argument("--trees", nargs="+", default=[], help="shapes, as `--tree` has them")
     parser.add_argument("--assistant", help="folder of a smaller model with the same tokens")
@@ -196,8 +253,9 @@ def main() -> None:
             "" if row["tokens_a_pass"] is None else f", {row['tokens_a_pass']:.2f} tokens a pass"
         )
         print(
-            f"temperature {row['temperature']:g}, {row['way']}: {row['ms_a_token']:.2f} ms a "
-            f"token, {row['times']:.2f} times{passed}, same tokens: {row['same']}"
+            f"{row['kind']} temperature {row['temperature']:g}, {row['way']}: "
+            f"{row['ms_a_token']:.2f} ms a token, {row['times']:.2f} times{passed}, same "
+            f"tokens: {row['same']}"
         )
     write_report(arguments, text_drafts=rows)
 
