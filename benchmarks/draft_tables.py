@@ -29,7 +29,13 @@ def text_draft_tables(reports: dict[str, Report]) -> str:
                     row["exactness"] or "",
                 )
             )
-        heads = ("temperature", "decoding", "tokens a pass", "ms a token", "times as fast")
+        heads: tuple[str, ...] = (
+            "temperature",
+            "decoding",
+            "tokens a pass",
+            "ms a token",
+            "times as fast",
+        )
         says = "`stdlib` continues held-out modules"
         if is_asked:
             heads = ("prompts", *heads)

@@ -19,7 +19,7 @@ from mmaccel.demo.recall.words import EOS, make_tokenizer
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.cache import documents, measure, plots, summary
 from mmaccel.evaluation.cache import prompts as prompts_of_sides
-from mmaccel.evaluation.cache.documents import TextModel, TextQuestion
+from mmaccel.evaluation.cache.documents import TextModel
 from mmaccel.evaluation.cache.methods import (
     CHANCE,
     FULL,
@@ -29,6 +29,8 @@ from mmaccel.evaluation.cache.methods import (
     parse_budgets,
     parse_methods,
 )
+from mmaccel.evaluation.cache.questions import TextQuestion, digest_questions
+from mmaccel.evaluation.cache.suite import TASKS, draw_suite
 from mmaccel.evaluation.shares import paired_difference
 from mmaccel.pipelines.layers.methods import LayerMethods
 from tests.architecture.source import ROOT
@@ -349,9 +351,9 @@ def test_questions_of_a_file(tmp_path: Path) -> None:
     file.write_text("\n\n".join(map(json.dumps, lines)))
     found = documents.read_questions(file, 2)
     assert [(q.task, q.answer) for q in found] == [("k", "x"), ("l", "x"), ("k", "y")]
-    digest = documents.digest_questions(found)
-    assert digest != documents.digest_questions(found[::-1])
-    assert documents.is_right(" X ", found[0]) and not documents.is_right("xx", found[0])
+    digest = digest_questions(found)
+    assert digest != digest_questions(found[::-1])
+    assert found[0].is_right(" X ") and not found[0].is_right("xx")
 
 
 def test_other_weights_and_other_models(tmp_path: Path) -> None:
@@ -375,3 +377,40 @@ def test_a_plot_of_a_report(
     rows = summary.summarise(SIDES, records, [q.task for q in asked], 3)
     plots.draw_plots(tmp_path / "a.png", {"cache_sides": rows, "model": "m", "questions": 7})
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_suite_asks_what_its_texts_say() -> None:
+    asked = draw_suite(12)
+    assert draw_suite(12) == asked and len(asked) == 12 * len(TASKS)
+    facts = sorted((q for q in asked if q.task == "fact"), key=lambda q: q.prompt.find(q.answer))
+    places = [q.prompt.find(q.answer) / len(q.prompt) for q in facts]
+    assert places[0] < 0.15 and places[-1] > 0.8  # at all depths
+    for question in asked:
+        assert 4_000 < len(question.prompt) < 24_000
+        text = question.prompt.rpartition("\n\n")[0]
+        assert question.answer in " ".join(text.split())
+        assert question.is_right(f" {question.answer}.\nAnd so on")
+        assert not question.is_right(f"{question.answer}x") and not question.is_right("")
+
+
+def test_a_primer_stands_in_the_assistants_turn() -> None:
+    tokenizer = make_tokenizer()
+    question = TextQuestion("a", "f0 f1", "f2", "f3")
+    assert question.render(tokenizer) == {"text": "f0 f1\nf3"}
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }} . {% endfor %}"
+    assert question.render(tokenizer) == {
+        "text": "user: f0 f1 . assistant: f3", "add_special_tokens": False,
+    }  # fmt: skip
+
+
+def test_only_questions_count_that_the_full_cache_answers(
+    text_model: TextModel, asked: list[TextQuestion]
+) -> None:
+    records = {side.key: measure.new_record() for side in SIDES}
+    list(run(text_model, asked, SIDES, records))
+    tasks = [question.task for question in asked]
+    rows = summary.summarise(SIDES, records, tasks, 3, informative=True)
+    assert rows[0]["accuracy"]["all"]["right"] == 1 and rows[0]["accuracy"]["all"]["questions"] == 3
+    right = [records[SIDES[1].key]["right"][k] for k in (0, 1, 4)]
+    assert rows[1]["accuracy"]["all"]["right"] == pytest.approx(right.count("1") / 3, abs=1e-4)
+    assert [len(batch) for batch in records[FULL]["answers"]] == [3, 3, 1]
