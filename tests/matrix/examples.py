@@ -21,6 +21,7 @@ from mmaccel.samplers.drafting.lengths.specdec_pp import SpecDecPP
 from mmaccel.samplers.drafting.lengths.svip import SVIP
 from mmaccel.samplers.drafting.memory.source_image import SourceImage
 from mmaccel.samplers.drafting.memory.source_text import SourceText
+from mmaccel.samplers.drafting.memory.suffix import Suffix
 from mmaccel.samplers.drafting.parallel.pard import Pard
 from mmaccel.samplers.drafting.sources import SOURCES
 
@@ -128,6 +129,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ),
     # costs that are counted: with measured ones passes are those of the clock
     ("drafts", "bandit"): Example(lambda target: mmaccel.BanditSpec(token_cost=0.03)),
+    ("drafts", "suffix"): Example(lambda target: Suffix(token_cost=0.03)),
     ("drafts", "lookahead"): Example(lambda target: mmaccel.Lookahead(pool=16)),
     ("drafts", "draft-model"): Example(lambda target: DraftModel(target.drafter)),
     **{

@@ -54,6 +54,10 @@ class CountedCosts:
     def add(self, arm: Arm, seconds: float) -> float:
         return self.expect(arm)[0]
 
+    def find(self, arm: Arm) -> float:
+        """The cost of a pass."""
+        return self.expect(arm)[0]
+
     def expect(self, arm: Arm) -> tuple[float, float]:
         cost = 1 + self.token_cost * (arm.width - 1)
         return cost, cost

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.copying import tokens_at
-from mmaccel.samplers.drafting.lengths.pass_costs import Arm, MeasuredCosts
+from mmaccel.samplers.drafting.lengths.pass_costs import Arm, CountedCosts, MeasuredCosts
 from mmaccel.samplers.window.window_size import find_calibration
 
 # That the next token is the one that followed a match of 0 … 8 tokens: means over copying, code,
@@ -34,7 +35,13 @@ _MARGIN = 1.1  # tokens for its cost that a pass has to gain: clocks are noisy
 
 @dataclass(frozen=True)
 class Suffix(DraftSource):
-    """The continuation of the longest suffix's most recent earlier occurrence."""
+    """The continuation of the longest suffix's most recent earlier occurrence.
+
+    Args:
+        token_cost: see `BanditSpec`.
+    """
+
+    token_cost: float | None = within(None, 0, 1, "0.03 suits small models")
 
     only_bitwise = True
     chooses_widths = True
@@ -43,6 +50,8 @@ class Suffix(DraftSource):
     name = "suffix"
 
     def open(self, run: OpenRun) -> Drafter:
+        if self.token_cost is not None:
+            return SuffixDrafter(self, CountedCosts(self.token_cost))
         kind = (self, run.prompt.batch, run.params.guidance_scale, run.params.temperature)
         return SuffixDrafter(self, find_calibration(run.model, kind, MeasuredCosts))
 
@@ -55,7 +64,7 @@ class SuffixDrafter(Drafter):
         costs: of the model's passes, from earlier runs too.
     """
 
-    costs: MeasuredCosts
+    costs: CountedCosts | MeasuredCosts
     _right: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _judged: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _ends: Tensor | None = field(default=None, init=False)  # [B, 1], of the matches
