@@ -454,8 +454,8 @@ class WindowRun(RunParts):
         is_wide = isinstance(window, int) and window > 1 and stats.passes >= _FEW_PASSES
         if is_wide and stats.tokens_per_pass < _FEW_TOKENS:
             stats.notes.append(
-                f"window={window}: {stats.tokens_per_pass:.2f} tokens a pass; drafts='auto' makes "
-                "passes wide only where that pays"
+                f"window={window}: {stats.tokens_per_pass:.2f} tokens a pass; give a narrower one, "
+                "or drafts='suffix', which makes passes wide only where that pays"
             )
 
 

@@ -6,7 +6,7 @@ Tokens and distributions under each rule are proved beside the other sources in 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +26,14 @@ from mmaccel import (
     SpecDecPP,
     Speculative,
 )
-from mmaccel.contracts import Pass, Policy
+from mmaccel.contracts import ContinuousBatching, Pass, Policy
 from mmaccel.results import Generation
 from mmaccel.samplers.drafting import bandit_spec
 from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, MeasuredCosts
-from mmaccel.samplers.drafting.memory.suffix import _match
+from mmaccel.samplers.drafting.memory.suffix import Suffix, _match
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
@@ -327,11 +327,27 @@ def test_what_one_text_taught_does_not_slow_the_next(
     assert after.stats.passes <= generate(policy, temperature=0.0, model=fresh).stats.passes + 6
 
 
+def test_prompts_of_one_token_join_rows_that_repeat() -> None:
+    prompts = [[1], [0], [4], [2], [3], [1]]
+    given: list[Any] = []
+    prompt = replace(make_prompt(prompts), batching=ContinuousBatching(2, given.append))
+    Jacobi(8, Suffix(token_cost=0.01)).sample(
+        ToyLanguage(5, seed=3, depth=2),
+        prompt,
+        LENGTH,
+        params=SamplingParams(temperature=0.0),
+        noise=Noise.from_seed(list(range(6)), 6),
+    )
+    plain = generate(Autoregressive(), prompts, seeds=list(range(6)), temperature=0.0)
+    assert len(given) == 6
+    assert all(each.tokens.equal(plain.tokens[each.row]) for each in given)
+
+
 def test_wide_windows_that_gain_nothing_are_named() -> None:
     def notes(policy: Policy) -> list[str]:
         return generate(policy, model=TimedText(5, seed=3, depth=2)).stats.notes
 
-    assert "tokens a pass; drafts='auto'" in notes(Jacobi(8, wrong_by(1)))[0]
+    assert "tokens a pass; give a narrower one" in notes(Jacobi(8, wrong_by(1)))[0]
     assert notes(Jacobi(8, wrong_by(0))) == notes(Autoregressive()) == []
 
 

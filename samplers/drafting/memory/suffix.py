@@ -123,7 +123,8 @@ class SuffixDrafter(Drafter):
         frontier = run.frontier()
         assert self._ends is not None
         filled = frontier.filled[:, None]
-        source = self._ends + 1 + (frontier.columns - filled) % (filled - 1 - self._ends)
+        period = (filled - 1 - self._ends).clamp(min=1)  # 0 of a row of one token, without a match
+        source = self._ends + 1 + (frontier.columns - filled) % period
         return Drafts(tokens_at(frontier, source))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
