@@ -167,10 +167,12 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
     @property
     def takes_whole_prompts(self) -> bool:
-        """See `mmaccel.contracts.TokenModel`: where something is evicted, before which the last
-        token of a prompt sees all of it, and votes.
+        """See `mmaccel.contracts.TokenModel`: where entries are evicted or chosen behind a prompt,
+        whose last token sees all of it, and votes.
         """
-        return self.methods.evictor is not None
+        attention = self.methods.attention
+        is_chosen = attention is not None and not attention.chooses_prompts
+        return is_chosen or self.methods.evictor is not None
 
     @property
     def capture_obstacle(self) -> str:

@@ -216,8 +216,8 @@ def test_blocks_that_were_read_by_hand(text_model: TextModel, asked: list[TextQu
 
     n_read = n_blocks = 0
     for length in (31, 41):
-        for k in range(N_NEW):
-            last = length - 1 + k  # the query's cache index
+        for k in range(N_NEW - 1):  # the first token comes from the prompt
+            last = length + k  # the query's cache index
             blocks = range(last // 4 + 1)
             near = [b for b in blocks if b == 0 or b >= max(last - 8 + 1, 0) // 4]
             n_blocks += 3 * len(blocks)

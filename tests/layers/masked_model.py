@@ -59,7 +59,7 @@ def greedy(model: Any, ids: Tensor, n_new: int, *, whole: bool = False) -> Tenso
     """The model's own greedy tokens `[1, n_new]` after one row `[1, T]`.
 
     The last token of the prompt is processed with the first new one, as a window does, or with the
-    whole prompt, as before an eviction.
+    whole prompt, as before an eviction or a choice.
     """
     from transformers import DynamicCache
 

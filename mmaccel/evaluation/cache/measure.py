@@ -5,8 +5,8 @@ the sides change places, so that a machine that slows down slows all. What a sid
 kept as a record of lists, one entry a round, ready for JSON: a run that was stopped goes on with
 the first round that a side lacks.
 
-Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt without
-its last token, after which entries are evicted, then one token a pass. The prompts of a round are
+Questions are answered by the passes that `mmaccel.attach` makes, token by token: the prompt, after
+which entries are evicted, then one token a pass. The prompts of a round are
 processed once for all sides (`SharedPrompts`), but for those that choose what a prompt's queries
 see.
 """
@@ -195,7 +195,8 @@ def answer(
             if has_ended.all():
                 break
         cost.kept, cost.bytes = _measure_cache(window, n_before)
-        cost.blocks = _measure_blocks(window, methods, n_before, len(made))
+        n_passes = len(made) - int(window.takes_whole_prompts)  # the first token is the prompt's
+        cost.blocks = _measure_blocks(window, methods, n_before, n_passes)
     cost.pass_seconds = cost.pass_seconds[1:] or cost.pass_seconds
     return torch.cat(made, 1).cpu(), cost
 
