@@ -235,14 +235,15 @@ def test_contexts_against_lists() -> None:
     last = torch.randint(-1, 3, (200, 2, 3), generator=generator)
     columns = torch.arange(14)
     ranks = torch.where(columns < 11, columns, -1).expand(200, -1)
-    found, is_found = find_contexts(Texts(tokens, columns, ranks), last, 4)
+    found, is_found, lengths = find_contexts(Texts(tokens, columns, ranks), last, 4)
     for row in range(200):
         for n in range(2):
             context = last[row, n].tolist()
             while -1 in context:
                 context = context[context.index(-1) + 1 :]
-            _, ends = occurrences(tokens[row, :11].tolist(), context, 3)
+            longest, ends = occurrences(tokens[row, :11].tolist(), context, 3)
             assert found[row, n][is_found[row, n]].tolist() == ends[:4]
+            assert lengths[row, n] == longest
 
 
 def test_votes_are_added_up() -> None:

@@ -33,7 +33,7 @@ from mmaccel.samplers.drafting.bandit_spec import Judged
 from mmaccel.samplers.drafting.contract import Drafts, DraftSource, Frontier
 from mmaccel.samplers.drafting.lengths.contract import Drafted, DraftLength
 from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, MeasuredCosts
-from mmaccel.samplers.drafting.memory.suffix import Suffix, _match
+from mmaccel.samplers.drafting.memory.suffix import Suffix, SuffixDrafter
 from tests.exactness.bitwise_runs import assert_same
 from tests.fixtures.toy_models import ToyLanguage, make_prompt
 
@@ -267,9 +267,13 @@ def test_the_longest_match_is_found_and_of_equal_ones_the_last() -> None:
     made = 6 + torch.arange(40) % 20
     run: Any = SimpleNamespace(
         buffer=SimpleNamespace(origin=4, tokens=rows, n_generated=made),
+        rows=SimpleNamespace(ended=torch.zeros(40, dtype=torch.bool)),
     )
-    ends, lengths = _match(run)
-    for row, n, end, length in zip(rows.tolist(), made.tolist(), ends, lengths, strict=True):
+    drafter = SuffixDrafter(Suffix(), MeasuredCosts())
+    drafter.choose_width(run, 8)
+    assert drafter._first is not None
+    found_by_row = zip(drafter._first.tolist(), drafter._lengths, strict=True)
+    for row, n, ([first], length) in zip(rows.tolist(), made.tolist(), found_by_row, strict=True):
         known = [token for token in row[: 4 + n] if token >= 0]
         shift = 4 + n - len(known)
         found = [
@@ -279,7 +283,7 @@ def test_the_longest_match_is_found_and_of_equal_ones_the_last() -> None:
             if known[i + 1 - k : i + 1] == known[-k:]
         ]
         k, i = max(found, default=(0, 0))
-        assert int(length) == k and (not k or int(end) == i + shift)
+        assert length == k and (not k or first == i + shift + 1)
 
 
 class TimedText(Timed):

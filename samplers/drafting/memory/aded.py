@@ -60,6 +60,6 @@ class TrigramDrafter(CandidateDrafter):
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         texts = own_text(run)
-        found, is_found = find_contexts(texts, contexts.last, self.occurrences)
+        found, is_found, _ = find_contexts(texts, contexts.last, self.occurrences)
         tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
         return merge_votes(tokens, is_found.float(), contexts.last[..., -1], run.vocab_size)

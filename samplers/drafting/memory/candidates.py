@@ -72,7 +72,9 @@ def own_text(run: OpenRun) -> Texts:
     return Texts(tokens, columns, torch.where(is_known, columns, -1))
 
 
-def find_contexts(texts: Texts, last: Tensor, m: int, least: int = 1) -> tuple[Tensor, Tensor]:
+def find_contexts(
+    texts: Texts, last: Tensor, m: int, least: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
     """Where the longest suffixes of contexts stood before, at most m occurrences of each.
 
     Args:
@@ -82,8 +84,8 @@ def find_contexts(texts: Texts, last: Tensor, m: int, least: int = 1) -> tuple[T
         least: tokens that have to agree.
 
     Returns:
-        Indices `[B, n, m]` of what followed, the occurrences with the largest ranks first; and
-        which of them there are, `[B, n, m]` bool.
+        Indices `[B, n, m]` of what followed, the occurrences with the largest ranks first; which of
+        them there are, `[B, n, m]` bool; and how many tokens agree, `[B, n]` int64.
     """
     reach = last.shape[2]
     agrees = (texts.ranks >= 0)[:, None]  # [B, 1, T]
@@ -97,7 +99,7 @@ def find_contexts(texts: Texts, last: Tensor, m: int, least: int = 1) -> tuple[T
     is_best = (n_agree == longest) & (longest >= least)
     ranks = texts.ranks[:, None].where(is_best, -1)
     found = ranks.topk(min(m, ranks.shape[2]), -1)
-    return found.indices, found.values >= 0
+    return found.indices, found.values >= 0, longest[..., 0]
 
 
 def merge_votes(tokens: Tensor, weights: Tensor, otherwise: Tensor, vocab_size: int) -> Children:

@@ -92,7 +92,7 @@ class LookaheadDrafter(CandidateDrafter):
         column = torch.arange(n, device=grams.device)
         ranks = torch.where(stamps[..., None] < 0, -1, stamps[..., None] * n + column)
         texts = Texts(grams.flatten(1), column.repeat(grams.shape[1]), ranks.flatten(1))
-        found, is_found = find_contexts(texts, contexts.last, _OCCURRENCES)
+        found, is_found, _ = find_contexts(texts, contexts.last, _OCCURRENCES)
         tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
         # otherwise what the last pass has guessed there, or the token before
         guess = guesses[:, 0].gather(1, run.buffer.columns[:, :1] + contexts.depths)

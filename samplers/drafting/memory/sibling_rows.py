@@ -55,7 +55,7 @@ class SiblingDrafter(CandidateDrafter):
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         texts = self._texts(run)
-        found, is_found = find_contexts(texts, contexts.last, _VOTES)
+        found, is_found, _ = find_contexts(texts, contexts.last, _VOTES)
         tokens = texts.tokens.gather(1, found.flatten(1)).view_as(found)
         return merge_votes(tokens, is_found.float(), contexts.last[..., -1], run.vocab_size)
 

@@ -81,7 +81,7 @@ class StandDrafter(CandidateDrafter):
 
     def candidates(self, run: OpenRun, contexts: Contexts) -> Children:
         texts = own_text(run)
-        found, is_found = find_contexts(texts, contexts.last, _OCCURRENCES)  # [B, n, m]
+        found, is_found, _ = find_contexts(texts, contexts.last, _OCCURRENCES)  # [B, n, m]
         seen, chances = self._tables(run)
         rows = torch.arange(len(seen), device=seen.device)[:, None, None]
         tokens = seen[rows, found].long()  # [B, n, m, k]

@@ -22,6 +22,7 @@ from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.copying import tokens_at
 from mmaccel.samplers.drafting.lengths.pass_costs import Arm, CountedCosts, MeasuredCosts
+from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
 from mmaccel.samplers.window.window_size import find_calibration
 
 # That the next token is the one that followed a match of 0 … 8 tokens: means over copying, code,
@@ -67,14 +68,21 @@ class SuffixDrafter(Drafter):
     costs: CountedCosts | MeasuredCosts
     _right: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
     _judged: list[float] = field(default_factory=lambda: [0.0] * len(_CHANCES), init=False)
-    _ends: Tensor | None = field(default=None, init=False)  # [B, 1], of the matches
+    _first: Tensor | None = field(default=None, init=False)  # [B, 1], what followed the matches
     _lengths: list[int] = field(default_factory=list, init=False)  # of the matches, by row
     _width: int = field(default=1, init=False)
 
     def choose_width(self, run: OpenRun, most: int) -> int:
         """See `Drafter.choose_width`."""
-        self._ends, lengths = _match(run)
-        self._lengths = lengths.where(~run.rows.ended, -1).tolist()
+        filled = run.buffer.origin + run.buffer.n_generated[:, None]  # [B, 1]
+        tokens = run.buffer.tokens[:, : int(filled.max())]
+        columns = torch.arange(tokens.shape[1], device=tokens.device)
+        before = filled + torch.arange(1 - len(_CHANCES), 0, device=tokens.device)  # [B, 8]
+        last = tokens.gather(1, before.clamp(min=0)).where(before >= 0, -1)
+        texts = Texts(tokens, columns, columns.where(columns < filled, -1))
+        found, is_found, lengths = find_contexts(texts, last[:, None], 1)
+        self._first = found[:, 0].where(is_found[:, 0], filled - 1)
+        self._lengths = lengths[:, 0].where(~run.rows.ended, -1).tolist()
         self._width = self._choose([n for n in self._lengths if n >= 0], most)
         return self._width
 
@@ -121,10 +129,9 @@ class SuffixDrafter(Drafter):
     def propose(self, run: OpenRun) -> Drafts:
         """See `Drafter.propose`."""
         frontier = run.frontier()
-        assert self._ends is not None
+        assert self._first is not None
         filled = frontier.filled[:, None]
-        period = (filled - 1 - self._ends).clamp(min=1)  # 0 of a row of one token, without a match
-        source = self._ends + 1 + (frontier.columns - filled) % period
+        source = self._first + (frontier.columns - filled) % (filled - self._first)
         return Drafts(tokens_at(frontier, source))
 
     def accepted(self, run: OpenRun, n_new: Tensor) -> None:
@@ -139,28 +146,3 @@ class SuffixDrafter(Drafter):
 
     def timed(self, run: OpenRun, seconds: float) -> None:
         self.costs.add(Arm(0, self._width), seconds)
-
-
-def _match(run: OpenRun) -> tuple[Tensor, Tensor]:
-    """The longest suffix of each row that stood before.
-
-    Returns:
-        `[B, 1]` int64, the column of the last token of its most recent earlier occurrence, and
-        `[B]` int64, its tokens, 0 for none.
-    """
-    filled = run.buffer.origin + run.buffer.n_generated[:, None]  # [B, 1], the first unknown column
-    tokens = run.buffer.tokens[:, : int(filled.max())]  # [B, N]
-    reach = len(_CHANCES) - 1
-    index = torch.arange(tokens.shape[1], device=tokens.device)
-    back = torch.arange(reach, device=tokens.device)
-    last = tokens.gather(1, (filled - 1 - back).clamp(min=0))  # [B, 8], the nearest first
-    last = last.where(last >= 0, -2)  # -1 stands before a prompt
-    agrees = index < filled - 1
-    n_agree = torch.zeros_like(tokens)
-    for n in range(min(reach, tokens.shape[1])):
-        agrees[:, :n] = False
-        agrees[:, n:] &= tokens[:, : tokens.shape[1] - n] == last[:, n, None]
-        n_agree += agrees
-    best = (n_agree * tokens.shape[1] + index).amax(1, keepdim=True)
-    ends = (best % tokens.shape[1]).minimum(filled - 2).clamp(min=0)
-    return ends, (best // tokens.shape[1])[:, 0]
