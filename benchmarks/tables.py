@@ -8,6 +8,8 @@ are those of `mmaccel bench --family canvas`: what canvas policies cost and make
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 from mmaccel.evaluation.shares import paired_difference, share_of
@@ -210,7 +212,7 @@ def cache_tables(reports: dict[str, dict[str, Any]]) -> str:
     for report in (r for r in reports.values() if "cache_sides" in r):
         rows, tasks = report["cache_sides"], report["task_names"]
         parts += [
-            _describe_caches(report),
+            _describe_caches(report, rows[0]["accuracy"]["all"]["questions"]),
             grid(_CACHE_HEADS, [cache_cells(row) for row in rows]),
             "Right answers by task, %:",
             grid(
@@ -227,27 +229,35 @@ def kvpress_tables(reports: dict[str, dict[str, Any]]) -> str:
     parts = []
     for report in (r for r in reports.values() if "kvpress_sides" in r):
         own = next(r for r in ours if r["model"] == report["model"])
-        rows = [_kvpress_cells(row, own) for row in report["kvpress_sides"]]
-        parts += [_describe_caches(report), grid(_KVPRESS_HEADS, rows)]
+        theirs = report["kvpress_sides"]
+        both = zip(theirs[0]["right"], own["records"]["full cache"]["right"], strict=False)
+        counted = [not report.get("suite") or pair == ("1", "1") for pair in both]
+        rows = [_kvpress_cells(row, own, counted) for row in theirs]
+        parts += [_describe_caches(report, sum(counted)), grid(_KVPRESS_HEADS, rows)]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
-def _kvpress_cells(row: dict[str, Any], own: dict[str, Any]) -> tuple[str, ...]:
-    """A row of kvpress beside the side of our report `own` that answers to it."""
+def _kvpress_cells(
+    row: dict[str, Any], own: dict[str, Any], counted: Sequence[bool]
+) -> tuple[str, ...]:
+    """A row of kvpress beside the side of our report `own` that answers to it, by the questions
+    that are counted.
+    """
     budget = row["budget"]
     key = row["method"] if budget is None else f"{row['method']} at {budget:g}"
     side = next(one for one in own["cache_sides"] if one["side"] == key)
-    right = "".join(own["records"][key]["right"])[: len(row["right"])]
+    right = "".join(compress(own["records"][key]["right"], counted))
+    theirs = "".join(compress(row["right"], counted))
     press = row["press"] if budget is None else f"`{row['press']}`"
-    share = share_of(right)
-    assert share is not None
+    share, their_share = share_of(right), share_of(theirs)
+    assert share is not None and their_share is not None
     return (
         press,
         row["method"],
         "-" if budget is None else f"{budget:g}",
-        f"{100 * row['accuracy']['all']['right']:.0f}",
+        f"{100 * their_share['right']:.0f}",
         f"{100 * share['right']:.0f}",
-        points(paired_difference(right, row["right"])),
+        points(paired_difference(right, theirs)),
         f"{100 * row['kept']:.0f}",
         f"{100 * side['kept']:.0f}",
         f"{row['bytes'] / 1024:.0f}",
@@ -255,7 +265,7 @@ def _kvpress_cells(row: dict[str, Any], own: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _describe_caches(report: dict[str, Any]) -> str:
+def _describe_caches(report: dict[str, Any], n_counted: int) -> str:
     machine = report["machine"]
     shortest, longest = report["prompt_tokens"]
     packages = [f"{name} {release}" for name, release in machine["versions"].items()]
@@ -263,8 +273,7 @@ def _describe_caches(report: dict[str, Any]) -> str:
     note = f" {report['note']}" if "note" in report else ""
     count = str(report["questions"])
     if report.get("suite"):
-        n_answered = report["cache_sides"][0]["accuracy"]["all"]["questions"]
-        count = f"of {report['suite']} the {n_answered} that the full cache answers of {count}"
+        count = f"of {report['suite']} the {n_counted} that the full cache answers of {count}"
     return (
         f"`{report['model']}`, {count} questions of {len(report['task_names'])} "
         f"tasks, prompts of {shortest} to {longest} tokens, batch {report['batch']}, "
