@@ -87,7 +87,7 @@ def test_groups_are_rows_with_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("attention", ["auto", "kernel"])
 @pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gpt2", "cohere"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gpt2", "cohere", "gemma3, deep"])
 def test_logits_are_those_of_private_prompts(name: str, fused: bool, attention: str) -> None:
     """Grouped heads, ragged prompts, rollbacks; by torch, and by `window_attention`."""
     check_logits(name=name, fused=fused, attention=attention)
