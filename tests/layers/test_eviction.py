@@ -644,7 +644,7 @@ MASKED = [
 @pytest.mark.parametrize(("name", "width", "reference"), MASKED)
 @pytest.mark.parametrize("fused", ROUTES)
 def test_eviction_is_a_mask_over_the_full_cache(
-    name: str, width: int, fused: bool, reference: str
+    name: str, width: int, reference: str, fused: bool
 ) -> None:
     model, rows = build_lm(name), draw_rows(33, 12, 21)
     method, plan = REFERENCES[reference]
@@ -695,7 +695,7 @@ def _plant(patch: pytest.MonkeyPatch, name: str, bug: Callable[..., Any]) -> Non
 def test_planted_bugs_of_pooling_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     POOLING[bug](monkeypatch)
     with pytest.raises(AssertionError):
-        test_eviction_is_a_mask_over_the_full_cache("qwen2", 5, True, "bilevelkv")
+        test_eviction_is_a_mask_over_the_full_cache("qwen2", 5, "bilevelkv", True)
 
 
 BY_POSITION = ("random-eviction", "expected-attention")
@@ -865,9 +865,10 @@ def test_attention_of_the_whole_prompt_is_added_up_in_pieces(is_masked: bool) ->
 @pytest.mark.parametrize(
     "reference", ["snapkv", "h2o", "vatp", "expected-attention", "keydiff", "kvzap"]
 )
-def test_a_prompt_of_embeddings_is_evicted_like_its_ids(reference: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
+def test_a_prompt_of_embeddings_is_evicted_like_its_ids(name: str, reference: str) -> None:
     """The model's own prefill processes it, its last token included, under masks."""
-    model, rows = build_lm("llama"), draw_rows(24, 17, 30)
+    model, rows = build_lm(name), draw_rows(24, 17, 30)
     method, plan = REFERENCES[reference]
     prompts = left_padded(rows)
     embedded = model.get_input_embeddings()(prompts["input_ids"]).detach()
@@ -880,7 +881,7 @@ def test_a_prompt_of_embeddings_is_evicted_like_its_ids(reference: str) -> None:
         for row, ids in enumerate(rows):
             first = model(torch.tensor([ids])).logits[:, -1:].argmax(-1)
             whole = torch.cat([torch.tensor([ids]), first], 1)
-            hides = Hiding(method, plan, model.config.num_hidden_layers, len(ids))
+            hides = Hiding(method, plan, len(list_full(model)), len(ids))
             with masked(model, hides):
                 expected = greedy(model, whole, N_NEW - 1)
             assert received[row].tolist() == [int(first), *expected[0].tolist()]
@@ -1027,7 +1028,7 @@ def test_storage_shrinks() -> None:
 def test_planted_bugs_are_seen(bug: str, seen_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
-        test_eviction_is_a_mask_over_the_full_cache("llama", True, seen_by)
+        test_eviction_is_a_mask_over_the_full_cache("llama", 5, seen_by, True)
 
 
 BAD: dict[str, tuple[Any, list[str]]] = {
