@@ -203,7 +203,8 @@ class WindowPass:
         # the kernel's window counts entries of a tree, and not their depths
         is_deep = options["window"] is not None and self.tree is not None
         if self.by_kernel and not is_deep:
-            ragged = self.ragged or options.get("blocks") is not None  # heads differ in their number
+            # heads differ in how many blocks they have
+            ragged = self.ragged or options.get("blocks") is not None
             made: Tensor = dispatch.run(
                 _window_attention, query, key, value, start, ragged=ragged, **options
             )

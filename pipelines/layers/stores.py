@@ -220,9 +220,10 @@ class LayerStores:
         found = []
         for number, layer in enumerate(self.layers):
             dropped = layer.layout.dropped
-            first = index.new_zeros(1) if dropped is None else dropped[: len(index)].to(index.device)
-            own = index - first[:, None]
-            keys, values = layer.read(own.where(index >= 0, -1))
+            own = index
+            if dropped is not None:
+                own = index - dropped[: len(index), None].to(index.device)
+            keys, values = layer.read(own)
             if number in self.numbers:
                 self.prefix.fill(self.numbers[number], index, keys, values)
             found.append((keys, values))
@@ -376,7 +377,8 @@ class LayerStores:
             )  # fmt: skip
 
     def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
-        """Move keys to the positions at which new entries go on; those that stayed to their indices.
+        """Move keys to positions behind which new entries go on: those that stayed to their own
+        cache indices.
 
         Args:
             turner: moves them.

@@ -88,7 +88,13 @@ def test_ancestors() -> None:
             assert torch.equal(found[row, entry], wanted)
 
 
-BUGS = ("the mask is off by one", "no mask", "a window counts entries", "depth is the number", "compacted in draft order")
+BUGS = (
+    "the mask is off by one",
+    "no mask",
+    "a window counts entries",
+    "depth is the number",
+    "compacted in draft order",
+)
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -107,8 +113,9 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(
             attention,
             "_hide_branches",
-            lambda mask, indices, tree, window: own(mask, indices, tree)
-            + plain(indices, mask.shape[-1], window, mask.dtype),
+            lambda mask, indices, tree, window: (
+                own(mask, indices, tree) + plain(indices, mask.shape[-1], window, mask.dtype)
+            ),
         )
     elif bug == "depth is the number":
         position_ids = CausalLMWindow.position_ids
