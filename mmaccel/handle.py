@@ -247,7 +247,7 @@ def attach(
             and it is not on a CPU or there is no compiler.
         UnsupportedModelError: the target does not generate with transformers; `fused=True` or
             `compile=True`, and a layer that is not recognised, the first of which is named;
-            `share_prefix=True`, and a model whose layers slide or do not attend by our functions;
+            `share_prefix=True`, and a model whose layers all slide or do not attend by ours;
             a model without the visual tokens that a method needs, or whose layers cannot carry
             the methods of caches and attention; with `strict`, also a model that
             only the original can serve.

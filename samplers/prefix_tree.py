@@ -88,7 +88,7 @@ class PrefixTree:
         least: a common beginning of fewer tokens is not worth a copy; at least 1.
         shared_from: a beginning of at least so many tokens is stored once for the rows of a run
             that have found it, and read together; None: each row has a copy. Not in captured steps,
-            nor where layers slide.
+            nor where all layers slide.
 
     Attributes:
         n_tokens: that it holds.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mmaccel.pipelines.attach.step_outputs import StepOutputs
-from mmaccel.pipelines.causal_lm.compatibility import text_config
+from mmaccel.pipelines.causal_lm.compatibility import check_causal_lm, text_config
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt, PromptStates, read_layers
 from mmaccel.pipelines.generate_call import GenerateCall
 from mmaccel.pipelines.layers.attention import watched
@@ -19,6 +19,7 @@ from mmaccel.pipelines.layers.eviction import Observer
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.prompt_tiles import PromptTiles
 from mmaccel.pipelines.layers.sparse import SparseBlocks
+from mmaccel.pipelines.layers.store import number_served
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.pipelines.vision_language.layers import PromptCuts
 from mmaccel.reduction.kv_cache.contract import CacheMethod
@@ -57,7 +58,8 @@ class PrefillPass:
         tiles = None
         if sparse is not None and sparse.method.chooses_prompts:
             tiles = PromptTiles(sparse, call.mask.bool())
-        with watched(call.model, watchers, tiles) if layers is None else layers.cutting():
+        served = number_served(check_causal_lm(call.model))
+        with watched(call.model, watchers, tiles, served) if layers is None else layers.cutting():
             output = call.model._prefill(call.ids, call.config, others)
         if self.outputs is not None:
             self.outputs.take_prompt(output, None if call.is_uncached else cache)

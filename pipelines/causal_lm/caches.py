@@ -49,6 +49,10 @@ class LayerCaches(LayerStores):
             self.cache.layers, layout, methods, branches, windows=windows, drafts=drafts,
             turner=turner,
         )  # fmt: skip
+        if self.numbers:  # what others drop stays in those that slide
+            whole = KVCacheLayout(layout.max_rows, layout.max_length)
+            for layer, span in zip(self.layers, windows, strict=True):
+                layer.layout = layout if span is None else whole
         self.positions = positions
         self.tables = tables
         self.steps: LayerSteps | None = None
@@ -68,7 +72,8 @@ class LayerCaches(LayerStores):
         self.end_prompt(own.lengths, states.observer)
 
     def share(self, groups: PrefixGroups, prompts: LayerCaches) -> None:
-        """Let rows read together what other caches hold, and store what follows it alone.
+        """Let rows read together what other caches hold, and store what follows it alone; a layer
+        with a sliding window stores what it sees of the prompts too.
 
         Args:
             groups: of the rows.
@@ -81,10 +86,26 @@ class LayerCaches(LayerStores):
         lengths = prompts.layout.indices.new_tensor(groups.lengths)
         index = torch.arange(longest, device=lengths.device)
         index = torch.where(index < lengths[:, None], index, -1)
-        self.prefix = SharedPrefix.of_groups(groups, lengths, prompts.read(index))
-        shorter = self.layout.shorten(self.prefix.lengths, self.layout.max_length - longest)
-        layers = self.cache.layers
-        layers[:] = make_cache(len(layers), shorter).layers
+        found = prompts.read(index)
+        shared = [found[layer] for layer in self.numbers]
+        self.prefix = SharedPrefix.of_groups(groups, lengths, shared)
+        ends = self.prefix.lengths
+        shorter = self.layout.shorten(ends, self.layout.max_length - longest)
+        self.cache.layers[:] = make_cache(len(self.layers), shorter).layers
+        by_span: dict[int, KVCacheLayout] = {}
+        for layer, span, (keys, values) in zip(self.layers, self.windows, found, strict=True):
+            if span is None:
+                continue
+            if span not in by_span:
+                room = self.layout.max_length - longest + min(span, longest)
+                by_span[span] = self.layout.shorten((ends - span).clamp(min=0), room)
+                by_span[span].allocate()
+            layer.layout = by_span[span]
+            for group, rows in enumerate(groups.rows):
+                end = groups.lengths[group]
+                own = slice(max(end - span, 0), end)
+                for row in rows:
+                    layer.write_row(row, keys[group, :, own], values[group, :, own])
 
     def _shorten(self, own: OwnPrompt, cuts: Sequence[Cut]) -> None:
         """Give the layers after each cut caches of their own length."""

@@ -8,6 +8,7 @@ cache of `mmaccel.pipelines.layers.store`.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
@@ -200,15 +201,16 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
         Cost: at a model's first time, a self-check of a few short passes.
         """
-        for layer, span in enumerate(self.facts.windows):
-            if span is not None:
-                return f"layer {layer} sees the last {span} positions alone"
+        windows = self.facts.windows
+        if None not in windows:
+            return f"every layer sees the last {max(filter(None, windows))} positions alone"
         if methods.rerotates:
-            turner = open_turner(self.model, self.facts.windows)
+            turner = open_turner(self.model, windows)
             if isinstance(turner, str):
                 return f"{turner}; leave rerotate out"
         if methods.reads_hidden:
-            misfit = methods.find_misfit(find_layer_sizes(self.facts.config))
+            sizes = find_layer_sizes(self.facts.config)
+            misfit = methods.find_misfit(replace(sizes, depth=windows.count(None)))
             if misfit:
                 return misfit
         return find_layer_obstacle(self)
@@ -352,6 +354,9 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """See `mmaccel.contracts.TokenModel.find_canvas_obstacle`."""
         if self.own_prompt is not None:
             return "a prompt is more than ids, and its own prefill processes it"
+        for layer, span in enumerate(self.facts.windows):
+            if span is not None:  # no model says what it sees of a canvas
+                return f"layer {layer} sees the last {span} positions alone"
         return self.find_obstacle_to_drafts() or self.find_layer_obstacle(LayerMethods())
 
     def forward_canvas(self, entries: Pass) -> Tensor:

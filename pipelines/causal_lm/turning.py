@@ -29,13 +29,13 @@ class KeyTurner:
     structure: Structure
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """See `mmaccel.reduction.kv_cache.contract.CachedLayer.turn`."""
+        """See `mmaccel.pipelines.layers.stores.KeyTurner.turn`."""
         this = self.structure.layers[layer]
         if not this.attention.turns:
             return states
-        by = by.to(states.device)
-        cos, sin = self._find_angles(torch.zeros_like(by)[None], this.kind)
-        turned = self._turn(states, (cos, sin), self._find_angles(by[None], this.kind))
+        by = torch.atleast_2d(by.to(states.device))
+        made_at = self._find_angles(torch.zeros_like(by), this.kind)
+        turned = self._turn(states, made_at, self._find_angles(by, this.kind))
         return turned.to(states.dtype)
 
     @torch.no_grad()
@@ -43,7 +43,7 @@ class KeyTurner:
         """Turn the first K keys to the positions 0 … K - 1, in place.
 
         Args:
-            layer: its number.
+            layer: its number in the model.
             keys: `[R, H, S, D]`.
             keep: `[R, K]` int64, the positions that they were made at; shorter lists end in -1.
         """

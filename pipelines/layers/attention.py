@@ -22,11 +22,11 @@ share a configuration) gets transformers' own sdpa attention under sdpa's own ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -45,7 +45,13 @@ from mmaccel.pipelines.layers.prompt_tiles import PromptTiles, attend_by_tiles
 from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix, attend_with_lse
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, make_mask, mask_reads
+from mmaccel.pipelines.layers.store import (
+    KVCacheLayout,
+    WindowLayer,
+    make_mask,
+    mask_reads,
+    number_served,
+)
 
 NAME = "mmaccel_window"
 _window_attention: Callable[..., Tensor] = window_attention
@@ -67,10 +73,10 @@ class Watcher(Protocol):
         self, layer: int, query: Tensor, key: Tensor, *,
         mask: Tensor | None, scale: float, hidden: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Called in front of the attention of every layer.
+        """Called in front of the attention of every layer that methods serve.
 
         Args:
-            layer: its number.
+            layer: its number; see `number_served`.
             query: `[R, Hq, T, D]`.
             key: `[R, Hkv, S, D]`.
             mask: `[R, 1, T, S]` of bools, or of numbers that are added; None where the last T of S
@@ -124,6 +130,11 @@ class WindowPass:
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
     _masks: dict[tuple[int, int | None, int], Tensor] = field(default_factory=dict)
 
+    @cached_property
+    def served(self) -> dict[int, int]:
+        """The layers that methods serve; see `number_served`."""
+        return number_served(self.windows)
+
     @property
     def reads_hidden(self) -> bool:
         """Whether somebody looks at the hidden states of layers."""
@@ -151,6 +162,7 @@ class WindowPass:
         store = self.stores[layer]
         layout = store.layout
         window = self.windows[layer]
+        number = self.served.get(layer)  # as methods count
         if store.parts:
             return self._attend_to_parts(layer, query, scale=scale, softcap=softcap, hidden=hidden)
         if self.reads is not None:
@@ -161,24 +173,26 @@ class WindowPass:
         options: dict[str, Any] = {"scale": scale, "softcap": softcap, "window": window}
         if self.tree is not None:
             options["tree"] = self.tree.to(query.device)
-        if self.watcher is not None:
-            self.watcher.keep(layer, query, key, mask=None, scale=scale, hidden=hidden)
-        if isinstance(self.sparse, SparseBlocks) and self.prompt is not None:
-            lengths = self.prompt.to(key.device)
-            tiles = self.sparse.choose_prompt(layer, query, key, lengths, scale=scale)
-            if tiles is not None:
-                return attend_by_tiles(
-                    tiles, query, key, value, by_kernel=self.by_kernel, **options
-                )
-        elif self.sparse is not None and self.watcher is None:
-            options["blocks"] = self.sparse.choose(layer, query, key, start, scale=scale)
-        changing = self._find_changing(layer, start, query, key, value, hidden)
-        if changing is not None:
-            return _attend_under(changing[0], query, *changing[1:], scale=scale, softcap=softcap)
+        if number is not None:
+            if self.watcher is not None:
+                self.watcher.keep(number, query, key, mask=None, scale=scale, hidden=hidden)
+            if isinstance(self.sparse, SparseBlocks) and self.prompt is not None:
+                lengths = self.prompt.to(key.device)
+                tiles = self.sparse.choose_prompt(number, query, key, lengths, scale=scale)
+                if tiles is not None:
+                    return attend_by_tiles(
+                        tiles, query, key, value, by_kernel=self.by_kernel, **options
+                    )
+            elif self.sparse is not None and self.watcher is None:
+                options["blocks"] = self.sparse.choose(number, query, key, start, scale=scale)
+            changing = self._find_changing(layer, start, query, key, value, hidden)
+            if changing is not None:
+                mask, key, value = changing
+                return _attend_under(mask, query, key, value, scale=scale, softcap=softcap)
         if self.choices is not None:
             choice = dispatch.decide(window_attention, query, key, value, start, **options)
             self.choices.append((layer, choice))
-        if self.prefix is not None:
+        if self.prefix is not None and number is not None:
             return self._attend_behind(self.prefix, layer, query, key, value, start, **options)
         return self._attend_to_store(layer, query, key, value, start, **options)
 
@@ -186,7 +200,10 @@ class WindowPass:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, start: Tensor, **options: Any
     ) -> Tensor:
         """As `attend`, to what a layer's store holds, or to chosen blocks of it."""
-        if self.by_kernel:  # heads differ in how many blocks they have
+        # the kernel's window counts entries of a tree, and not their depths
+        is_deep = options["window"] is not None and self.tree is not None
+        if self.by_kernel and not is_deep:
+            # heads differ in how many blocks they have
             ragged = self.ragged or options.get("blocks") is not None
             made: Tensor = dispatch.run(
                 _window_attention, query, key, value, start, ragged=ragged, **options
@@ -205,8 +222,9 @@ class WindowPass:
     ) -> Tensor:  # fmt: skip
         """As `attend`, of a layer whose heads hold different numbers of entries."""
         parts = self.stores[layer].parts
+        served = self.served[layer]
         if self.rounds is not None:
-            self.rounds.record(layer, query, self.start, hidden)
+            self.rounds.record(served, query, self.start, hidden)
         heads = sum(len(part.heads) for part in parts)
         by_head = query.unflatten(1, (heads, -1))  # [R, H, G, W, D]
         groups = by_head.shape[2]
@@ -215,10 +233,10 @@ class WindowPass:
             key, value = part.store.visible()
             asking = by_head[:, part.heads].flatten(1, 2)
             empty = part.find_empty(key.shape[2]).repeat_interleave(groups, 1)[:, :, None]
-            mask = self._find_mask(part.store.layout, self.windows[layer], query)
+            mask = self._find_mask(part.store.layout, None, query)
             mask = mask.masked_fill(empty.to(mask.device), float("-inf"))  # [R, n G, W, S]
             if self.rounds is not None:
-                gone = self.rounds.find_hidden(layer, self.start, asking, key, number)
+                gone = self.rounds.find_hidden(served, self.start, asking, key, number)
                 mask = mask if gone is None else mask.masked_fill(gone, float("-inf"))
             out = _attend_under(mask, asking, key, value, scale=scale, softcap=softcap)
             made.append(out.unflatten(1, (-1, groups)))
@@ -241,19 +259,20 @@ class WindowPass:
             layer, query, key, value: as for `attend`.
             states: its `hidden`.
         """
+        number = self.served[layer]
         if self.rounds is not None:
-            self.rounds.record(layer, query, self.start, states)
-            hidden = self.rounds.find_hidden(layer, self.start, query, key)
+            self.rounds.record(number, query, self.start, states)
+            hidden = self.rounds.find_hidden(number, self.start, query, key)
             if hidden is None:
                 return None
-            mask = self._find_mask(self.stores[layer].layout, self.windows[layer], query)
+            mask = self._find_mask(self.stores[layer].layout, None, query)
             return mask.masked_fill(hidden, float("-inf")), key, value
         if self.packing is None:
             return None
-        group = self.packing.find_next(layer, start, query.shape[2], key.shape[2])
+        group = self.packing.find_next(number, start, query.shape[2], key.shape[2])
         if group is None:
             return None
-        mask = self._find_mask(self.stores[layer].layout, self.windows[layer], query)
+        mask = self._find_mask(self.stores[layer].layout, None, query)
         return group.extend(mask, key, value)
 
     def _attend_behind(
@@ -275,7 +294,10 @@ class WindowPass:
             own, lse = attend_with_lse(packed, key, value, mask, scale=scale, softcap=softcap)
             own = own.unflatten(2, (groups, -1)).flatten(1, 2)
             lse = lse.unflatten(2, (groups, -1)).flatten(1, 2)
-        return prefix.add(layer, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel)
+        number = self.served[layer]
+        return prefix.add(
+            number, query, own, lse, scale=scale, softcap=softcap, by_kernel=by_kernel
+        )
 
     def _attend_to_reads(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *,
@@ -317,9 +339,10 @@ class WindowPass:
                 reads = layout.shift(self.reads)
                 mask = mask_reads(reads, layout.indices, "additive", query.dtype)
             else:
-                mask = make_mask(layout.indices, layout.visible_length, window, query.dtype)
+                span = None if self.tree is not None else window
+                mask = make_mask(layout.indices, layout.visible_length, span, query.dtype)
             if self.tree is not None:
-                mask = _hide_branches(mask, layout.indices, self.tree)
+                mask = _hide_branches(mask, layout.indices, self.tree, window)
             if groups > 1:
                 mask = mask.repeat(1, 1, groups, 1)
             self._masks[name] = mask.to(query.device)
@@ -342,20 +365,28 @@ def find_ancestors(parents: Tensor) -> Tensor:
     return found
 
 
-def _hide_branches(mask: Tensor, indices: Tensor, tree: Tensor) -> Tensor:
+def _hide_branches(
+    mask: Tensor, indices: Tensor, tree: Tensor, window: int | None = None
+) -> Tensor:
     """A mask `[R, 1, W, S]` in which entries of a pass see only those that they follow.
 
     Args:
         mask: `[R, 1, W, S]`, of entries that see all before them.
         indices: `[R, W]` int64, cache indices of the entries, one after the other.
         tree: `[R, W, W]` bool.
+        window: positions that an entry sees at most, those of one depth once; None: all.
     """
     width = tree.shape[1]
     length = mask.shape[-1]
     entry = torch.arange(length, device=mask.device) - indices[:, :1]  # [R, S]
     is_inside = (entry >= 0) & (entry < width)
     index = entry.clamp(0, width - 1)[:, None].expand(-1, width, -1)
-    is_hidden = is_inside[:, None] & ~tree.to(mask.device).gather(2, index)
+    tree = tree.to(mask.device)
+    is_hidden = is_inside[:, None] & ~tree.gather(2, index)
+    if window is not None:
+        depth = tree.sum(-1) - 1  # [R, W]
+        at = torch.where(is_inside, depth.gather(1, index[:, 0]), entry)  # [R, S], from the root on
+        is_hidden |= at[:, None] <= depth[..., None] - window
     return mask.masked_fill(is_hidden[:, None], float("-inf"))
 
 
@@ -384,11 +415,13 @@ class WatchedPass:
     Attributes:
         watchers: look at its layers.
         tiles: chooses the blocks of its prompts; None: all.
+        served: the layers that these look at, as they count them; None: all.
         inputs: see `WindowPass`.
     """
 
     watchers: Sequence[Watcher]
     tiles: PromptTiles | None = None
+    served: Mapping[int, int] | None = None
     inputs: AttentionInputs = field(default_factory=AttentionInputs)
 
     @property
@@ -427,17 +460,20 @@ def window_attention_in(
 
 @contextmanager
 def watched(
-    model: nn.Module, watchers: Sequence[Watcher], tiles: PromptTiles | None = None
+    model: nn.Module,
+    watchers: Sequence[Watcher],
+    tiles: PromptTiles | None = None,
+    served: Mapping[int, int] | None = None,
 ) -> Iterator[None]:
     """Inside the block, watchers look at the model's own passes, which run transformers' sdpa
     attention, or attend to the blocks that `tiles` chooses. Without both nothing of the model
-    changes.
+    changes. `served` is that of `WatchedPass`.
     """
     if not watchers and tiles is None:
         yield
         return
     _register()
-    this = WatchedPass(watchers, tiles)
+    this = WatchedPass(watchers, tiles, served)
     token = _running.set(this)
     attending = find_attending(model) if this.reads_hidden else []
     try:
@@ -495,14 +531,17 @@ def _attend(
     hidden = None
     if this is not None and layer is not None and this.reads_hidden:
         hidden = this.inputs.take(module)
-    if isinstance(this, WatchedPass) and layer is not None:
+    number = layer
+    if isinstance(this, WatchedPass) and this.served is not None:
+        number = this.served.get(layer)
+    if isinstance(this, WatchedPass) and number is not None:
         own_scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         for watcher in this.watchers:
-            watcher.keep(layer, query, key, mask=attention_mask, scale=own_scale, hidden=hidden)
+            watcher.keep(number, query, key, mask=attention_mask, scale=own_scale, hidden=hidden)
         is_plain = _refuse(query, None, dropout, scaling, options, None) is None
         if this.tiles is not None and is_plain and getattr(module, "is_causal", True):
             made = this.tiles.attend(
-                layer, query, key, value,
+                number, query, key, value,
                 mask=attention_mask, scale=own_scale, softcap=options.get("softcap"),
             )  # fmt: skip
             if made is not None:

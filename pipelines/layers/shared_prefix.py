@@ -30,7 +30,8 @@ class PrefixPart:
     Attributes:
         rows: `[N, n]` int64, which read each prefix.
         lengths: `[N]` int64, at most P.
-        layers: of every layer, keys and values `[N, Hkv, P, D]`, zeros behind a prefix.
+        layers: of every layer that methods serve (`number_served`; others hold what they see), keys
+            and values `[N, Hkv, P, D]`, zeros behind a prefix.
         hidden: `[N, 1, 1, P]` float, what is added to scores; None where all lengths are P.
         is_all: whether these are all rows of a run, in their order.
         key: of a prefix that further rows may join; None where none do.
@@ -135,7 +136,7 @@ class SharedPrefix:
         Args:
             groups: of the rows.
             lengths: `[N]` int64, those of the groups.
-            layers: of every layer, keys and values `[N, Hkv, P, D]`, zeros behind a prefix.
+            layers: see `PrefixPart`.
         """
         own = lengths.new_zeros(groups.n_rows)
         for group, length in zip(groups.rows, lengths, strict=True):
@@ -162,7 +163,7 @@ class SharedPrefix:
         Args:
             row: its number.
             key: not None.
-            layers: of every layer, keys and values `[Hkv, P, D]`.
+            layers: of those of a `PrefixPart`, keys and values `[Hkv, P, D]`.
         """
         length = layers[0][0].shape[1]
         self.lengths = self.lengths.clone()  # stores may hold the other one
@@ -194,7 +195,9 @@ class SharedPrefix:
         return chosen
 
     def read(self, row: int) -> list[tuple[Tensor, Tensor]]:
-        """Every layer's keys and values `[Hkv, P, D]` that a row reads; empty where it does not."""
+        """Keys and values `[Hkv, P, D]` that a row reads, of each of those layers; empty where it
+        does not.
+        """
         for part in self._parts:
             for number, rows in enumerate(part.rows.tolist()):
                 if row in rows:

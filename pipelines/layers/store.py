@@ -558,6 +558,16 @@ def _view(layout: KVCacheLayout, store: Tensor) -> Tensor:
     return by_row[rows, : layout.visible_length].transpose(1, 2)
 
 
+def number_served(windows: Sequence[int | None]) -> dict[int, int]:
+    """The layers that methods serve, by number: those that see everything, as methods count them.
+
+    Args:
+        windows: sliding window of every layer; None where it sees everything.
+    """
+    served = [layer for layer, window in enumerate(windows) if window is None]
+    return {layer: number for number, layer in enumerate(served)}
+
+
 def make_masks(
     positions: Tensor,
     rows: int,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.rounds import Rounds
 from mmaccel.pipelines.layers.shared_prefix import SharedPrefix
 from mmaccel.pipelines.layers.sparse import BlockChooser, SparseBlocks
-from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
+from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer, number_served
 from mmaccel.results import BlockCounts
 
 
@@ -27,14 +28,20 @@ class KeyTurner(Protocol):
     """Moves rotated states to other positions."""
 
     def turn(self, layer: int, states: Tensor, by: Tensor) -> Tensor:
-        """States of a layer at later positions; see `CachedLayer.turn`."""
+        """States of a layer at later positions; see `CachedLayer.turn`.
+
+        Args:
+            layer: its number in the model.
+            states: `[R, H, n, D]`.
+            by: `[n]` int64, or `[R, n]` or `[R, 1]`.
+        """
         ...
 
     def turn_(self, layer: int, keys: Tensor, keep: Tensor) -> None:
         """Turn the first K keys to the positions 0 … K - 1, in place.
 
         Args:
-            layer: its number.
+            layer: its number in the model.
             keys: `[R, H, S, D]`.
             keep: `[R, K]` int64, the positions that they were made at; shorter lists end in -1.
         """
@@ -43,8 +50,11 @@ class KeyTurner(Protocol):
 class LayerStores:
     """The stores of a model's layers, for the rows of one run.
 
+    Methods serve the layers that see everything. Those with a sliding window keep all entries.
+
     Args:
-        layers: one a layer; they share a layout until entries are cut or evicted.
+        layers: one a layer; those that methods serve share a layout until entries are cut or
+            evicted.
         layout: that layout.
         methods: what is done to them.
         branches: G, guidance branches of the rows.
@@ -55,6 +65,7 @@ class LayerStores:
 
     Attributes:
         layers, layout, windows: see above; the layout stays that of whole prompts.
+        numbers: the layers that methods serve; see `number_served`.
         n_evicted: entries that were evicted, of those that there were, over all rows of a layer.
         sparse: chooses the blocks that passes attend to; None: all.
         drafting: chooses those of drafts and of the passes that verify them; None: nobody drafts.
@@ -78,6 +89,7 @@ class LayerStores:
         self.layers = layers
         self.layout = layout
         self.windows = [None] * len(layers) if windows is None else windows
+        self.numbers = number_served(self.windows)
         self._n_evicted = (0, 0)
         self._lengths: Tensor | None = None  # of prompts whose last part is still to come
         self._observer: Observer | None = None  # of those
@@ -104,6 +116,11 @@ class LayerStores:
         if self.rounds is None:
             return n_dropped, n_entries
         return n_dropped + self.rounds.n_dropped, self.rounds.n_entries
+
+    @property
+    def served(self) -> list[WindowLayer]:
+        """The stores of the layers that methods serve."""
+        return [self.layers[layer] for layer in self.numbers]
 
     @property
     def n_bytes(self) -> int:
@@ -156,7 +173,7 @@ class LayerStores:
         `[R, W]` if nothing had been evicted.
         """
         moves = self._methods.rerotates
-        return self.layers[0].layout.to_index(positions) if moves else positions
+        return self.served[0].layout.to_index(positions) if moves else positions
 
     def prepare(
         self, indices: Tensor, reads: Tensor | None = None, stride: int | None = None
@@ -200,26 +217,31 @@ class LayerStores:
         """
         if self.prefix is None:
             return [layer.read(index) for layer in self.layers]
-        first = self.prefix.lengths[: len(index), None].to(index.device)
-        behind = torch.where(index >= first, index - first, -1)
         found = []
         for number, layer in enumerate(self.layers):
-            keys, values = layer.read(behind)
-            self.prefix.fill(number, index, keys, values)
+            dropped = layer.layout.dropped
+            own = index
+            if dropped is not None:
+                own = index - dropped[: len(index), None].to(index.device)
+            keys, values = layer.read(own)
+            if number in self.numbers:
+                self.prefix.fill(self.numbers[number], index, keys, values)
             found.append((keys, values))
         return found
 
     def copy_row(self, row: int, first: int, last: int) -> list[tuple[Tensor, Tensor]]:
         """See `mmaccel.contracts.TokenModel.copy_entries`."""
         shared = [] if self.prefix is None else self.prefix.read(row)
-        if not shared:
-            return [layer.copy_row(row, first, last) for layer in self.layers]
         found = []
-        for layer, (keys, values) in zip(self.layers, shared, strict=True):
-            n_shared = keys.shape[1]
+        for number, layer in enumerate(self.layers):
+            if not shared or number not in self.numbers:
+                found.append(layer.copy_row(row, first, last))
+                continue
+            before = shared[self.numbers[number]]
+            n_shared = before[0].shape[1]
             own = layer.copy_row(row, max(first - n_shared, 0), max(last - n_shared, 0))
-            pairs = zip((keys, values), own, strict=True)
-            both = [torch.cat([before[:, first:last], behind], 1) for before, behind in pairs]
+            pairs = zip(before, own, strict=True)
+            both = [torch.cat([states[:, first:last], behind], 1) for states, behind in pairs]
             found.append((both[0], both[1]))
         return found
 
@@ -236,13 +258,17 @@ class LayerStores:
                 prefix = SharedPrefix(
                     torch.zeros(self.layout.max_rows, dtype=torch.int64).to(device)
                 )
-            prefix.join(row, key, entries)
+            prefix.join(row, key, [entries[layer] for layer in self.numbers])
         self.prefix = prefix if prefix is not None and prefix.is_read else None
         self.layout.dropped = None if self.prefix is None else self.prefix.lengths
-        if key is None and entries:
-            self.layout.allocate()
-            for layer, (keys, values) in zip(self.layers, entries, strict=True):
-                layer.write_row(row, keys, values)
+        shared = self.numbers if key is not None else {}
+        if len(shared) == len(self.layers) or not entries:
+            return
+        for layout in self.layouts:
+            layout.allocate()
+        for number, (keys, values) in enumerate(entries):
+            if number not in shared:
+                self.layers[number].write_row(row, keys, values)
 
     def commit(self, start: Tensor, path: Tensor) -> None:
         """Keep a path of the tree that was written last; see `mmaccel.contracts.TokenModel.commit`.
@@ -251,6 +277,14 @@ class LayerStores:
         """
         for layer in self.layers:
             layer.commit(start, path)
+
+    @contextmanager
+    def select(self, rows: Tensor) -> Iterator[None]:
+        """Inside the block, passes are of these rows, `[n]` int64, in their order."""
+        with ExitStack() as stack:
+            for layout in self.layouts:
+                stack.enter_context(layout.select(rows))
+            yield
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these, `[n]` int64, in their order. Cost: a copy of what they hold."""
@@ -283,7 +317,7 @@ class LayerStores:
             self.evict(lengths, observer)
         quantizer = self._methods.quantizer
         if quantizer is not None:
-            self.packing = Packing(quantizer, self.layers, lengths)
+            self.packing = Packing(quantizer, self.served, lengths)
 
     def observe_part(self, lengths: Tensor, width: int) -> Observer | None:
         """As `observe`, of a pass over the next entries of prompts; `end_part` comes after it.
@@ -322,21 +356,39 @@ class LayerStores:
             layer.evict(keep, shorter)
 
     def evict(self, lengths: Tensor, observer: Observer, begins: Tensor | None = None) -> None:
-        """Let every layer drop entries of the prompt that an observer has seen; see `evict`."""
+        """Let the layers drop entries of the prompt that an observer has seen; see `evict`."""
         method = self._methods.evictor
         assert method is not None
         turner = self._turner
+        layers = list(self.numbers)
         if method.turns_queries and turner is not None:
-            for index, seen in observer.layers.items():
-                observer.layers[index] = replace(seen, turn=partial(turner.turn, index))
-        made = evict(method, self.layers, lengths, observer, self._branches, begins=begins)
+            for number, seen in observer.layers.items():
+                turn = partial(turner.turn, layers[number])
+                observer.layers[number] = replace(seen, turn=turn)
+        made = evict(method, self.served, lengths, observer, self._branches, begins=begins)
         self._n_evicted = made.n_dropped, made.n_entries
-        if method.rerotates and turner is not None:
-            for index, keep in enumerate(made.kept):  # alike in all heads and layers
-                turner.turn_(index, self.layers[index].held()[0], keep[:, 0])
+        if method.rerotates and turner is not None and made.kept:
+            self._turn_keys(turner, made.kept)
         if method.every is not None:
             kind = HeadRounds if method.is_headwise else Rounds
             self.rounds = kind(
-                method, self.layers, self.layout, lengths, observer=observer, kept=made.kept,
+                method, self.served, self.layout, lengths, observer=observer, kept=made.kept,
                 branches=self._branches,
             )  # fmt: skip
+
+    def _turn_keys(self, turner: KeyTurner, kept: Sequence[Tensor]) -> None:
+        """Move keys to positions behind which new entries go on: those that stayed to their own
+        cache indices.
+
+        Args:
+            turner: moves them.
+            kept: `[R, 1, K]` of each layer that methods serve, alike in all; see `Eviction`.
+        """
+        dropped = self.served[0].layout.dropped
+        assert dropped is not None
+        for index, layer in enumerate(self.layers):
+            keys = layer.held()[0]
+            if index in self.numbers:
+                turner.turn_(index, keys, kept[self.numbers[index]][:, 0])
+            else:  # all by as many, since attention sees differences of positions alone
+                keys.copy_(turner.turn(index, keys, -dropped[:, None]))

@@ -134,7 +134,7 @@ class StaticModelBuffers:
 
     def prefill_rows(self, tokens: Tensor, start: Tensor, rows: Tensor) -> None:
         """See `SupportsContinuousBatching.prefill_rows`. Cost: a pass over these rows alone."""
-        with self._select_inputs(rows), self.cache_layout().select(rows):
+        with self._select_inputs(rows), self._reserved().select(rows):
             self.prefill(Pass(tokens, start))
 
     def keep_rows(self, rows: Tensor) -> None:

@@ -1,5 +1,5 @@
 """What eviction and sparse attention are compared with: transformers' own model over its full cache
-at the original positions, under a mask of every layer and head.
+at the original positions, under a mask of every head of the layers that see everything.
 """
 
 from __future__ import annotations
@@ -15,8 +15,15 @@ from mmaccel.pipelines.transformers_release import CACHE
 
 NAME = "tests_masked"
 Hides = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Layer, queries, keys and values to `[R, Hkv, W, S]` bool."""
-_hides: list[tuple[Hides, bool]] = []
+"""Layer, counted without those that slide, queries, keys and values to `[R, Hkv, W, S]` bool."""
+_hides: list[tuple[Hides, bool, list[int]]] = []
+
+
+def list_full(model: Any) -> list[int]:
+    """The layers that see everything."""
+    kinds = getattr(model.config, "layer_types", None)
+    n_layers = model.config.num_hidden_layers
+    return [i for i in range(n_layers) if kinds is None or kinds[i] == "full_attention"]
 
 
 def _attend(
@@ -25,9 +32,14 @@ def _attend(
     """Softmax attention in plain steps; key heads are repeated for their query heads."""
     groups = query.shape[1] // key.shape[1]
     width, length = query.shape[2], key.shape[2]
-    hides, is_causal = _hides[-1]
-    hidden = hides(module.layer_idx, query, key, value).repeat_interleave(groups, 1)
-    later = torch.ones(width, length, dtype=torch.bool).triu(length - width + 1) & is_causal
+    hides, is_causal, full = _hides[-1]
+    seen = torch.ones(width, length, dtype=torch.bool)
+    later = seen.triu(length - width + 1) & is_causal
+    if module.layer_idx in full:
+        hidden = hides(full.index(module.layer_idx), query, key, value)
+        hidden = hidden.repeat_interleave(groups, 1)
+    else:
+        hidden = seen.tril(length - width - module.sliding_window)
     scale = given.get("scaling") or query.shape[-1] ** -0.5
     scores = query @ key.repeat_interleave(groups, 1).mT * scale
     scores = scores.masked_fill(hidden | later, float("-inf"))
@@ -45,7 +57,7 @@ def masked(model: Any, hides: Hides, is_causal: bool = True) -> Iterator[None]:
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, lambda *args, **options: None)
     before = model.config._attn_implementation
-    _hides.append((hides, is_causal))
+    _hides.append((hides, is_causal, list_full(model)))
     model.set_attn_implementation(NAME)
     try:
         yield

@@ -25,7 +25,7 @@ from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.reduction.kv_cache.contract import CachedLayer, CacheMethod
 from tests.fixtures.tiny_lms import PAD, VOCAB, build_lm, left_padded
-from tests.layers.masked_model import greedy, masked
+from tests.layers.masked_model import greedy, list_full, masked
 from tests.layers.planted import EVICTION
 
 N_NEW = 14
@@ -53,7 +53,7 @@ def generate(model: Any, policy: Any, rows: list[list[int]], **options: Any) -> 
 @dataclass(frozen=True)
 class Prompt:
     """A layer's view of one row's whole prompt: queries `[Hq, T, D]`, keys and values
-    `[Hkv, T, D]`, its number, and the layers of the model.
+    `[Hkv, T, D]`, its number, and the layers of the model; those that slide do not count.
     """
 
     queries: Tensor
@@ -257,12 +257,14 @@ def plan_kvzip(model: Any, ids: list[int], method: Any) -> Any:
     cache = DynamicCache(config=model.config)
     eager(torch.tensor([ids]), **{CACHE: cache}, use_cache=True)
     heads = model.config.num_key_value_heads
-    most = torch.zeros(model.config.num_hidden_layers, heads, n)
+    full = list_full(model)
+    most = torch.zeros(len(full), heads, n)
     for first in range(0, n, method.piece):
         given = {CACHE: deepcopy(cache), "use_cache": True, "output_attentions": True}
         piece = torch.tensor([ids[first : first + method.piece]])
-        for layer, found in enumerate(eager(piece, **given).attentions):
-            received = found[0].unflatten(0, (heads, -1)).amax((1, 2))[:, :n]
+        attentions = eager(piece, **given).attentions
+        for layer, number in enumerate(full):
+            received = attentions[number][0].unflatten(0, (heads, -1)).amax((1, 2))[:, :n]
             most[layer] = most[layer].maximum(received)
 
     def plan(prompt: Prompt, method: Any) -> Plans:
@@ -631,20 +633,30 @@ IN_ROUNDS = [name for name, (method, _) in REFERENCES.items() if takes_rounds(me
 """Those that evict a prompt alone; what goes on is compared by `check_rounds`."""
 
 
-@pytest.mark.parametrize("reference", ONCE)
+MASKED = [
+    (name, width, reference)
+    for name, width in (("llama", 5), ("qwen2", 5), ("gemma3, deep", 1), ("gemma3, deep", 16))
+    for reference in ONCE
+    if (name, reference) != ("gemma3, deep", "knorm")  # all of its keys are equally long
+]
+
+
+@pytest.mark.parametrize(("name", "width", "reference"), MASKED)
 @pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_eviction_is_a_mask_over_the_full_cache(name: str, fused: bool, reference: str) -> None:
+def test_eviction_is_a_mask_over_the_full_cache(
+    name: str, width: int, reference: str, fused: bool
+) -> None:
     model, rows = build_lm(name), draw_rows(33, 12, 21)
     method, plan = REFERENCES[reference]
-    received, stats = generate(model, mmaccel.Jacobi(window=5), rows, fused=fused, kv_cache=method)
+    policy = mmaccel.Jacobi(window=width)
+    received, stats = generate(model, policy, rows, fused=fused, kv_cache=method)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
     assert not torch.equal(received, whole)  # otherwise nothing is proven
     n_kept = 0.0
     for row, ids in enumerate(rows):
         own = plan_kvzip(model, ids, method) if plan is plan_kvzip else plan
         kind = Merging if method.merges else Hiding
-        hides = kind(method, own, model.config.num_hidden_layers, len(ids))
+        hides = kind(method, own, len(list_full(model)), len(ids))
         with masked(model, hides):
             expected = greedy(model, torch.tensor([ids]), N_NEW, whole=True)
         assert received[row].tolist() == expected[0].tolist()
@@ -683,7 +695,7 @@ def _plant(patch: pytest.MonkeyPatch, name: str, bug: Callable[..., Any]) -> Non
 def test_planted_bugs_of_pooling_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     POOLING[bug](monkeypatch)
     with pytest.raises(AssertionError):
-        test_eviction_is_a_mask_over_the_full_cache("qwen2", True, "bilevelkv")
+        test_eviction_is_a_mask_over_the_full_cache("qwen2", 5, "bilevelkv", True)
 
 
 BY_POSITION = ("random-eviction", "expected-attention")
@@ -696,8 +708,13 @@ def test_rounds_are_a_mask_that_grows(policy: Any, reference: str) -> None:
     check_rounds(policy, reference)
 
 
-def check_rounds(policy: Any, reference: str) -> None:
-    model, rows = deepcopy(build_lm("qwen2")), draw_rows(23, 9)
+@pytest.mark.parametrize("reference", ["snapkv", "tova", "chunkkv, layers share", "duo-attention"])
+def test_rounds_of_layers_between_those_that_slide(reference: str) -> None:
+    check_rounds(mmaccel.Jacobi(window=6), reference, "gemma3, deep")
+
+
+def check_rounds(policy: Any, reference: str, name: str = "qwen2") -> None:
+    model, rows = deepcopy(build_lm(name)), draw_rows(23, 9)
     # padding may be generated, and its embedding of zeros votes for all entries alike
     model.get_input_embeddings().weight.data[PAD] = model.get_input_embeddings().weight.data[5] / 2
     once, plan = REFERENCES[reference]
@@ -706,7 +723,7 @@ def check_rounds(policy: Any, reference: str) -> None:
     whole, _ = generate(model, policy, rows, max_new_tokens=34)
     assert not torch.equal(received, whole)
     for row, ids in enumerate(rows):
-        hides = Rounds(method, plan, model.config.num_hidden_layers, len(ids))
+        hides = Rounds(method, plan, len(list_full(model)), len(ids))
         with masked(model, hides):
             expected = greedy(model, torch.tensor([ids]), 34, whole=True)
         assert received[row].tolist() == expected[0].tolist()
@@ -848,9 +865,10 @@ def test_attention_of_the_whole_prompt_is_added_up_in_pieces(is_masked: bool) ->
 @pytest.mark.parametrize(
     "reference", ["snapkv", "h2o", "vatp", "expected-attention", "keydiff", "kvzap"]
 )
-def test_a_prompt_of_embeddings_is_evicted_like_its_ids(reference: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
+def test_a_prompt_of_embeddings_is_evicted_like_its_ids(name: str, reference: str) -> None:
     """The model's own prefill processes it, its last token included, under masks."""
-    model, rows = build_lm("llama"), draw_rows(24, 17, 30)
+    model, rows = build_lm(name), draw_rows(24, 17, 30)
     method, plan = REFERENCES[reference]
     prompts = left_padded(rows)
     embedded = model.get_input_embeddings()(prompts["input_ids"]).detach()
@@ -863,7 +881,7 @@ def test_a_prompt_of_embeddings_is_evicted_like_its_ids(reference: str) -> None:
         for row, ids in enumerate(rows):
             first = model(torch.tensor([ids])).logits[:, -1:].argmax(-1)
             whole = torch.cat([torch.tensor([ids]), first], 1)
-            hides = Hiding(method, plan, model.config.num_hidden_layers, len(ids))
+            hides = Hiding(method, plan, len(list_full(model)), len(ids))
             with masked(model, hides):
                 expected = greedy(model, whole, N_NEW - 1)
             assert received[row].tolist() == [int(first), *expected[0].tolist()]
@@ -1010,7 +1028,7 @@ def test_storage_shrinks() -> None:
 def test_planted_bugs_are_seen(bug: str, seen_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EVICTION[bug](monkeypatch)
     with pytest.raises(AssertionError):
-        test_eviction_is_a_mask_over_the_full_cache("llama", True, seen_by)
+        test_eviction_is_a_mask_over_the_full_cache("llama", 5, seen_by, True)
 
 
 BAD: dict[str, tuple[Any, list[str]]] = {

@@ -206,7 +206,7 @@ def test_trees_have_the_tokens_of_the_plain_loop(kind: str, evicts: bool) -> Non
 
 
 def test_a_tree_whose_branches_see_each_other_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_module, "_hide_branches", lambda mask, indices, tree: mask)
+    monkeypatch.setattr(attention_module, "_hide_branches", lambda mask, *_: mask)
     with pytest.raises(AssertionError):
         test_trees_have_the_tokens_of_the_plain_loop("text", False)
 

@@ -110,9 +110,11 @@ def hide(
     return hidden
 
 
-def check_model(name: str, method: PromptMethod, fused: bool, **methods: Any) -> None:
+def check_model(
+    name: str, method: PromptMethod, fused: bool, model_name: str = "qwen2", **methods: Any
+) -> None:
     """A ragged batch against a mask of blocks over each prompt alone."""
-    model, rows = build_lm("qwen2"), draw_rows(41, 24, 33)
+    model, rows = build_lm(model_name), draw_rows(41, 24, 33)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
     given: dict[str, Any] = {"fused": fused, **methods}
     received, stats = generate(model, mmaccel.Jacobi(window=5), rows, attention=method, **given)
@@ -127,11 +129,12 @@ def check_model(name: str, method: PromptMethod, fused: bool, **methods: Any) ->
 
 
 @pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
 @pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
 def test_a_prompt_is_processed_under_a_mask_of_blocks(
-    name: str, method: PromptMethod, fused: bool
+    name: str, method: PromptMethod, model_name: str, fused: bool
 ) -> None:
-    check_model(name, method, fused)
+    check_model(name, method, fused, model_name)
 
 
 def test_a_mask_that_is_off_by_a_block_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,9 +174,9 @@ def greedy_after(model: Any, ids: Tensor, n_new: int) -> Tensor:
     return torch.cat(made, 1)
 
 
-def check_own_prompt(name: str, method: PromptMethod) -> None:
+def check_own_prompt(name: str, method: PromptMethod, model_name: str = "llama") -> None:
     """Embeddings of a ragged batch, which the model's own prefill processes, padding in front."""
-    model, rows = build_lm("llama"), draw_rows(41, 24, 33)
+    model, rows = build_lm(model_name), draw_rows(41, 24, 33)
     padded = left_padded(rows)
     embedded = model.get_input_embeddings()(padded["input_ids"]).detach()
     given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": N_NEW}
@@ -191,11 +194,12 @@ def check_own_prompt(name: str, method: PromptMethod) -> None:
         assert received[row].tolist() == expected[0].tolist()
 
 
+@pytest.mark.parametrize("model_name", ["llama", "gemma3, deep"])
 @pytest.mark.parametrize(("name", "method"), METHODS_FOR_PROMPTS)
 def test_a_prompt_that_transformers_processes_has_the_same_tiles(
-    name: str, method: PromptMethod
+    name: str, method: PromptMethod, model_name: str
 ) -> None:
-    check_own_prompt(name, method)
+    check_own_prompt(name, method, model_name)
 
 
 def test_rows_that_are_not_moved_to_the_front_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from mmaccel.pipelines.layers.packing import Packing
 from mmaccel.pipelines.layers.store import KVCacheLayout, WindowLayer
 from mmaccel.reduction.kv_cache.contract import CacheQuantizer
 from tests.fixtures.tiny_lms import PAD, build_lm, left_padded
-from tests.layers.masked_model import greedy, masked
+from tests.layers.masked_model import greedy, list_full, masked
 from tests.layers.test_eviction import Hiding, draw_rows, feed, generate, plan_snapkv, plan_tova
 
 N_NEW = 40
@@ -95,7 +95,7 @@ def check_reference(name: str, policy: Any, fused: Any, model_name: str = "qwen2
         assert not torch.equal(received, whole)
     for row, ids in enumerate(rows):
         n_prompt = len(ids) - (plan is None)  # the last token goes with the first window then
-        depth = model.config.num_hidden_layers
+        depth = len(list_full(model))
         hides = None if plan is None else Hiding(method.over, plan, depth, n_prompt)
         with masked(model, Rounding(method, hides, n_prompt)):
             expected = greedy(model, torch.tensor([ids]), N_NEW, whole=plan is not None)
@@ -106,8 +106,11 @@ def check_reference(name: str, policy: Any, fused: Any, model_name: str = "qwen2
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("fused", ROUTES)
 @pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)], ids=repr)
-def test_it_is_the_model_over_the_rounded_cache(policy: Any, fused: bool, name: str) -> None:
-    check_reference(name, policy, fused)
+@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
+def test_it_is_the_model_over_the_rounded_cache(
+    model_name: str, policy: Any, fused: bool, name: str
+) -> None:
+    check_reference(name, policy, fused, model_name)
 
 
 @pytest.mark.parametrize("branches", [1, 2])

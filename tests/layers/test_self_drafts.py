@@ -50,9 +50,10 @@ def decode(
     batching: ContinuousBatching | None = None,
     methods: LayerMethods | None = None,
     temperature: float = 1.0,
+    name: str = "llama",
     **options: Any,
 ) -> Any:
-    window = CausalLMWindow(build_lm("llama"), **options)
+    window = CausalLMWindow(build_lm(name), **options)
     window.use_methods(methods or LayerMethods(), branches)
     n_items = n_rows // branches
     return policy.sample(
@@ -69,12 +70,13 @@ def decode(
     "given",
     [
         {"fused": True},
+        {"fused": True, "name": "gemma3, deep"},
         {"branches": 2, "n_rows": 4},
         {"temperature": 0.0},
         {"batching": ContinuousBatching(2), "n_rows": 5},
         {"methods": LayerMethods(kv_cache=mmaccel.SnapKV(budget=12, window=4))},
     ],
-    ids=["fused", "guidance", "greedy", "continuous batching", "eviction"],
+    ids=["fused", "layers that slide", "guidance", "greedy", "continuous batching", "eviction"],
 )
 def test_jacobi_has_the_plain_loops_tokens(name: str, given: dict[str, Any]) -> None:
     plain = decode(mmaccel.Autoregressive(), **given)
@@ -298,7 +300,7 @@ def test_models_that_cannot() -> None:
     policy = Jacobi(window=4, drafts="vegas")
     with pytest.raises(OptionError, match="its layers do not cache and attend by functions"):
         policy.sample(ToyLanguage(7), prompt, 4, **given)
-    with pytest.raises(OptionError, match="layer 0 sees the last 5 positions alone"):
+    with pytest.raises(OptionError, match="every layer sees the last 5 positions alone"):
         policy.sample(CausalLMWindow(build_lm("mistral")), prompt, 4, **given)
     window = CausalLMWindow(build_lm("llama"))
     window.use_methods(LayerMethods(attention=QUEST))

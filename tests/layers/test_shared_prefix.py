@@ -87,7 +87,7 @@ def test_groups_are_rows_with_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("attention", ["auto", "kernel"])
 @pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gpt2", "cohere"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma", "gpt2", "cohere", "gemma3, deep"])
 def test_logits_are_those_of_private_prompts(name: str, fused: bool, attention: str) -> None:
     """Grouped heads, ragged prompts, rollbacks; by torch, and by `window_attention`."""
     check_logits(name=name, fused=fused, attention=attention)
@@ -108,7 +108,8 @@ def test_a_prompt_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("fused", ROUTES)
-def test_a_tree_is_that_of_private_prompts(fused: bool) -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
+def test_a_tree_is_that_of_private_prompts(name: str, fused: bool) -> None:
     """And so is what follows, after a path was kept."""
     parents = torch.tensor([[-1, 0, 0, 1, 2, 2]]).expand(len(ROWS), -1)
     path = torch.tensor([[0, 2, 4], [0, 1, -1], [0, 2, 5], [0, -1, -1]]).repeat(2, 1)
@@ -116,7 +117,7 @@ def test_a_tree_is_that_of_private_prompts(fused: bool) -> None:
     start = make_prompt(ROWS).lengths - 1
     found = []
     for shares in (False, True):
-        window = open_window(ROWS, shares=shares, fused=fused)
+        window = open_window(ROWS, shares=shares, name=name, fused=fused)
         assert window.takes_trees
         logits = [window.forward(Pass(tokens, start, parents=parents))]
         window.commit(start, path)

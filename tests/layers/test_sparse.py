@@ -227,9 +227,12 @@ def test_gathered_attention_is_window_attention_over_blocks(
 
 
 @pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
 @pytest.mark.parametrize(("name", "method"), SELECTORS)
-def test_the_plain_loop_is_a_mask_over_the_full_cache(name: str, fused: bool, method: Any) -> None:
-    model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
+def test_the_plain_loop_is_a_mask_over_the_full_cache(
+    name: str, model_name: str, fused: bool, method: Any
+) -> None:
+    model, rows = build_lm(model_name), draw_rows(40, 23, 31)
     groups = model.config.num_attention_heads // model.config.num_key_value_heads
     received, stats = generate(model, mmaccel.Autoregressive(), rows, fused=fused, attention=method)
     whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)

@@ -26,9 +26,9 @@ def draw_tokens() -> Tensor:
     return torch.tensor(draw_rows(8, 8))
 
 
-def open_window(name: str, fused: bool, rows: list[list[int]]) -> CausalLMWindow:
+def open_window(name: str, rows: list[list[int]], **options: Any) -> CausalLMWindow:
     """A window whose cache holds all but the last token of each row."""
-    window = CausalLMWindow(build_lm(name), fused=fused)
+    window = CausalLMWindow(build_lm(name), **options)
     longest = max(map(len, rows))
     window.reserve(len(rows), longest + 20)
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
@@ -44,9 +44,9 @@ def find_path(row: int, entry: int) -> list[int]:
     return path
 
 
-def check_tree(name: str, fused: bool) -> None:
+def check_tree(name: str, **options: Any) -> None:
     prompts, tokens = draw_rows(11, 7), draw_tokens()
-    window = open_window(name, fused, prompts)
+    window = open_window(name, prompts, **options)
     assert window.takes_trees
     start = torch.tensor([10, 6])
     logits = window.forward(Pass(tokens, start, parents=PARENTS))
@@ -68,15 +68,15 @@ def check_tree(name: str, fused: bool) -> None:
         torch.testing.assert_close(logits[row], alone, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("attention", ["auto", "kernel"])
 @pytest.mark.parametrize("fused", ROUTES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2"])
-def test_a_tree_is_every_branch_alone(name: str, fused: bool) -> None:
-    check_tree(name, fused)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gpt2", "gemma3", "olmo3"])
+def test_a_tree_is_every_branch_alone(name: str, fused: bool, attention: str) -> None:
+    check_tree(name, fused=fused, attention=attention)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3"])
-def test_layers_that_slide_take_no_trees(name: str) -> None:
-    assert not CausalLMWindow(build_lm(name)).takes_trees
+def test_a_model_whose_layers_all_slide_takes_no_trees() -> None:
+    assert not CausalLMWindow(build_lm("mistral")).takes_trees
 
 
 def test_ancestors() -> None:
@@ -88,7 +88,13 @@ def test_ancestors() -> None:
             assert torch.equal(found[row, entry], wanted)
 
 
-BUGS = ("the mask is off by one", "no mask", "depth is the number", "compacted in draft order")
+BUGS = (
+    "the mask is off by one",
+    "no mask",
+    "a window counts entries",
+    "depth is the number",
+    "compacted in draft order",
+)
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -98,10 +104,19 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(
             attention,
             "_hide_branches",
-            lambda mask, indices, tree: own(mask, indices + 1, tree),
+            lambda mask, indices, tree, window: own(mask, indices + 1, tree, window),
         )
     elif bug == "no mask":
-        monkeypatch.setattr(attention, "_hide_branches", lambda mask, indices, tree: mask)
+        monkeypatch.setattr(attention, "_hide_branches", lambda mask, indices, tree, window: mask)
+    elif bug == "a window counts entries":
+        own, plain = attention._hide_branches, attention.make_mask
+        monkeypatch.setattr(
+            attention,
+            "_hide_branches",
+            lambda mask, indices, tree, window: (
+                own(mask, indices, tree) + plain(indices, mask.shape[-1], window, mask.dtype)
+            ),
+        )
     elif bug == "depth is the number":
         position_ids = CausalLMWindow.position_ids
         monkeypatch.setattr(
@@ -118,4 +133,4 @@ def test_planted_bugs_are_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(store_module, "compact", in_order)
     with pytest.raises(AssertionError):
-        check_tree("llama", True)
+        check_tree("gemma3" if bug == "a window counts entries" else "llama", fused=True)

@@ -44,9 +44,12 @@ def policy_of(name: str, target: Target) -> Any:
 
 
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("model_name", ["qwen2", "gemma3, deep"])
 @pytest.mark.parametrize(("slot", "name"), EVERY)
-def test_a_full_budget_changes_nothing(slot: str, name: str, fused: bool, target: Target) -> None:
-    model, rows = build_lm("qwen2"), draw_rows(40, 23, 31)
+def test_a_full_budget_changes_nothing(
+    slot: str, name: str, model_name: str, fused: bool, target: Target
+) -> None:
+    model, rows = build_lm(model_name), draw_rows(40, 23, 31)
     for policy, sampled in ((PLAIN, False), (mmaccel.Jacobi(window=5), True)):
         whole, _ = generate(model, PLAIN, rows, fused=fused, do_sample=sampled)
         for fields in identities(slot, name):

@@ -117,9 +117,9 @@ CASES = (
         says=("share_prefix=True", "attention", "leave one of them out"),
     ),
     Refused(
-        "sharing in layers that slide",
+        "sharing in layers that all slide",
         _attach("mistral"),
-        says=("share_prefix=True", "layer 0 sees the last 5 positions", "share_prefix='auto'"),
+        says=("share_prefix=True", "every layer sees the last 5 positions", "share_prefix='auto'"),
         error=UnsupportedModelError,
     ),
     Refused(

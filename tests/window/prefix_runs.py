@@ -94,17 +94,22 @@ def decode_joined(
 
 
 @cache
-def decode_alone(row: int, scale: float, dtype: torch.dtype = torch.float64) -> Generation:
+def decode_alone(
+    row: int, scale: float, dtype: torch.dtype = torch.float64, name: str = "llama"
+) -> Generation:
     """A row with a prompt of its own."""
-    return decode(Watched(dtype=dtype), [row], scale=scale)
+    return decode(Watched(name, dtype), [row], scale=scale)
 
 
 def assert_alone(
-    given: list[FinishedRow], scale: float = 1.0, dtype: torch.dtype = torch.float64
+    given: list[FinishedRow],
+    scale: float = 1.0,
+    dtype: torch.dtype = torch.float64,
+    name: str = "llama",
 ) -> None:
     """Rows have the tokens and passes of each alone."""
     assert sorted(row.row for row in given) == [0, 1, 2, 3, 4]
     for row in given:
-        own = decode_alone(row.row, scale, dtype)
+        own = decode_alone(row.row, scale, dtype, name)
         assert row.tokens.tolist() == own.tokens[0].tolist(), f"row {row.row}"
         assert row.passes == own.stats.passes

@@ -61,16 +61,17 @@ class Readers:
 
 
 @pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
 @pytest.mark.parametrize(
     ("first", "size", "scale"), [(1, None, 2.0), (1, 3, 1.0), (3, 7, 1.0), (5, None, 1.0)]
 )
 def test_rows_that_read_one_store_are_those_of_private_prompts(
-    first: int, size: int | None, scale: float, fused: bool
+    first: int, size: int | None, scale: float, name: str, fused: bool
 ) -> None:
-    window, tree = Watched(dtype=F32, fused=fused), open_shared()
+    window, tree = Watched(name, F32, fused=fused), open_shared()
     window.prefill_chunk_size = size
     made, given = decode_joined(window, tree, first=first, most=2 if first == 5 else 4, scale=scale)
-    assert_alone(given, scale, F32)
+    assert_alone(given, scale, F32, name)
     assert made.stats.prefix_tokens == 24 + 28 + 16 + 12 * (scale != 1)
     assert any("68 tokens of prompts were read in one store" in note for note in made.stats.notes)
     assert window.run_caches().prefix is None  # the last row has left

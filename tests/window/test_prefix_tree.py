@@ -128,19 +128,20 @@ def test_rows_are_those_of_private_prompts(first: int, size: int | None, scale: 
     assert "prefix tree" in str(made.stats)
 
 
-def test_what_was_found_is_not_processed() -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma3, deep"])
+def test_what_was_found_is_not_processed(name: str) -> None:
     """Rows of one prompt wait for one of them; a second run processes nothing."""
-    window, tree = Watched(), open_tree()
+    window, tree = Watched(name), open_tree()
     made, given = decode_joined(window, tree, first=5, most=5)
-    assert_alone(given)
+    assert_alone(given, name=name)
     assert window.seen == [(2, 28), (1, 8)]  # rows 0 and 4, then the end of row 1
     assert made.stats.prefill_passes == 2
     window.seen.clear()
     again, given = decode_joined(window, tree, first=5, most=5)
-    assert_alone(given)
+    assert_alone(given, name=name)
     assert window.seen == []
     assert again.stats.prefix_tokens == N_PROMPTS
-    private = decode_joined(Watched(), None, first=5, most=5)[0].stats
+    private = decode_joined(Watched(name), None, first=5, most=5)[0].stats
     assert private.tokens_processed - again.stats.tokens_processed == 5 * 32
     assert (private.prefix_tokens, private.prefill_passes) == (0, 1)
 

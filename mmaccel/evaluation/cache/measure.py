@@ -204,8 +204,7 @@ def answer(
 def _measure_cache(window: CausalLMWindow, lengths: Tensor) -> tuple[float, float]:
     """`Cost.kept` and `Cost.bytes` of a window that holds prompts of `lengths` `[R]`."""
     kept = []
-    n_bytes = 0
-    for layer in window.run_caches().layers:
+    for layer in window.run_caches().served:
         dropped = layer.layout.dropped
         stayed = lengths if dropped is None else lengths - dropped.to(lengths.device)
         n_kept = float(stayed.sum())
@@ -214,7 +213,7 @@ def _measure_cache(window: CausalLMWindow, lengths: Tensor) -> tuple[float, floa
                 torch.cat([part.counts for part in layer.parts], 1).sum(0).float().mean(0)
             )
         kept.append(n_kept / float(lengths.sum()))
-        n_bytes += layer.nbytes
+    n_bytes = sum(layer.nbytes for layer in window.run_caches().layers)
     return fmean(kept), n_bytes / len(lengths)
 
 
@@ -226,7 +225,7 @@ def _measure_blocks(
     if methods.attention is None or counts is None:
         return None
     size = methods.attention.block
-    layers = window.run_caches().layers
+    layers = window.run_caches().served
     n_lists = len(layers) * layers[0].held()[0].shape[1]  # of a row: each key head in each layer
     if methods.attention.chooses_prompts:
         tiles = -(-lengths // size)

@@ -90,13 +90,15 @@ class SharedPrompts:
 
     Attributes:
         lengths: `[R]` int64, entries of each.
-        layers: by number; see `CachedLayer`.
+        layers: those that methods serve, by number; see `CachedLayer`.
+        entries: of every layer, keys and values `[R, H, S, D]`.
         seconds: of the pass.
         logits: `[R, V]`, behind the prompts.
     """
 
     lengths: Tensor
     layers: dict[int, CachedLayer]
+    entries: list[tuple[Tensor, Tensor]]
     seconds: float
     logits: Tensor
 
@@ -110,10 +112,7 @@ class SharedPrompts:
         if methods.evictor is not None:
             observer = self._observe(methods.evictor)
         states = PromptStates(
-            [
-                (layer.keys[:, :, :width], layer.values[:, :, :width])
-                for layer in self.layers.values()
-            ],
+            [(keys[:, :, :width], values[:, :, :width]) for keys, values in self.entries],
             logits=self.logits,
             n_processed=0,
             observer=observer,
@@ -163,5 +162,9 @@ def process_prompts(
         synchronise()
         seconds = time.perf_counter() - began
         logits = window.prompt_logits
+        caches = window.run_caches()
     assert logits is not None
-    return SharedPrompts(lengths, recorder.seen, seconds, logits)
+    entries = [layer.held() for layer in caches.layers]
+    for layer, number in caches.numbers.items():  # with the memory that the recorder holds anyway
+        entries[layer] = recorder.seen[number].keys, recorder.seen[number].values
+    return SharedPrompts(lengths, recorder.seen, entries, seconds, logits)

@@ -41,8 +41,8 @@ class CachedLayer:
     Shapes: **R** rows, **S** cache indices, **H** key heads, **Hq** query heads, **D** head width.
 
     Attributes:
-        index: number of the layer.
-        depth: layers of the model.
+        index: number of the layer, counted without those with a sliding window, which keep all.
+        depth: layers of the model, counted in the same way.
         keys: `[R, H, S, D]`, rotated as they are cached.
         values: `[R, H, S, Dv]`.
         lengths: `[R]` int64, entries of each row; those behind are padding.
@@ -121,7 +121,7 @@ class LayerSizes:
     """What is known of a model's layers before it runs.
 
     Attributes:
-        depth: layers of the model.
+        depth: layers of the model, as in `CachedLayer`.
         heads: H, key heads of a layer.
         channels: C, of the hidden states that the attention of a layer reads.
     """
@@ -246,7 +246,7 @@ class CacheMethod(KVCacheMethod, ABC):
         """`[R, H, W]` float32, what the hidden states of entries say of them.
 
         Args:
-            index: number of the layer.
+            index: number of the layer, as in `CachedLayer`.
             hidden: `[R, W, C]`, what the attention of the layer reads, after the norm before it.
         """
         raise NotImplementedError

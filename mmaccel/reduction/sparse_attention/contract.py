@@ -61,7 +61,7 @@ class LayerBlocks:
     indices, **N** blocks, **D** head width, **C** numbers of a summary.
 
     Attributes:
-        layer: its number.
+        layer: its number, counted without layers with a sliding window, which attend as ever.
         queries: `[R, H, G W, D]`, of all query heads that read a key head; G by G.
         keys: `[R, H, S, D]`, what the layer holds, the pass's own included.
         summaries: `[R, H, N, C]`; None of methods that have none.
@@ -239,7 +239,7 @@ class PromptBlocks:
     tiles; the rest as in `LayerBlocks`.
 
     Attributes:
-        layer: its number.
+        layer: its number, as in `LayerBlocks`.
         queries: `[R, H, G, N P, D]`, zero where there is no entry.
         keys: `[R, H, N P, D]`, zero where there is no entry.
         lengths: `[R]` int64, entries of each row's prompt.
