@@ -141,7 +141,9 @@ def open_prompts(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, lis
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
     asked = {kind: texts[: arguments.count] for kind, texts in list_texts().items()}
-    prompts = {kind: [encode_text(tokenizer, text) for text in texts] for kind, texts in asked.items()}
+    prompts = {
+        kind: [encode_text(tokenizer, text) for text in texts] for kind, texts in asked.items()
+    }
     return model, tokenizer, prompts
 
 

@@ -50,7 +50,9 @@ class ContinuedTexts(PromptedModel):
         check_windows(model, window)
         super().__init__(window, Grid(1, length, window.vocab_size), (0, 0))
         self.tokenizer = tokenizer
-        self.examples = tuple(text for each in list(zip(*list_texts().values()))[:2] for text in each)
+        self.examples = tuple(
+            text for each in list(zip(*list_texts().values()))[:2] for text in each
+        )
         own = model.generation_config
         truncation = {name: getattr(own, name) for name in ("top_k", "top_p", "min_p")}
         self.params = SamplingParams(
@@ -141,8 +143,13 @@ def list_texts() -> dict[str, list[str]]:
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """The ids of a prompt, in the tokenizer's chat template where it has one."""
     if tokenizer.chat_template is None:
-        ids: list[int] = tokenizer(f"{text}\n")["input_ids"]
+        ids: list[int] = tokenizer(f"{text}\n", verbose=False)["input_ids"]
         return ids
     turns = [{"role": "user", "content": text}]
-    found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+    found = tokenizer.apply_chat_template(
+        turns,
+        add_generation_prompt=True,
+        return_dict=True,
+        tokenizer_kwargs={"verbose": False},  # on lengths, which are checked later
+    )
     return list(found["input_ids"])

@@ -72,7 +72,9 @@ class ExactnessFlags:
 
 @with_flags
 def exactness(
-    model: Annotated[str, typer.Argument(help="of images or a causal LM: a name, path or hub id")] = "scenes",
+    model: Annotated[
+        str, typer.Argument(help="of images or a causal LM: a name, path or hub id")
+    ] = "scenes",
     *,
     method: PolicyFlags,
     flags: ExactnessFlags,
@@ -84,6 +86,7 @@ def exactness(
     guarantee is broken."""
     from mmaccel.commands.evaluate.setup import open_measured, pick_prompts
     from mmaccel.commands.files import new_report, write_json
+    from mmaccel.commands.terminal import watch
     from mmaccel.evaluation.exactness.identity import Check
     from mmaccel.evaluation.exactness.report import Plan, check_all
     from mmaccel.evaluation.quality.features import open_extractor
@@ -158,7 +161,7 @@ def exactness(
         )
         checks: list[Check] = []
         try:
-            for check in check_all(plan):
+            for check in watch(check_all(plan), None, f"checking {type(policy).__name__}"):
                 checks.append(check)
                 report["checks"].append({"policy": repr(policy), **check.to_dict()})
                 report["broken"] += [check.name] * check.is_broken

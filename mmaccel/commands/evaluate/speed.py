@@ -75,7 +75,9 @@ class SpeedFlags:
 
 @with_flags
 def speed(
-    model: Annotated[str, typer.Argument(help="of images or a causal LM: a name, path or hub id")] = "scenes",
+    model: Annotated[
+        str, typer.Argument(help="of images or a causal LM: a name, path or hub id")
+    ] = "scenes",
     *,
     method: PolicyFlags,
     flags: SpeedFlags,

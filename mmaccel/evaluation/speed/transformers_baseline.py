@@ -36,7 +36,7 @@ from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
-BASELINES = ("transformers", "prompt-lookup", "static", "compiled", "assisted")
+BASELINES = ("transformers", "static", "compiled", "assisted", "prompt-lookup")
 _COMPILED = ("compiled", "assisted")
 _DRAFTED = ("prompt-lookup", "assisted")
 _ADDED = ("tokens", "passes", "row_passes", "seconds", "forward_seconds", "captures")
@@ -196,7 +196,11 @@ class BaselineDecoding:
     def _align(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Prompts `[R, T]` int64 padded on the left, as `generate` wants them, and their mask."""
         longest = int(prompt.lengths.max())
-        longest = longest if self.name in ("transformers", "prompt-lookup") else max(longest, self._longest)
+        longest = (
+            longest
+            if self.name in ("transformers", "prompt-lookup")
+            else max(longest, self._longest)
+        )
         places = torch.arange(longest, device=prompt.tokens.device) - longest
         places = places + prompt.lengths[:, None]  # [R, T], in the row; below 0 is padding
         rows = prompt.tokens.gather(1, places.clamp(0, prompt.tokens.shape[1] - 1))
@@ -224,7 +228,9 @@ class _Draw:
         self.longest, self.is_drafted, self.seconds = longest, is_drafted, 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.is_drafted and bool((scores == 1).all()):  # prompt lookup asks which drafts may be tried
+        if self.is_drafted and bool(
+            (scores == 1).all()
+        ):  # prompt lookup asks which drafts may be tried
             return scores
         began, branches = time.perf_counter(), self.prompt.branches
         slot = input_ids.shape[1] - self.longest
@@ -285,7 +291,10 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
 
     Cost: three passes, and for `compiled` a graph of one addition.
     """
-    if not isinstance(pipe.image_model, WordImages | ContinuedTexts) or type(pipe.model) is not CausalLMWindow:
+    if (
+        not isinstance(pipe.image_model, WordImages | ContinuedTexts)
+        or type(pipe.model) is not CausalLMWindow
+    ):
         return (
             f"transformers' generate makes no images of {type(pipe.image_model).__name__} with "
             f"{type(pipe.model).__name__} by itself; language models, and models of text and image ids only"
