@@ -8,6 +8,7 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +51,16 @@ class ContinuedTexts(PromptedModel):
         check_windows(model, window)
         super().__init__(window, Grid(1, length, window.vocab_size), (0, 0))
         self.tokenizer = tokenizer
-        self.examples = tuple(
-            text for each in list(zip(*list_texts().values()))[:2] for text in each
-        )
+        self.examples = tuple(chain(*islice(zip(*list_texts().values()), 2)))
         own = model.generation_config
-        truncation = {name: getattr(own, name) for name in ("top_k", "top_p", "min_p")}
-        self.params = SamplingParams(
-            temperature=(own.temperature or 1.0) if own.do_sample else 0.0,
-            **(truncation if own.do_sample else {}),
-        )
+        self.params = SamplingParams(temperature=0.0)
+        if own.do_sample:
+            self.params = SamplingParams(
+                temperature=own.temperature or 1.0,
+                top_k=own.top_k or None,
+                top_p=own.top_p,
+                min_p=own.min_p,
+            )
         ends = own.eos_token_id
         self.ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
         model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=self.pad)
@@ -101,7 +103,7 @@ def find_causal_lm(name: str, hub: HubOptions) -> Path | None:
         if is_own or config.get("model_type") in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             return source
         raise UnsupportedModelError(
-            f"{error}; or give a causal LM of transformers, in the folder that save_pretrained wrote"
+            f"{error}; or give a causal LM of transformers, as save_pretrained wrote it"
         ) from error
     return None
 

@@ -118,9 +118,9 @@ def _describe_run(report: Report) -> str:
     if length is None:
         return "A run makes a batch from captions to pixels."
     return (
-        f"A run continues a batch of prompts by at most {length} tokens, fewer where the model ends "
-        "a text; the prompts' passes are in the seconds. Prompts differ, and p90, p99 and IQR with "
-        "them; each pair is of one prompt."
+        f"A run continues a batch of prompts by at most {length} tokens, fewer where the model "
+        "ends a text; the prompts' passes are in the seconds. Prompts differ, and p90, p99 and IQR "
+        "with them; each pair is of the same prompts."
     )
 
 

@@ -1,12 +1,13 @@
-"""Baselines: the same images or texts by transformers' own `generate`, as a library would decode them.
+"""Baselines: the same images or texts by transformers' own `generate`, as others decode them.
 
 `transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` lets it
 compile the pass of one token as well (`torch.compile`), which is what its authors recommend for
-speed; `prompt-lookup` drafts by prompt lookup, and `assisted` does so with cache and compiled pass
-of `compiled`, one sequence after another, since transformers' assisted decoding takes one. Nothing of ours decodes, keeps a cache or runs the model; the draw
-alone is ours: the logits of every pass go through the sampling parameters and the frozen noise of
-the plain loop, in a logits processor that leaves one token, so that all sides make the same tokens
-and none is faster by drawing less.
+speed; `prompt-lookup` is the call with drafts by prompt lookup, `assisted` has them over the cache
+and the compiled pass, both one sequence after another, since transformers' assisted decoding takes
+one. Nothing of ours decodes, keeps a cache or runs the model; the draw alone is ours: the logits of
+every pass go through the sampling parameters and the frozen noise of the plain loop, in a logits
+processor that leaves one token, so that all sides make the same tokens and none is faster by
+drawing less.
 
 Guidance runs as rows of the same pass, which is faster than the second call that transformers' own
 guidance makes. Prompts are padded to the longest of the report, so that shapes never change.
@@ -297,7 +298,8 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
     ):
         return (
             f"transformers' generate makes no images of {type(pipe.image_model).__name__} with "
-            f"{type(pipe.model).__name__} by itself; language models, and models of text and image ids only"
+            f"{type(pipe.model).__name__} by itself; models of plain text and image ids, or text, "
+            "only"
         )
     if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
