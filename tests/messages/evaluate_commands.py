@@ -204,7 +204,7 @@ SPEED = tuple(
 )
 TEXTS = (
     _case("a size of texts", ("exactness", "stdlib", "--size", 256), "--size", "for a causal LM"),
-    _case("guided texts", ("speed", "stdlib", "--guidance", 2), "--guidance-scale", "'2.0'"),
+    _case("guided texts", ("exactness", "stdlib", "--guidance", 2), "--guidance-scale", "'2.0'"),
     _case("tokens of images", ("exactness", "--max-new-tokens", 9), "for a model of images", "'9'"),
     _case("no tokens", ("speed", "stdlib", "--max-new-tokens", 0), "at least 1"),
 )

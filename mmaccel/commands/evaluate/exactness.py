@@ -145,6 +145,7 @@ def exactness(
         checks=[],
         broken=[],
     )
+    plain_runs: dict[Any, Any] = {}
     for policy in policies:
         plan = Plan(
             pipe=pipe,
@@ -158,6 +159,7 @@ def exactness(
             samples=flags.samples,
             extract=extract,
             library=BaselineDecoding(pipe, "transformers", texts) if is_text else None,
+            plain_runs=plain_runs,
         )
         checks: list[Check] = []
         try:
