@@ -6,7 +6,7 @@ import fnmatch
 import inspect
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -122,7 +122,7 @@ def list_texts() -> dict[str, list[str]]:
     """Three prompts of each of four kinds, about texts of Python's own."""
     from pydoc_data.topics import topics
 
-    functions = [textwrap.indent, fnmatch.filter, textwrap.dedent]
+    functions: list[Callable[..., Any]] = [textwrap.indent, fnmatch.filter, textwrap.dedent]
     pages = [" ".join(topics[name].split())[:1800] for name in ("booleans", "with", "lambda")]
     change = "Repeat this function, with the name changed to `changed`:\n\n```python\n"
     return {
