@@ -15,10 +15,6 @@ are counted, of each source as a chain and with every tree.
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import inspect
-import shlex
-import textwrap
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -34,6 +30,7 @@ import mmaccel
 from benchmarks.long_context import write_report
 from mmaccel.catalog import read_method
 from mmaccel.demo.stdlib.prompts import make_prompts
+from mmaccel.evaluation.texts import encode_text, list_texts
 from mmaccel.samplers.drafting.sources import parse_source
 
 SOURCES = ("ngram", "hierarchy", "token-recycling")
@@ -143,41 +140,11 @@ def open_prompts(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, lis
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
-    asked = {kind: texts[: arguments.count] for kind, texts in _list_texts().items()}
-    prompts = {kind: [_encode(tokenizer, text) for text in texts] for kind, texts in asked.items()}
-    return model, tokenizer, prompts
-
-
-def _list_texts() -> dict[str, list[str]]:
-    from pydoc_data.topics import topics
-
-    functions = [textwrap.indent, fnmatch.filter, textwrap.dedent]
-    pages = [" ".join(topics[name].split())[:1800] for name in ("booleans", "with", "lambda")]
-    change = "Repeat this function, with the name changed to `changed`:\n\n```python\n"
-    return {
-        "copy": [f"{change}{inspect.getsource(each)}```" for each in functions],
-        "code": [
-            f"Continue this module:\n\n```python\n{inspect.getsource(module)[:1800]}"
-            for module in (textwrap, fnmatch, shlex)
-        ],
-        "summary": [
-            f"Summarise this text and quote its most important phrases:\n\n{page}" for page in pages
-        ],
-        "prose": [
-            "Write a story about a lighthouse keeper who finds a message in a bottle.",
-            "Explain to a child why the sky is blue and sunsets are red.",
-            "What should somebody consider who moves from a small town to a large city?",
-        ],
+    asked = {kind: texts[: arguments.count] for kind, texts in list_texts().items()}
+    prompts = {
+        kind: [encode_text(tokenizer, text) for text in texts] for kind, texts in asked.items()
     }
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    if tokenizer.chat_template is None:
-        ids: list[int] = tokenizer(f"{text}\n")["input_ids"]
-        return ids
-    turns = [{"role": "user", "content": text}]
-    found = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
-    return list(found["input_ids"])
+    return model, tokenizer, prompts
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:

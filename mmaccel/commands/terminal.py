@@ -67,8 +67,8 @@ def progress_bar(*columns: Any, **options: Any) -> Progress:
     return Progress(*columns, console=stderr_console(), redirect_stdout=False, **options)
 
 
-def watch(items: Iterable[T], total: int, text: str) -> Iterator[T]:
-    """Items as they come, beside a bar on stderr."""
+def watch(items: Iterable[T], total: int | None, text: str) -> Iterator[T]:
+    """Items as they come, beside a bar on stderr; a `total` of None is not known."""
     with progress_bar() as bar:
         task = bar.add_task(text, total=total)
         for item in items:

@@ -29,9 +29,7 @@ def train_head(
 
     shared.set_threads(threads)
     lines = [row.prompt for row in read_prompts(texts)]
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model, load_processor
+    from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
     from mmaccel.pipelines.loading.placement import choose_placement
     from mmaccel.pipelines.loading.sources import find_model
     from mmaccel.samplers.drafting.heads.eagle_training import make_head
@@ -39,8 +37,7 @@ def train_head(
     source = find_model(model, {name: DEMO_WEIGHTS / name for name in TEXT_MODELS})
     open_folder(out, "OUT")
     load_config = LoadConfig(*choose_placement(device, "float32"))
-    tokenizer = load_processor(AutoTokenizer, source, load_config)
-    opened = load_model(AutoModelForCausalLM, source, load_config)
+    opened, tokenizer = load_causal_lm(source, load_config)
     facts = new_report(str(load_config.device), made_for=model)
     make_head(opened, tokenizer, lines, training, out, facts=facts)
     say(out)

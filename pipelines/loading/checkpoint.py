@@ -226,6 +226,14 @@ def load_processor(kind: Any, folder: Path, load_config: LoadConfig) -> Any:
         )
 
 
+def load_causal_lm(folder: Path, load_config: LoadConfig) -> tuple[Any, Any]:
+    """Load a causal LM of transformers and its tokenizer; see `load_model` and `load_processor`."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = load_processor(AutoTokenizer, folder, load_config)
+    return load_model(AutoModelForCausalLM, folder, load_config), tokenizer
+
+
 def check_size(load_config: LoadConfig, own: tuple[int, int]) -> None:
     """Check the size for a model that has one size.
 

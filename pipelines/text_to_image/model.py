@@ -353,7 +353,7 @@ def _check_positions(model: PromptedModel, encoded: Sequence[Any]) -> None:
     if limit is not None and positions > limit:
         raise OptionError(
             f"positions: expected at most {limit} (the model's), received {positions}, of which "
-            f"{longest} are a prompt's; shorten it, or draw smaller images"
+            f"{longest} are a prompt's; shorten it, draw smaller images, or ask for fewer tokens"
         )
 
 

@@ -202,6 +202,12 @@ SPEED = tuple(
         (("--baseline", "static", "--baseline", "static"), ("each once", "'static'")),
     )
 )
+TEXTS = (
+    _case("a size of texts", ("exactness", "stdlib", "--size", 256), "--size", "for a causal LM"),
+    _case("guided texts", ("exactness", "stdlib", "--guidance", 2), "--guidance-scale", "'2.0'"),
+    _case("tokens of images", ("exactness", "--max-new-tokens", 9), "for a model of images", "'9'"),
+    _case("no tokens", ("speed", "stdlib", "--max-new-tokens", 0), "at least 1"),
+)
 OTHERS = (
     _case("fewer lines", ("words", "a", "b"), "expected 2", "received 1", a="x\ny\n", b="x\n"),
     _case("no words", ("words", "a", "b", "--json", "j"), "at least one word", a="\n", b="x\n"),
@@ -249,4 +255,4 @@ CACHE = (
         "give recall, or run mmaccel generate --model scenes",
     ),
 )
-CASES = (*PICTURES, *CLIPS, *LISTS, *SUITES, *SPEED, *VISUAL, *CACHE, *OTHERS)
+CASES = (*PICTURES, *CLIPS, *LISTS, *SUITES, *SPEED, *TEXTS, *VISUAL, *CACHE, *OTHERS)

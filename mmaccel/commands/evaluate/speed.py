@@ -10,14 +10,18 @@ import typer
 
 from mmaccel.checks import check_most
 from mmaccel.commands import options as shared
+from mmaccel.commands.evaluate.setup import NewTokens
 from mmaccel.commands.flags import Without, with_flags
 from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_RUNS
+from mmaccel.limits import MAX_MEASURED, MAX_RUNS
 from mmaccel.options import LoadOptions, SamplingOptions, given
 
 _HELP_PROMPTS = "a prompt a line; by default the model's examples"
-_HELP_BASELINE = "another side: transformers, static (cache) or compiled; may be repeated"
+_HELP_BASELINE = (
+    "another side: transformers, prompt-lookup, static (cache), compiled or assisted; may be "
+    "repeated; by default transformers for a causal LM"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +33,8 @@ class SpeedFlags:
     runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20
     warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2
     baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None
-    seed: Annotated[int, typer.Option(help="of the first image", callback=shared.read_seed)] = 0
+    seed: Annotated[int, typer.Option(help="of the first row", callback=shared.read_seed)] = 0
+    max_new_tokens: NewTokens = None
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
     ] = Path("speed")
@@ -57,6 +62,8 @@ class SpeedFlags:
             )
         for option, value in (("--runs", self.runs), ("--warm-up", self.warm_up)):
             check_most(option, value, MAX_RUNS, "ask for fewer")
+        if self.max_new_tokens is not None:
+            shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
         sizes = parse_sizes(self.batch_sizes)
         check_names(self.baseline or [])
         if self.prompts is not None:
@@ -68,7 +75,9 @@ class SpeedFlags:
 
 @with_flags
 def speed(
-    model: Annotated[str, typer.Argument(help="demo model, path or hub id")] = "scenes",
+    model: Annotated[
+        str, typer.Argument(help="of images or a causal LM: a name, path or hub id")
+    ] = "scenes",
     *,
     method: PolicyFlags,
     flags: SpeedFlags,
@@ -79,11 +88,12 @@ def speed(
 ) -> None:
     """Median, p90, p99, IQR, passes, tokens a pass, stages, memory, and the sizes where it loses;
     writes speed.md, speed.json, speed.jsonl and plots."""
-    from mmaccel.commands.evaluate.setup import pick_prompts
+    from mmaccel.commands.evaluate.setup import open_measured, pick_prompts
     from mmaccel.commands.files import new_report, open_folder
     from mmaccel.evaluation.speed.measure import Side
     from mmaccel.evaluation.speed.rows import SIDES, summarise
-    from mmaccel.loading import open_pipeline, place
+    from mmaccel.evaluation.texts import ContinuedTexts
+    from mmaccel.loading import place
     from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
     from mmaccel.pipelines.text_to_image.model import choose_params
     from mmaccel.results import exactness_in
@@ -92,11 +102,20 @@ def speed(
     load = replace(place(load), compile=compile)
     method.read()
     open_folder(flags.out)
-    pipe = open_pipeline(model, load, size=sides.join(), decoder=flags.decoder)
+    pipe = open_measured(
+        model,
+        load,
+        max_new_tokens=flags.max_new_tokens,
+        size=sides.join(),
+        decoder=flags.decoder,
+        guidance_scale=sampling.guidance_scale,
+    )
+    is_text = isinstance(pipe.image_model, ContinuedTexts)
     chosen = method.choose(pipe.model.kind)[1]
     params = choose_params(pipe.image_model.params, **given(sampling))
     texts = pick_prompts(pipe, model, flags.prompts, None)
-    baselines, left_out = _open_baselines(pipe, flags.baseline or [], texts, params)
+    wanted = flags.baseline or (["transformers"] if is_text else [])
+    baselines, left_out = _open_baselines(pipe, wanted, texts, params)
     plain, policy = SIDES
     measured = [
         Side(plain, pipe, make_plain(chosen), params),
@@ -128,6 +147,7 @@ def speed(
         temperature=params.temperature,
         seed=flags.seed,
         captions=texts,
+        max_new_tokens=pipe.length if is_text else None,
         runs=flags.runs,
         warm_up=flags.warm_up,
         baselines=list(baselines),

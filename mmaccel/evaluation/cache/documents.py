@@ -21,7 +21,7 @@ from mmaccel.demo.recall.words import BOS, WORDS, to_text
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.cache.questions import TextQuestion
 from mmaccel.limits import parse_json, read_lines
-from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_model, load_processor
+from mmaccel.pipelines.loading.checkpoint import LoadConfig, load_causal_lm
 from mmaccel.pipelines.loading.hub import HubOptions
 from mmaccel.pipelines.loading.sources import find_model
 from mmaccel.pipelines.loading.tasks import check_task
@@ -83,15 +83,11 @@ def open_model(
         OptionError: no such folder, or a model for another command.
         UnsupportedModelError: a model or tokenizer that transformers does not open.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     check_task(name, _COMMAND)
     hub = HubOptions(revision=revision)
     source = find_model(name, {DEMO: DEMO_WEIGHTS / DEMO}, hub=hub)
     check_task(source, _COMMAND)
-    load_config = LoadConfig(device=device, dtype=dtype, hub=hub)
-    tokenizer = load_processor(AutoTokenizer, source, load_config)
-    model = load_model(AutoModelForCausalLM, source, load_config)
+    model, tokenizer = load_causal_lm(source, LoadConfig(device=device, dtype=dtype, hub=hub))
     is_demo = len(tokenizer) == len(WORDS) and tokenizer.get_vocab().keys() == set(WORDS)
     return TextModel(model, tokenizer, is_demo)
 

@@ -163,8 +163,8 @@ class Divergence:
 
     Attributes:
         slot: index of the first other token.
-        gap: by which the other token was below the best there, in the units of the scores (noise
-            included); None where truncation rules it out.
+        gap: by which the worse of both tokens was below the best there, in the units of the scores
+            (noise included); None where truncation rules it out.
         rounding: largest difference of a score between passes of one token and of a window.
         limit: above which such a difference is no rounding: half of the digits.
         is_rounding: whether rounding explains the divergence.
@@ -202,7 +202,10 @@ def explain_divergence(
     limit = math.sqrt(torch.finfo(getattr(torch, decoding.dtype)).eps) * float(
         single[both].abs().max()
     )
-    gaps = [float(scores[slot].max() - scores[slot, other]) for scores in (single, wide)]
+    both_tokens = [other, int(tokens[slot])]
+    gaps = [
+        float(scores[slot].max() - scores[slot, both_tokens].min()) for scores in (single, wide)
+    ]
     gap = next((own for own in gaps if math.isfinite(own)), None)  # cut by one of them alone
     is_rounding = gap is not None and rounding <= limit and gap <= _MAX_GAP * rounding
     return Divergence(slot, gap, rounding, limit, is_rounding)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from mmaccel.catalog import METHODS, load
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import EXACT_DTYPE
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -166,6 +167,8 @@ def _measure_batch(
     seconds = time.perf_counter() - began
     stats = made.stats
     window = side.window
+    source = METHODS["drafts"].get(stats.drafts)
+    is_full = source is None or not load(source.target).chooses_widths
     run = Run(
         side=side.name,
         batch_size=size,
@@ -183,7 +186,7 @@ def _measure_batch(
         draft_passes=stats.draft_passes,
         accepted=list(stats.accepted),
         peak_bytes=read_peak(device),
-        slots=stats.row_passes * window if isinstance(window, int) else None,
+        slots=stats.row_passes * window if isinstance(window, int) and is_full else None,
         captures=stats.captures,
     )
     return Measured(side, run, made)

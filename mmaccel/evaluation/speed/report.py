@@ -19,7 +19,7 @@ _HEADS = (
     "p90",
     "p99",
     "IQR",
-    "pictures/s",
+    "tokens/s",
     "speed-up",
     "passes",
     "tokens a pass",
@@ -32,18 +32,22 @@ _COLOURS = {
     "transformers": "#bf8700",
     "static": "#8250df",
     "compiled": "#cf222e",
+    "prompt-lookup": "#1a7f37",
+    "assisted": "#bf3989",
 }
 Report = dict[str, Any]
 _STAGES = {
     "forward": "the model's passes",
     "sampler": "the rest of the loop",
-    "pixel": "pixels",
-    "other": "captions, prompts",
+    "pixel": "pixels or texts of tokens",
+    "other": "prompts",
 }
 _BASELINES = {
     "transformers": "transformers' generate with its growing cache",
     "static": "transformers' generate with a cache of fixed size",
     "compiled": "transformers' generate with a cache of fixed size and a compiled pass of a token",
+    "prompt-lookup": "transformers' generate with drafts by its prompt lookup, row after row",
+    "assisted": "compiled with drafts by prompt lookup, row after row",
 }
 
 
@@ -67,15 +71,15 @@ def write_speed(report: Report) -> str:
         f"{report['dtype']}, guidance {report['guidance']:g}, temperature "
         f"{report['temperature']:g}, seed {report['seed']}; exactness: {report['promise']}.",
         f"{report['runs']} runs a side and size behind {report['warm_up']} to warm up, the "
-        "sides in turn and changing places, the device synchronised around each. A run makes a "
-        "batch from captions to pixels. " + _describe_baselines(report),
+        "sides in turn and changing places, the device synchronised around each. "
+        f"{_describe_run(report)} {_describe_baselines(report)}",
         f"Made by `{report['command']}`.",
         "## Batch sizes",
         grid(_HEADS, [_cells(row) for row in rows]),
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
         _compare_strongest(rows),
         "Window unused: share of full windows' slots that gave no token: rejected drafts, and what "
-        "a window reaches beyond the end of an image.",
+        "a window reaches beyond the end of a row.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
         "brackets the quartiles of the pairs' ratios.",
         "## First run at a size, seconds",
@@ -107,6 +111,17 @@ def write_speed(report: Report) -> str:
         *(_histogram(row) for row in rows if row["side"] == "policy"),
     ]
     return "\n\n".join(text) + "\n"
+
+
+def _describe_run(report: Report) -> str:
+    length = report.get("max_new_tokens")
+    if length is None:
+        return "A run makes a batch from captions to pixels."
+    return (
+        f"A run continues a batch of prompts by at most {length} tokens, fewer where the model "
+        "ends a text; the prompts' passes are in the seconds. Prompts differ, and p90, p99 and IQR "
+        "with them; each pair is of the same prompts."
+    )
 
 
 def _describe_baselines(report: Report) -> str:
@@ -141,7 +156,7 @@ def _cells(row: Report) -> tuple[str, ...]:
         str(row["batch_size"]),
         row["side"],
         *(f"{seconds[name]:.4f}" for name in ("median", "p90", "p99", "iqr")),
-        f"{row['pictures_per_second']:.2f}",
+        f"{row['tokens_per_second']:.1f}",
         "1" if is_plain else f"{row['speed_up']:.2f} ({low:.2f}…{high:.2f})",
         f"{row['passes']:.1f}",
         f"{row['tokens_per_pass']:.2f}",

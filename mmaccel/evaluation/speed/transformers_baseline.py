@@ -1,12 +1,13 @@
-"""Baselines: the same images by transformers' own `generate`, as a library would decode them.
+"""Baselines: the same images or texts by transformers' own `generate`, as others decode them.
 
 `transformers` is the call as it is; `static` gives it a cache of fixed size; `compiled` lets it
 compile the pass of one token as well (`torch.compile`), which is what its authors recommend for
-speed; `assisted` drafts by prompt lookup too, one sequence after another, since transformers'
-assisted decoding takes one. Nothing of ours decodes, keeps a cache or runs the model; the draw
-alone is ours: the logits of every pass go through the sampling parameters and the frozen noise of
-the plain loop, in a logits processor that leaves one token, so that all sides make the same tokens
-and none is faster by drawing less.
+speed; `prompt-lookup` is the call with drafts by prompt lookup, `assisted` has them over the cache
+and the compiled pass, both one sequence after another, since transformers' assisted decoding takes
+one. Nothing of ours decodes, keeps a cache or runs the model; the draw alone is ours: the logits of
+every pass go through the sampling parameters and the frozen noise of the plain loop, in a logits
+processor that leaves one token, so that all sides make the same tokens and none is faster by
+drawing less.
 
 Guidance runs as rows of the same pass, which is faster than the second call that transformers' own
 guidance makes. Prompts are padded to the longest of the report, so that shapes never change.
@@ -20,9 +21,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
 from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.evaluation.texts import ContinuedTexts
 from mmaccel.pipelines.attach.fallback import PassCounter
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
@@ -34,8 +37,9 @@ from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
-BASELINES = ("transformers", "static", "compiled", "assisted")
+BASELINES = ("transformers", "static", "compiled", "assisted", "prompt-lookup")
 _COMPILED = ("compiled", "assisted")
+_DRAFTED = ("prompt-lookup", "assisted")
 _ADDED = ("tokens", "passes", "row_passes", "seconds", "forward_seconds", "captures")
 _LOOKUP = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
 BACKEND = "inductor"  # of torch.compile
@@ -100,7 +104,7 @@ class BaselineDecoding:
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
         from transformers.generation import MaxLengthCriteria
 
-        if self.name == "assisted" and len(captions) > 1:
+        if self.name in _DRAFTED and len(captions) > 1:
             return self._decode_in_turn(captions, params, seeds, length)
         if self.name in _COMPILED and self._size != len(captions):
             self.close()  # every size has graphs of its own, as if it were the only one
@@ -111,9 +115,17 @@ class BaselineDecoding:
         rows, mask = self._align(prompt)
         noise = Noise.from_seed(seeds, len(captions), self.model.device)
         longest = rows.shape[1]
-        draw = _Draw(prompt, params, noise, self.model.vocab_size, longest=longest)
+        draw = _Draw(
+            prompt,
+            params,
+            noise,
+            self.model.vocab_size,
+            longest=longest,
+            is_drafted=self.name in _DRAFTED,
+        )
         # a static cache has no room for drafts behind the last token
         room = _LOOKUP["prompt_lookup_num_tokens"] if self.name == "assisted" else 0
+        ends = [MaxLengthCriteria(longest + length)] if room else []
         config = GenerationConfig(
             max_new_tokens=length + room, do_sample=False, pad_token_id=0, **self._how()
         )
@@ -122,7 +134,7 @@ class BaselineDecoding:
                 rows,
                 attention_mask=mask,
                 logits_processor=LogitsProcessorList([draw]),
-                stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(longest + length)]),
+                stopping_criteria=StoppingCriteriaList(ends),
                 generation_config=config,
             )
         if self.name in _COMPILED and "_compiled_call" not in vars(self.model.model):
@@ -131,15 +143,18 @@ class BaselineDecoding:
                 "not; its version may not do so on this device"
             )
         tokens = found[: len(captions), longest : longest + length]
-        seconds, made = time.perf_counter() - began, tokens.numel()
+        tokens = F.pad(tokens, (0, length - tokens.shape[1]))  # where all have ended early
+        seconds = time.perf_counter() - began
+        lengths = _find_lengths(tokens, prompt.stop_tokens)
+        made = int(lengths.sum())
         return tokens, Stats(
             policy=self.name,
             tokens=made,
             passes=counter.passes,
-            row_passes=counter.passes * len(captions),
+            row_passes=int(lengths.clamp(max=counter.passes).sum()),
             seconds=seconds,
             branches=prompt.branches,
-            accepted=[made] if counter.passes == length else [],  # drafts: not counted by slot
+            accepted=[] if self.name in _DRAFTED else [made],  # drafts: not counted by slot
             forward_seconds=seconds - draw.seconds,
             captures=_count_graphs() - before,
         )
@@ -165,8 +180,9 @@ class BaselineDecoding:
             torch._dynamo.reset()
 
     def _how(self) -> dict[str, Any]:
-        if self.name == "transformers":
-            return {"disable_compile": True}
+        drafts = _LOOKUP if self.name in _DRAFTED else {}
+        if self.name in ("transformers", "prompt-lookup"):
+            return {"disable_compile": True, **drafts}
         if self.name == "static":
             return {"cache_implementation": "static", "disable_compile": True}
         from transformers.generation import CompileConfig
@@ -176,13 +192,16 @@ class BaselineDecoding:
             backend=BACKEND, dynamic=False, mode="default" if is_cpu else "reduce-overhead"
         )
         how._compile_all_devices = True  # type: ignore[assignment]  # a processor too
-        drafts = _LOOKUP if self.name == "assisted" else {}
         return {"cache_implementation": "static", "compile_config": how, **drafts}
 
     def _align(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Prompts `[R, T]` int64 padded on the left, as `generate` wants them, and their mask."""
         longest = int(prompt.lengths.max())
-        longest = longest if self.name == "transformers" else max(longest, self._longest)
+        longest = (
+            longest
+            if self.name in ("transformers", "prompt-lookup")
+            else max(longest, self._longest)
+        )
         places = torch.arange(longest, device=prompt.tokens.device) - longest
         places = places + prompt.lengths[:, None]  # [R, T], in the row; below 0 is padding
         rows = prompt.tokens.gather(1, places.clamp(0, prompt.tokens.shape[1] - 1))
@@ -204,11 +223,16 @@ class _Draw:
         vocab_size: int,
         *,
         longest: int,
+        is_drafted: bool,
     ) -> None:
         self.prompt, self.params, self.noise, self.vocab_size = prompt, params, noise, vocab_size
-        self.longest, self.seconds = longest, 0.0
+        self.longest, self.is_drafted, self.seconds = longest, is_drafted, 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if self.is_drafted and bool(
+            (scores == 1).all()
+        ):  # prompt lookup asks which drafts may be tried
+            return scores
         began, branches = time.perf_counter(), self.prompt.branches
         slot = input_ids.shape[1] - self.longest
         slots = input_ids.new_full((len(scores) // branches, 1), slot)
@@ -225,6 +249,15 @@ class _Draw:
         alone_in_row = torch.full_like(scores, float("-inf")).scatter_(1, tokens[:, None], 0.0)
         self.seconds += time.perf_counter() - began
         return alone_in_row
+
+
+def _find_lengths(tokens: Tensor, stops: Tensor | None) -> Tensor:
+    """Tokens of each row `[B]` of `[B, L]`, up to its first stop."""
+    lengths = tokens.new_full((len(tokens),), tokens.shape[1])
+    if stops is None:
+        return lengths
+    is_stop = torch.isin(tokens, stops)
+    return torch.where(is_stop.any(1), is_stop.int().argmax(1) + 1, lengths)
 
 
 def _count_graphs() -> int:
@@ -259,10 +292,14 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
 
     Cost: three passes, and for `compiled` a graph of one addition.
     """
-    if not isinstance(pipe.image_model, WordImages) or type(pipe.model) is not CausalLMWindow:
+    if (
+        not isinstance(pipe.image_model, WordImages | ContinuedTexts)
+        or type(pipe.model) is not CausalLMWindow
+    ):
         return (
             f"transformers' generate makes no images of {type(pipe.image_model).__name__} with "
-            f"{type(pipe.model).__name__} by itself; models of plain text and image ids only"
+            f"{type(pipe.model).__name__} by itself; models of plain text and image ids, or text, "
+            "only"
         )
     if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
@@ -272,7 +309,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
         reason = reason or _try(lambda: _compile(device))
         if reason:
             return f"torch.compile does not work here ({reason})"
-    if name == "assisted" and params.guidance_scale != 1:
+    if name in _DRAFTED and params.guidance_scale != 1:
         return (
             "transformers' assisted decoding takes one sequence, and guidance is two; its own "
             "guidance processor beside assisted decoding makes other tokens than without"
