@@ -118,7 +118,10 @@ class FusedDecoder:
 
         hooks = []
         for layer in self._layers:
-            for first, last in ((layer.attention.qkv, layer.attention.out), (layer.mlp.up, layer.mlp.down)):
+            for first, last in (
+                (layer.attention.qkv, layer.attention.out),
+                (layer.mlp.up, layer.mlp.down),
+            ):
                 hooks.append(first.linears[0].register_forward_pre_hook(read))
                 hooks.append(last.linears[0].register_forward_hook(answer))
         self._meet = meet
