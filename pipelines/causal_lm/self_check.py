@@ -32,7 +32,7 @@ from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.samplers.arithmetic import own_arithmetic
-from mmaccel.samplers.compare_logits import Difference, Tolerance, compare_logits
+from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
 
 if TYPE_CHECKING:
