@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 
 LENGTH = 9
-PASSES = (((0, 0), 5), ((2, 4), 3), ((5, 3), 4))  # starts of both rows, width; some roll back
+PASSES = (((0, 0), 6), ((2, 6), 3))  # starts of both rows, width; one rolls back, one goes on
 SAME_SHAPES = Tolerance(mean=0.01)
 FUSED_PARTS = ("attention's input", "attention", "MLP's input", "MLP")
 MOST_ROUNDED = 0.1
@@ -112,7 +112,7 @@ def check_windows(model: Any, window: CheckedWindow) -> None:
         MissingBackendError: kernels that MMACCEL_KERNELS=triton asks for cannot run.
         RuntimeError: the device failed.
 
-    Cost: four short passes, six where activations are quantised, until the model has passed once
+    Cost: three short passes, four where activations are quantised, until the model has passed once
     with its attention implementation.
     """
     if has_passed(model):
@@ -258,7 +258,7 @@ def find_reason(window: CheckedWindow) -> str:
     Raises:
         MissingBackendError: `MMACCEL_KERNELS=triton`, and there is a reason other than `model`.
 
-    Cost: six short passes at a model's first call; none for `model`, nor for `auto` away from CUDA
+    Cost: four short passes at a model's first call; none for `model`, nor for `auto` away from CUDA
     devices or under `MMACCEL_KERNELS=torch`. The answer is cached until the model's attention,
     dtype or device changes.
     """
@@ -274,7 +274,7 @@ def find_reason(window: CheckedWindow) -> str:
 def find_layer_obstacle(window: CheckedWindow) -> str:
     """Why a model's layers cannot attend by a function of ours; empty where they can.
 
-    Cost: six short passes at a model's first call; the answer is cached as in `find_reason`.
+    Cost: four short passes at a model's first call; the answer is cached as in `find_reason`.
     """
     return _remember(window.model, window, "layers", wants_triton=False)
 
@@ -372,7 +372,7 @@ def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
         plain: a window over the model, by the model's own forward.
         decoder: of the model.
 
-    Cost: six short passes; nine in short formats where rounding is more than a unit.
+    Cost: four short passes; six in short formats where rounding is more than a unit.
     """
     model = plain.model
     if plain.max_positions is not None and plain.max_positions < LENGTH:

@@ -180,7 +180,7 @@ def test_a_wrong_mask_of_rows_at_different_positions_is_told_from_rounding(
 
 
 def test_the_self_check_runs_once() -> None:
-    for config, expected in ((_WEIGHT_ONLY, 4), (_DYNAMIC, 6)):
+    for config, expected in ((_WEIGHT_ONLY, 3), (_DYNAMIC, 4)):
         model, calls = build_torchao(config), list[None]()
         model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(None))
         for _ in range(2):
