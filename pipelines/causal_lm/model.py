@@ -261,7 +261,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
             UnsupportedModelError: `fused=True` or `compile=True`, and the fused decoder does not
                 serve the model.
 
-        Cost: one visit of every module and parameter; six short passes at a model's first run.
+        Cost: one visit of every module and parameter; four short passes at a model's first run.
         """
         self.forwards.choose(self)
         self.route = self.forwards.name

@@ -17,6 +17,7 @@ GELU by its tanh approximation is one operation, where some models round after e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -78,6 +79,7 @@ class FusedDecoder:
         self._kinds = list(dict.fromkeys(layer.kind for layer in structure.layers))
         self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
+        self._meet: Callable[[Tensor], Tensor] = _pass_on
         try:
             for packed in self._packed():
                 packed.pack()
@@ -95,6 +97,40 @@ class FusedDecoder:
         """Give all parameters storages of their own again."""
         for packed in self._packed():
             packed.unpack()
+
+    @property
+    def linears(self) -> list[Any]:
+        """The model's own modules of its layers' products."""
+        parts = [[x.attention.qkv, x.attention.out, x.mlp.up, x.mlp.down] for x in self._layers]
+        return [linear for part in parts for packed in part for linear in packed.linears]
+
+    @contextmanager
+    def meeting(self, meet: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Inside the block what attention and MLP of each layer read and answer goes through
+        `meet`, in passes of this decoder and in the model's own, where what is read stays.
+        """
+
+        def read(module: Any, given: tuple[Tensor, ...]) -> None:
+            meet(given[0])
+
+        def answer(module: Any, given: Any, made: Tensor) -> Tensor:
+            return meet(made)
+
+        hooks = []
+        for layer in self._layers:
+            for first, last in (
+                (layer.attention.qkv, layer.attention.out),
+                (layer.mlp.up, layer.mlp.down),
+            ):
+                hooks.append(first.linears[0].register_forward_pre_hook(read))
+                hooks.append(last.linears[0].register_forward_hook(answer))
+        self._meet = meet
+        try:
+            yield
+        finally:
+            self._meet = _pass_on
+            for hook in hooks:
+                hook.remove()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings `[R, W, C]` of tokens `[R, W]`."""
@@ -246,7 +282,7 @@ class FusedDecoder:
             norm, gate: `add_norm` and `gated_act`, or their kernels.
             kept: see `forward`.
         """
-        shape = hidden.shape
+        shape, meet = hidden.shape, self._meet
         hidden, update, post = hidden.flatten(0, 1), None, None  # [T, C]
         scale = 1.0
         norms_stream = self._structure.norms_stream
@@ -260,15 +296,15 @@ class FusedDecoder:
             if kept and number in kept:
                 kept[number] = hidden.view(shape)
             scale = layer.scale
-            update = layer.attention.out(attend(number, layer, x).flatten(0, 1))
+            update = meet(layer.attention.out(attend(number, layer, meet(x)).flatten(0, 1)))
             post = layer.post_attention
             if layer.is_parallel:
                 if layer.pre_mlp is not None:
                     _, x = norm(hidden, None, layer.pre_mlp)
-                update = update + _run_mlp(gate, layer, x)
+                update = update + meet(_run_mlp(gate, layer, meet(x)))
                 continue
             hidden, x = add(layer.pre_mlp)
-            update = _run_mlp(gate, layer, x)
+            update = meet(_run_mlp(gate, layer, meet(x)))
             post = layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
 
@@ -343,6 +379,10 @@ def finish_logits(head: Head, logits: Tensor) -> Tensor:
     if head.scale != 1:
         logits = logits * head.scale
     return logits if head.softcap is None else head.softcap * (logits / head.softcap).tanh()
+
+
+def _pass_on(x: Tensor) -> Tensor:
+    return x
 
 
 def _look_up(tables: Tables, position_ids: Tensor) -> dict[str, Angles]:

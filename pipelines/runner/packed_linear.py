@@ -28,11 +28,12 @@ class PackedLinear:
             is never packed.
 
     Attributes:
+        linears: the layers.
         shape: `[N, C]`, of `weight`.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
-        self._linears = tuple(linears)
+        self.linears = tuple(linears)
         self._first = linears[0]._parameters
         self._is_input_major = not isinstance(linears[0], nn.Linear)  # transformers' `Conv1D`
         rows, width = linears[0].weight.shape
@@ -45,13 +46,13 @@ class PackedLinear:
 
     def pack(self) -> None:
         """Make one tensor the storage of all weights, and one that of all biases."""
-        if len(self._linears) == 1:
+        if len(self.linears) == 1:
             return
-        self._address = _pack([linear.weight for linear in self._linears])
-        biases = [linear.bias for linear in self._linears if linear.bias is not None]
+        self._address = _pack([linear.weight for linear in self.linears])
+        biases = [linear.bias for linear in self.linears if linear.bias is not None]
         self._bias_address = _pack(biases) if biases else None
         self._hooks = [
-            linear.register_state_dict_post_hook(_separate_storages) for linear in self._linears
+            linear.register_state_dict_post_hook(_separate_storages) for linear in self.linears
         ]
 
     @property
@@ -86,7 +87,7 @@ class PackedLinear:
         """Give the layers' parameters storages of their own, where they still are views."""
         for hook in self._hooks:
             hook.remove()
-        for linear in self._linears:
+        for linear in self.linears:
             for parameter, address in (
                 (linear.weight, self._address),
                 (linear.bias, self._bias_address),

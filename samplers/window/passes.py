@@ -172,7 +172,7 @@ class ModelCalls:
             stats.notes.append(
                 f"share_prefix: {model.prefixes}; exact with respect to the model whose attention "
                 "adds up a prompt and what follows it apart, which may change last bits; a model's "
-                "first such call makes six short passes more, which are not counted, to check it"
+                "first such call makes four short passes more, which are not counted, to check it"
             )
         elif model.prefix_reason:
             stats.notes.append(f"share_prefix: each row stores its prompt: {model.prefix_reason}")

@@ -138,7 +138,7 @@ def test_refusals_say_why() -> None:
     window = ImageGPT().wrap(build_model("imagegpt"))
     window.attention = "kernel"
     window.reserve(2, 12)
-    assert "0 of 6 calls of attention" in window.attention_reason
+    assert "0 of 4 calls of attention" in window.attention_reason
     assert "float64" in reason_of(build_lm("llama").double())
     short = CausalLMWindow(build_lm("llama", max_position_embeddings=8), attention="kernel")
     short.reserve(2, 8)
@@ -215,9 +215,9 @@ def test_a_model_is_checked_once_and_again_with_another_attention() -> None:
     model = build_lm("llama")
     with PassCounter(model) as counter:
         assert reason_of(model, "auto") == "the model is on cpu" and counter.passes == 0
-        assert reason_of(model) == reason_of(model) == "" and counter.passes == 6
+        assert reason_of(model) == reason_of(model) == "" and counter.passes == 4
         model.set_attn_implementation("eager")
-        assert reason_of(model) == "" and counter.passes == 12
+        assert reason_of(model) == "" and counter.passes == 8
 
 
 def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_a_model_is_checked_once_and_again_with_another_attention() -> None:
         assert counter.passes == 0  # `PassCounter` ran the self-check
         model.set_attn_implementation("eager")
         check(model)
-        assert counter.passes == 4
+        assert counter.passes == 3
 
 
 def test_a_model_that_raises_or_has_no_weights_is_refused_with_the_reason() -> None:
