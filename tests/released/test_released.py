@@ -1,7 +1,8 @@
-"""What the library says of a released language model, SmolLM2-135M-Instruct."""
+"""What the library says of released language models."""
 
 from __future__ import annotations
 
+import copy
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,8 +46,8 @@ def generate(
 
 
 @pytest.mark.parametrize("sample", [False, True])
-def test_bitwise_policies_have_the_plain_loops_tokens(smollm2: Any, sample: bool) -> None:
-    model, tokenizer = smollm2
+def test_bitwise_policies_have_the_plain_loops_tokens(released: Any, sample: bool) -> None:
+    model, tokenizer = released
     rows = encode(tokenizer, 90, 61)
     plain = generate(model, mmaccel.Autoregressive(), rows, sample=sample)
     if not sample:
@@ -107,6 +108,57 @@ def test_windows_rows_and_chunks_under_eviction(smollm2: Any) -> None:
         assert alone[0].equal(plain[row])
     whole = generate(model, mmaccel.Autoregressive(), rows)
     assert whole[:, 0].equal(plain[:, 0]) and not whole.equal(plain)
+
+
+def test_sliding_layers_keep_what_others_evict(gemma3: Any) -> None:
+    """A prompt of 560 tokens, of which 15 layers see the last 512."""
+    model, tokenizer = gemma3
+    rows = encode(tokenizer, 560)
+    plain = generate(model, mmaccel.Autoregressive(), rows, 4)
+    whole = replace(SNAPKV, budget=4096)
+    assert generate(model, mmaccel.Jacobi(4), rows, 4, kv_cache=whole).equal(plain)
+    half = replace(SNAPKV, budget=280)
+    expected = generate(model, mmaccel.Autoregressive(), rows, kv_cache=half)
+    assert generate(model, mmaccel.Jacobi(16), rows, kv_cache=half).equal(expected)
+    assert expected[:, 0].equal(plain[:, 0])
+
+
+def test_bfloat16_differs_at_ties_alone(smollm2: Any) -> None:
+    """A window's first other token is as likely as the plain loop's, up to what bfloat16 rounds."""
+    model, tokenizer = smollm2
+    short = copy.deepcopy(model).to(torch.bfloat16)
+    rows = encode(tokenizer, 90, 61, 75, 80)
+    made = generate(short, mmaccel.Jacobi(8, drafts="ngram"), rows)
+    for row, ids in enumerate(rows):
+        out = short.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12)[0]
+        differs = (made[row] != out[len(ids) :]).nonzero()
+        if len(differs):
+            at = int(differs[0])
+            with torch.no_grad():
+                logits = short(out[None, : len(ids) + at]).logits[0, -1].float()
+            pair = logits[[int(made[row, at]), int(out[len(ids) + at])]]
+            assert abs(pair[0] - pair[1]) <= 2 * torch.finfo(torch.bfloat16).eps * pair.abs().max()
+
+
+def test_a_chat_of_three_turns_at_half_the_cache(smollm2: Any) -> None:
+    """What the first turn said is looked up in the third."""
+    model, tokenizer = smollm2
+    asked = [
+        "Hello! My name is Ada, I live in Lisbon, and my dog is called Biscuit.",
+        "Tell me one short fact about dogs.",
+        "What is my dog called?",
+    ]
+    turns: list[dict[str, str]] = []
+    for question in asked:
+        turns.append({"role": "user", "content": question})
+        last = question == asked[-1]
+        primer = [{"role": "assistant", "content": "Your dog is called"}] if last else []
+        given = {"continue_final_message": True} if last else {"add_generation_prompt": True}
+        ids = tokenizer.apply_chat_template(turns + primer, return_dict=True, **given)["input_ids"]
+        method = replace(SNAPKV, budget=len(ids) // 2, window=8)
+        made = generate(model, mmaccel.Jacobi(), [ids], 24, kv_cache=method)
+        turns.append({"role": "assistant", "content": tokenizer.decode(made[0])})
+    assert turns[-1]["content"].split()[0].startswith("Biscuit")
 
 
 def by_key_head(attention: Tensor) -> Tensor:
