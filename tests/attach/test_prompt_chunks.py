@@ -68,7 +68,7 @@ def test_a_selector_chooses_as_after_a_whole_prompt() -> None:
     options["dtype"] = torch.float32  # that of the kernel's sums
     whole, plain = decode("jacobi", {}, **options)
     made, stats = decode("jacobi", {}, prefill_chunk_size=4, **options)
-    assert made.equal(whole) and stats.prefill_passes == 5
+    assert made.equal(whole) and stats.prefill_passes == 6  # with the last tokens
     assert stats.exactness == plain.exactness == "relaxed"
     assert not made.equal(decode("jacobi", {}, dtype=torch.float32)[0])
 
