@@ -24,6 +24,11 @@ COMMANDS: dict[str, tuple[Any, list[str]]] = {
 OPTIONS: dict[str, Any] = {"": "auto", "--fused": True, "--no-fused": False}
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _load_once() -> None:
+    """Not here: a model that another test has loaded asks its pipeline nothing."""
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_option_reaches_the_pipeline(

@@ -482,7 +482,7 @@ def test_nodes_that_are_no_tree_end_the_call(tree: Any, named: str) -> None:
 
 
 def test_a_model_that_takes_no_trees_is_refused_before_a_pass() -> None:
-    with pytest.raises(mmaccel.UnsupportedModelError, match="layer 0"):
+    with pytest.raises(mmaccel.UnsupportedModelError, match="every layer sees"):
         mmaccel.attach(build_lm("mistral"), Jacobi(8, "token-recycling", Comb(3, 4)))
     made: Generation | None = None
     with pytest.raises(OptionError, match="take trees"):

@@ -91,7 +91,7 @@ class SourceDrafter(Drafter):
         distance = (column - expected[:, None]).abs()
         ranks = 2 * (n_text + expected[:, None] - distance) + (column >= expected[:, None])
         texts = Texts(text.expand(len(last), -1), column, ranks)
-        found, is_found = find_contexts(texts, last[:, None], 1, self.ngram)
+        found, is_found, _ = find_contexts(texts, last[:, None], 1, self.ngram)
         position = found[:, 0, 0].where(is_found[:, 0, 0], expected)
         self.position.hold(position)
 
