@@ -268,12 +268,13 @@ def plan_kvzip(model: Any, ids: list[int], method: Any) -> Any:
             most[layer] = most[layer].maximum(received)
 
     def plan(prompt: Prompt, method: Any) -> Plans:
-        scores = most[prompt.index].clone()
-        scores[:, : method.sinks] = scores[:, -1] = float("inf")
+        scores = most.clone()
+        scores[..., : method.sinks] = scores[..., -1] = float("inf")
         if n <= method.budget:
             return [list(range(n))] * heads
-        best = scores.flatten().topk(method.budget * heads).indices.tolist()
-        return [sorted(i % n for i in best if i // n == head) for head in range(heads)]
+        best = scores.flatten().topk(method.budget * heads * prompt.depth).indices.tolist()
+        own = [divmod(i, n) for i in best if i // n // heads == prompt.index]
+        return [sorted(i for at, i in own if at % heads == head) for head in range(heads)]
 
     return plan
 

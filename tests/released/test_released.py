@@ -180,11 +180,29 @@ def vote_h2o(attention: Tensor) -> Tensor:
     return votes
 
 
+def vote_last(attention: Tensor, n: int, recent: int, sinks: int = 0) -> Tensor:
+    """What the last n entries attend to; the first and the last ones stay."""
+    votes = by_key_head(attention[:, -n:].sum(1))
+    votes[:, :sinks] = votes[:, -recent:] = float("inf")
+    return votes
+
+
 VOTES: dict[str, tuple[Any, Callable[[Tensor], Tensor]]] = {
     "snapkv": (SNAPKV, vote_snapkv),
     "tova": (mmaccel.TOVA(budget=100), lambda attention: attention[:, -1].mean(0, keepdim=True)),
     "h2o": (mmaccel.H2O(budget=100), vote_h2o),
-}
+    "citrus": (
+        mmaccel.CItruS(budget=100, instruction=40),
+        lambda attention: vote_last(attention, 40, 40).sum(0, keepdim=True),
+    ),
+    "morphkv": (
+        mmaccel.MorphKV(budget=100, window=32), lambda attention: vote_last(attention, 32, 32),
+    ),
+    "linekv": (
+        mmaccel.LineKV(budget=100, every=24, lines=2, sinks=16),
+        lambda attention: vote_last(attention, 24, 48, 16),
+    ),
+}  # fmt: skip
 
 
 def share_alike(smollm2: Any, name: str) -> float:

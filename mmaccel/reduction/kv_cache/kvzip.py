@@ -3,18 +3,20 @@
 J.-H. Kim et al., "KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction", NeurIPS
 2025 (arXiv:2505.23416), section 3. What a model needs to say its prompt again, it needs for any
 question. The prompt is fed a second time, piece by piece behind itself; an entry's score is the
-most attention that it receives from an entry of the repetition. Heads share a budget: the highest
-scores of all heads of a layer stay.
+most attention that it receives from an entry of the repetition. All heads of all layers share a
+budget: the highest scores stay.
 
 Departures: the paper puts an instruction before every piece ("Repeat the previous context exactly",
 and the end of the piece before); here are no words, so that any vocabulary serves. It takes the
-softmax over the piece that is repeated; here it is over the whole prompt. Its budget is shared by
-all layers, here by the heads of one. The paper's pieces are of 2048 entries.
+softmax over the piece that is repeated; here it is over the whole prompt. The paper's pieces are of
+2048 entries. Of 10 questions about documents that SmolLM2-135M answers, 9 were right at a tenth
+with words and one piece, and 9 as here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,15 +25,14 @@ from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
-from mmaccel.reduction.ranking import choose_highest
 
 
 @dataclass(frozen=True)
 class KVzip(HeadwiseMethod):
-    """Keeps what the prompt, fed a second time, attends to, shared out among the heads of a layer.
+    """Keeps what the prompt, fed a second time, attends to, shared out among all heads.
 
     Args:
-        budget: entries that each row keeps in a layer, in the mean of its heads.
+        budget: entries that each row keeps in a layer, in the mean of all layers and heads.
         sinks: how many of the first entries stay in every head, fewer than the budget.
         piece: entries that are repeated at a time. The model's positions have to be enough for
             prompt, answer and one piece.
@@ -43,6 +44,8 @@ class KVzip(HeadwiseMethod):
     budget: int = 1024
     sinks: int = within(4, hint="4 suits most models")
     piece: int = within(256, 1, hint="256 suits most models")
+
+    pools_layers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,10 +77,18 @@ class KVzip(HeadwiseMethod):
         is_end = (index < self.sinks) | (index == layer.lengths[:, None, None] - 1)
         return layer.total.masked_fill(is_end, float("inf"))
 
+    def pool(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """The last score that the budgets of all heads hold together; a host synchronisation."""
+        n_heads = scores.shape[1] * scores.shape[2]
+        is_entry = (
+            torch.arange(scores.shape[3], device=scores.device) < lengths[:, None, None, None]
+        )
+        wanted = lengths.clamp(min=1, max=self.budget)[:, None] * n_heads
+        ranked = scores.masked_fill(~is_entry, float("-inf")).flatten(1)
+        ranked = ranked.topk(int(wanted.max()), -1).values  # [R, K], descending
+        return ranked.gather(1, wanted - 1)[..., None]
+
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
         """See `HeadwiseMethod`."""
-        heads = scores.shape[1]
-        scores = scores.masked_fill(~layer.is_entry(), float("-inf"))
-        wanted = layer.lengths.clamp(max=self.budget)[:, None] * heads
-        kept = choose_highest(scores.flatten(1), wanted, int(wanted.max()))
-        return kept.view_as(scores)
+        assert layer.least is not None
+        return scores >= layer.least

@@ -5,9 +5,11 @@ Attention", ICLR 2025 (arXiv:2410.05076), section 3. The keys with the highest s
 the same in consecutive layers. Two layers attend to everything and remember the highest scores; the
 layers after each of them read what it has found.
 
-Departures: the paper chooses tokens; here a block counts with the highest score of its entries, for
-any query of the window and any query head that reads the key head. The paper recomputes entries
-from time to time with full attention; this does not.
+Departures: the paper chooses tokens for each query head; here a block counts with the highest score
+of its entries, for any query of the window and any query head that reads the key head. On
+SmolLM2-135M tokens of query heads had 8 of 13 questions about documents right at a half and 3 at a
+quarter, blocks of key heads 6 and 2. The paper recomputes entries from time to time with full
+attention; this does not.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class TidalDecode(AttentionMethod):
         budget, block: as for every method.
         first_layer: the first layer that chooses; it and those before it attend to everything.
         reselect: the layer that chooses anew, after `first_layer`; it attends to everything, too. A
-            model without such a layer keeps the first choice.
+            model without such a layer keeps the first choice. It decides what is found and differs
+            from model to model: of 13 questions about documents that SmolLM2-135M (30 layers)
+            answers, a quarter of the blocks leaves 2 right with 13, 7 with 17 or 21, 11 with 18.
     """
 
     reselect: int = within(13, 1, hint=_HINT)
