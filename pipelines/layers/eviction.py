@@ -276,7 +276,7 @@ def evict(
             for index, layer in enumerate(layers)
         ]
         joined = [join_branches(one, is_paired) for one in scores]
-        least = method.pool(torch.stack(joined, 1), lengths)
+        least = method.find_least(torch.stack(joined, 1), lengths)
     for index, layer in enumerate(layers):
         seen = observer.layers[index]
         context = look(seen, layer, index, len(layers), lengths)

@@ -54,7 +54,8 @@ class CachedLayer:
             `repeated`, the most that an entry received from one of the repetition.
         rated: `[R, H, S]` float32, what `CacheMethod.rate` answered for each entry; None unless the
             method `reads_hidden`.
-        least: `[R, 1, 1]`, what `CacheMethod.pool` answered; None unless the method `pools_layers`.
+        least: `[R, 1, 1]`, what `CacheMethod.find_least` answered; None unless the method
+            `pools_layers`.
         turn: `turn(states, by)` are rotated `states` `[R, H, n, D]` at positions later by `by`
             `[n]` int64; None unless the method `turns_queries`, and where the model does not tell.
     """
@@ -152,8 +153,8 @@ class CacheMethod(KVCacheMethod, ABC):
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
         turns_queries: whether `CachedLayer.turn` is wanted.
-        pools_layers: whether layers share a budget: `pool` is asked about the scores of all of them
-            when the prompt is in the cache, and answers in `CachedLayer.least`.
+        pools_layers: whether layers share a budget: `find_least` is asked about the scores of all
+            of them when the prompt is in the cache, and answers in `CachedLayer.least`.
         merges: whether what goes is merged into what stays, by `merge`.
         reads_hidden: whether `rate` is asked about the hidden states of every entry, and answers in
             `CachedLayer.rated`.
@@ -256,7 +257,7 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         raise NotImplementedError
 
-    def pool(self, scores: Tensor, lengths: Tensor) -> Tensor:
+    def find_least(self, scores: Tensor, lengths: Tensor) -> Tensor:
         """`[R, 1, 1]`, the least score that stays in any layer.
 
         Args:

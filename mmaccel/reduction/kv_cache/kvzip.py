@@ -77,7 +77,7 @@ class KVzip(HeadwiseMethod):
         is_end = (index < self.sinks) | (index == layer.lengths[:, None, None] - 1)
         return layer.total.masked_fill(is_end, float("inf"))
 
-    def pool(self, scores: Tensor, lengths: Tensor) -> Tensor:
+    def find_least(self, scores: Tensor, lengths: Tensor) -> Tensor:
         """The last score that the budgets of all heads hold together; a host synchronisation."""
         n_heads = scores.shape[1] * scores.shape[2]
         is_entry = (
