@@ -78,7 +78,9 @@ class KVzip(HeadwiseMethod):
         return layer.total.masked_fill(is_end, float("inf"))
 
     def find_least(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """The last score that the budgets of all heads hold together; a host synchronisation."""
+        """The last score that the budgets of all heads hold together, `[R, 1, 1]`; a host
+        synchronisation.
+        """
         n_heads = scores.shape[1] * scores.shape[2]
         is_entry = (
             torch.arange(scores.shape[3], device=scores.device) < lengths[:, None, None, None]

@@ -49,10 +49,11 @@ class HiP(AttentionMethod):
         high = edges[..., 1:]
         rank = torch.arange(most, device=span.device)
         for _ in range(n_blocks.bit_length()):
-            found = self._score(blocks, low, high).topk(most, -1)
-            is_best = (rank < wanted)[:, None] & (found.values > float("-inf"))
-            low = low.gather(2, found.indices)
-            high = high.gather(2, found.indices).where(is_best, low)
+            scores = self._score(blocks, low, high)
+            found = scores.sort(dim=-1, descending=True, stable=True)  # ties alike in any batch
+            is_best = (rank < wanted)[:, None] & (found.values[..., :most] > float("-inf"))
+            low = low.gather(2, found.indices[..., :most])
+            high = high.gather(2, found.indices[..., :most]).where(is_best, low)
             middle = (low + high + 1) // 2
             low, high = torch.cat([low, middle], 2), torch.cat([middle, high], 2)
         is_found = torch.zeros(rows, heads, n_blocks, dtype=torch.int64, device=low.device)
