@@ -342,6 +342,8 @@ FAMILIES: dict[str, str] = {  # transformers' model_type -> "module:Class"
 }
 LATENT_SPEECH = ("vibevoice", "pocket_tts", "gradium_phonon_tts")
 """`model_type`s of transformers whose frames of sound are continuous latents."""
+IMAGE_CODES = ("chameleon", "chameleon_xllmx", "emu3", "glm_image", "imagegpt", "janus")
+"""`model_type`s of transformers whose tokens may be codes of images, which no text drafts."""
 _DIFFUSION = "mmaccel.pipelines.diffusion_lm."
 PIPELINES = {  # class name -> "module:serve" of its service
     "LLaDA2Pipeline": f"{_DIFFUSION}llada2.service:serve",

@@ -297,7 +297,6 @@ class TokenModel(Model):
         recorder: a `StepRecorder` that receives what passes give out; None records nothing.
         takes_runner: whether its passes may be captured: its buffers outlive a run.
         takes_embeddings: whether passes may hold embeddings, and say what their entries read.
-        is_text: whether tokens without a layout are those of a text, which repeats itself.
         prefill_chunk_size: tokens of prompts that a step of the next runs processes at most; None:
             whole prompts. See `mmaccel.samplers.prompt_chunks`.
         route, route_reason: which forward the run takes, and why not another; for statistics.
@@ -314,7 +313,6 @@ class TokenModel(Model):
     recorder: Any = None
     takes_runner: bool = False
     takes_embeddings: bool = False
-    is_text: bool = False
     prefill_chunk_size: int | None = None
     route: str = ""
     route_reason: str = ""
@@ -332,6 +330,11 @@ class TokenModel(Model):
     def embeddings(self) -> Tensor | None:
         """`[V, D]`, the vectors by which it reads its tokens; None where tokens have none."""
         return None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether tokens without a layout are those of a text, which repeats itself."""
+        return False
 
     @property
     def takes_trees(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from mmaccel.catalog import IMAGE_CODES
 from mmaccel.contracts import Pass, PrefixGroups, TokenModel
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import (
@@ -82,7 +83,6 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     own_vocabulary: ClassVar[bool] = False  # whether its tokens are others than the model's
     prompt_step: ClassVar[int] = 64  # widths of prompts on an accelerator are multiples of this
     takes_embeddings = True
-    is_text = True
     caches: LayerCaches | None = None
 
     def __init__(
@@ -158,6 +158,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def shared_rounding(self) -> str:
         """Why the logits of a token depend on the others of its pass; empty where they do not."""
         return describe_sharing(self.model)
+
+    @property
+    def is_text(self) -> bool:
+        """See `mmaccel.contracts.TokenModel`."""
+        return getattr(self.model.config, "model_type", None) not in IMAGE_CODES
 
     @property
     def takes_trees(self) -> bool:
