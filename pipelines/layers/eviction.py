@@ -269,18 +269,19 @@ def evict(
     shorter: dict[tuple[int, ...], KVCacheLayout] = {}
     kept: list[Tensor] = []
     n_kept_in_all = 0.0
-    least = None
+    stays = None
     if method.pools_layers:
         scores = [
             method.ask("score", look(observer.layers[index], layer, index, len(layers), lengths))
             for index, layer in enumerate(layers)
         ]
         joined = [join_branches(one, is_paired) for one in scores]
-        least = method.find_least(torch.stack(joined, 1), lengths)
+        stays = method.share_out(torch.stack(joined, 1), lengths)
     for index, layer in enumerate(layers):
         seen = observer.layers[index]
         context = look(seen, layer, index, len(layers), lengths)
-        context = replace(context, least=least)
+        if stays is not None:
+            context = replace(context, stays=stays[:, index])
         if method.remembers:
             context = replace(context, total=method.ask("remember", context))
             observer.layers[index] = replace(seen, total=context.total)

@@ -81,11 +81,11 @@ def pick_prompts(pipe: TextToImage, model: str, file: Path | None, count: int | 
     Raises:
         OptionError: no text file, no prompts in it, or a prompt that the model does not take.
     """
+    from mmaccel.pipelines.text_to_image.model import encode_prompts
+
     examples: Sequence[str] = pipe.image_model.examples
     if model in MODELS:
         examples = MODELS[model].examples
-    from mmaccel.pipelines.text_to_image.model import encode_prompts
-
     prompts = list(examples) if file is None else read_prompts(file)
     prompts = [prompts[k % len(prompts)] for k in range(count or len(prompts))]
     encode_prompts(pipe.image_model, list(dict.fromkeys(prompts)), None, pipe.image_model.params)

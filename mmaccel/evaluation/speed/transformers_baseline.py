@@ -229,9 +229,7 @@ class _Draw:
         self.longest, self.is_drafted, self.seconds = longest, is_drafted, 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if self.is_drafted and bool(
-            (scores == 1).all()
-        ):  # prompt lookup asks which drafts may be tried
+        if self.is_drafted and bool((scores == 1).all()):  # asks which drafts may be tried
             return scores
         began, branches = time.perf_counter(), self.prompt.branches
         slot = input_ids.shape[1] - self.longest

@@ -54,8 +54,8 @@ class CachedLayer:
             `repeated`, the most that an entry received from one of the repetition.
         rated: `[R, H, S]` float32, what `CacheMethod.rate` answered for each entry; None unless the
             method `reads_hidden`.
-        least: `[R, 1, 1]`, what `CacheMethod.find_least` answered; None unless the method
-            `pools_layers`.
+        stays: `[R, H, S]` bool, what `CacheMethod.share_out` chose in this layer; None unless the
+            method `pools_layers`.
         turn: `turn(states, by)` are rotated `states` `[R, H, n, D]` at positions later by `by`
             `[n]` int64; None unless the method `turns_queries`, and where the model does not tell.
     """
@@ -69,7 +69,7 @@ class CachedLayer:
     scale: float
     total: Tensor | None = None
     rated: Tensor | None = None
-    least: Tensor | None = None
+    stays: Tensor | None = None
     turn: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def is_entry(self) -> Tensor:
@@ -153,8 +153,8 @@ class CacheMethod(KVCacheMethod, ABC):
         reads_keys: whether scores depend on keys or queries. Only a method that needs none
             serves layers in which those of a prompt say nothing.
         turns_queries: whether `CachedLayer.turn` is wanted.
-        pools_layers: whether layers share a budget: `find_least` is asked about the scores of all
-            of them when the prompt is in the cache, and answers in `CachedLayer.least`.
+        pools_layers: whether layers share a budget: `share_out` is asked about the scores of all of
+            them when the prompt is in the cache, and answers in `CachedLayer.stays`.
         merges: whether what goes is merged into what stays, by `merge`.
         reads_hidden: whether `rate` is asked about the hidden states of every entry, and answers in
             `CachedLayer.rated`.
@@ -257,8 +257,8 @@ class CacheMethod(KVCacheMethod, ABC):
         """
         raise NotImplementedError
 
-    def find_least(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """`[R, 1, 1]`, the least score that stays in any layer.
+    def share_out(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """`[R, L, H, S]` bool, what stays in all layers.
 
         Args:
             scores: `[R, L, H, S]` of all layers.

@@ -25,6 +25,7 @@ from mmaccel.checks import within
 from mmaccel.errors import OptionError
 from mmaccel.reduction.kv_cache.contract import CachedLayer
 from mmaccel.reduction.kv_cache.headwise import HeadwiseMethod
+from mmaccel.reduction.ranking import choose_highest
 
 
 @dataclass(frozen=True)
@@ -77,20 +78,17 @@ class KVzip(HeadwiseMethod):
         is_end = (index < self.sinks) | (index == layer.lengths[:, None, None] - 1)
         return layer.total.masked_fill(is_end, float("inf"))
 
-    def find_least(self, scores: Tensor, lengths: Tensor) -> Tensor:
-        """The last score that the budgets of all heads hold together, `[R, 1, 1]`; a host
-        synchronisation.
+    def share_out(self, scores: Tensor, lengths: Tensor) -> Tensor:
+        """The highest scores of all heads `[R, L, H, S]`, as many as their budgets hold together; a
+        host synchronisation.
         """
-        n_heads = scores.shape[1] * scores.shape[2]
-        is_entry = (
-            torch.arange(scores.shape[3], device=scores.device) < lengths[:, None, None, None]
-        )
-        wanted = lengths.clamp(min=1, max=self.budget)[:, None] * n_heads
+        index = torch.arange(scores.shape[3], device=scores.device)
+        is_entry = index < lengths[:, None, None, None]
+        wanted = lengths.clamp(max=self.budget)[:, None] * (scores.shape[1] * scores.shape[2])
         ranked = scores.masked_fill(~is_entry, float("-inf")).flatten(1)
-        ranked = ranked.topk(int(wanted.max()), -1).values  # [R, K], descending
-        return ranked.gather(1, wanted - 1)[..., None]
+        return choose_highest(ranked, wanted, int(wanted.max())).view_as(scores)
 
     def keeps(self, layer: CachedLayer, scores: Tensor) -> Tensor:
         """See `HeadwiseMethod`."""
-        assert layer.least is not None
-        return scores >= layer.least
+        assert layer.stays is not None
+        return layer.stays
