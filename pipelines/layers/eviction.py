@@ -147,8 +147,14 @@ class Observer:
             piece = slice(first, first + _PIECE)
             asking = query[:, :, piece]
             weights = counts[:, piece]
-            if mask is None:
-                start = torch.full_like(lengths, self._first + first)
+            begin = self._first + first
+            if mask is None and not dispatch.takes("column_mass", device.type):
+                end = begin + asking.shape[2]  # of what these queries see, as the mask cuts it
+                index = torch.arange(end, device=device)
+                seen = (index <= index[begin:, None])[None, None]
+                total[..., :end] += _mass_under(seen, asking, key[:, :, :end], weights, scale)
+            elif mask is None:
+                start = torch.full_like(lengths, begin)
                 _, lse = dispatch.run(
                     window_attention, asking, key, key, start, scale=scale, lse=True
                 )
@@ -211,15 +217,18 @@ class RepeatedPrompt:
 
 def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """As `column_mass`, under a mask `[R, 1, W, S]` of bools, or of numbers that are added."""
-    packed = query.unflatten(1, (key.shape[1], -1))  # [R, Hkv, G, W, D]
-    scores = (packed @ key[:, :, None].mT).float() * scale
+    packed = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)  # [R, Hkv, G W, D]
+    scores = (packed * scale @ key.mT).float()
+    groups = query.shape[1] // key.shape[1]
+    mask = mask.repeat(1, 1, groups, 1)
     if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask[:, :, None], float("-inf"))
+        scores.masked_fill_(~mask, float("-inf"))
     else:
-        scores = scores + mask[:, :, None]
-    counts = weights[:, None, None, :, None]
-    attention = scores.softmax(-1).where(counts > 0, 0)  # queries that see nothing are NaN
-    return (attention * counts).sum((2, 3))
+        scores += mask
+    counts = weights.repeat(1, groups)[:, None, None]  # [R, 1, 1, G W]
+    attention = scores.softmax(-1)
+    attention.masked_fill_(counts.mT == 0, 0)  # queries that see nothing are NaN
+    return (counts @ attention).squeeze(2)
 
 
 @dataclass(frozen=True)
