@@ -332,6 +332,21 @@ def test_what_one_text_taught_does_not_slow_the_next(
     assert after <= anew + 6 and anew < LENGTH / 2
 
 
+@pytest.mark.parametrize("before", [0.01, 3.0])
+def test_costs_of_a_busy_machine_are_forgotten(
+    before: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes of one token were timed while it was busy, or wide ones."""
+    model = TimedText(5, seed=3, depth=2)
+    monkeypatch.setattr("time.perf_counter", lambda: model.now)
+    now = 0.05 if before > 1 else 3.0
+    plain = generate(Autoregressive(), model=model).stats.passes
+    passes = []
+    for model.each in (before, before, now, now, now, now):
+        passes.append(generate(Jacobi(16), model=model).stats.passes)
+    assert (passes[-1] > 0.9 * plain) == (now > 1), passes
+
+
 def test_prompts_of_one_token_join_rows_that_repeat() -> None:
     prompts = [[1], [0], [4], [2], [3], [1]]
     given: list[Any] = []

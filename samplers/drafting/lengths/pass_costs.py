@@ -1,7 +1,8 @@
 """What passes of a window run cost, in plain passes: counted, or measured while it decodes.
 
 A plain pass is one of width 1 in which no source learns anything. A machine may be slower now than
-a minute ago, so that a cost is a ratio of two medians of late passes.
+a minute ago, so that a cost is a ratio of two medians of late passes, and forgotten where either
+is old.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 _RECENT = 15  # passes of an arm whose median counts
 _LEAST = 2  # timed passes after which a cost is known
+_STALE = 128  # passes of others after which it is known no more
 
 
 class Arm(NamedTuple):
@@ -69,7 +71,7 @@ class MeasuredCosts:
 
     A width that was not timed yet is hoped to cost as much as the nearest narrower one of its
     source, where there is none a plain one, and feared to cost as much for each of its tokens.
-    Before plain passes were timed all others are feared without bound. A pass is charged with what
+    Before plain passes were timed, and again where that is long ago, all others are feared without bound. A pass is charged with what
     is feared after it: what happens once, as a compilation, is no cost of its arm.
 
     Attributes:
@@ -77,14 +79,23 @@ class MeasuredCosts:
     """
 
     seconds: dict[Arm, deque[float]] = field(default_factory=dict)
+    _n_passes: int = 0
+    _timed: dict[Arm, int] = field(default_factory=dict)  # number of the last pass of an arm
 
     def add(self, arm: Arm, seconds: float) -> float:
         known = self.seconds.get(arm)
         if known is None:
             self.seconds[arm] = deque(maxlen=_RECENT)
         else:
+            if self._is_stale(arm):
+                known.clear()
             known.append(seconds)
+        self._n_passes += 1
+        self._timed[arm] = self._n_passes
         return self.expect(arm)[1]
+
+    def _is_stale(self, arm: Arm) -> bool:
+        return self._n_passes - self._timed.get(arm, 0) > _STALE
 
     def expect(self, arm: Arm) -> tuple[float, float]:
         if arm == PLAIN:
@@ -104,5 +115,5 @@ class MeasuredCosts:
 
     def _find_seconds(self, arm: Arm) -> float | None:
         """Of a pass; None before enough were timed."""
-        known = self.seconds.get(arm, ())
+        known = () if self._is_stale(arm) else self.seconds.get(arm, ())
         return median(known) if len(known) >= _LEAST else None

@@ -21,7 +21,7 @@ from torch import Tensor
 from mmaccel.checks import within
 from mmaccel.samplers.drafting.contract import Drafter, Drafts, DraftSource, OpenRun
 from mmaccel.samplers.drafting.copying import tokens_at
-from mmaccel.samplers.drafting.lengths.pass_costs import Arm, CountedCosts, MeasuredCosts
+from mmaccel.samplers.drafting.lengths.pass_costs import PLAIN, Arm, CountedCosts, MeasuredCosts
 from mmaccel.samplers.drafting.memory.candidates import Texts, find_contexts
 from mmaccel.samplers.window.window_size import find_calibration
 
@@ -88,6 +88,8 @@ class SuffixDrafter(Drafter):
 
     def _choose(self, lengths: list[int], most: int) -> int:
         best, chosen = _MARGIN, 1
+        if self.costs.find(PLAIN) is None:
+            return chosen
         chances = [self._chance(n) for n in range(len(_CHANCES))]
         gained = [0.0] * most  # by slots: tokens of a row in the mean
         for length in lengths:
