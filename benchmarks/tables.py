@@ -69,6 +69,7 @@ _KVPRESS_HEADS = (
     "press",
     "here",
     "budget",
+    "questions",
     "right, %",
     "here",
     "here less press",
@@ -228,33 +229,40 @@ def kvpress_tables(reports: dict[str, dict[str, Any]]) -> str:
     ours = [r for r in reports.values() if "cache_sides" in r]
     parts = []
     for report in (r for r in reports.values() if "kvpress_sides" in r):
-        own = next(r for r in ours if r["model"] == report["model"])
-        theirs = report["kvpress_sides"]
-        both = zip(theirs[0]["right"], own["records"]["full cache"]["right"], strict=False)
-        counted = [not report.get("suite") or pair == ("1", "1") for pair in both]
-        rows = [_kvpress_cells(row, own, counted) for row in theirs]
-        parts += [_describe_caches(report, sum(counted)), grid(_KVPRESS_HEADS, rows)]
+        own = [r for r in ours if r["model"] == report["model"]]
+        rows = [_kvpress_cells(report, row, own) for row in report["kvpress_sides"]]
+        found = [cells for cells in rows if cells]
+        parts += [_describe_caches(report, int(found[0][3])), grid(_KVPRESS_HEADS, found)]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
 def _kvpress_cells(
-    row: dict[str, Any], own: dict[str, Any], counted: Sequence[bool]
+    report: dict[str, Any], row: dict[str, Any], ours: Sequence[dict[str, Any]]
 ) -> tuple[str, ...]:
-    """A row of kvpress beside the side of our report `own` that answers to it, by the questions
-    that are counted.
+    """A row of kvpress beside the side of that of our reports which asked it most; empty where none
+    did. Of a suite, the questions count that both full caches answer.
     """
     budget = row["budget"]
     key = row["method"] if budget is None else f"{row['method']} at {budget:g}"
+    asked = {len(one["records"][key]["right"]): one for one in ours if key in one["records"]}
+    if not asked:
+        return ()
+    own = asked[max(asked)]
     side = next(one for one in own["cache_sides"] if one["side"] == key)
+    full = (report["kvpress_sides"][0]["right"], own["records"]["full cache"]["right"])
+    counted = [not report.get("suite") or pair == ("1", "1") for pair in zip(*full, strict=False)]
     right = "".join(compress(own["records"][key]["right"], counted))
     theirs = "".join(compress(row["right"], counted))
     press = row["press"] if budget is None else f"`{row['press']}`"
+    n = min(len(right), len(theirs))
+    right, theirs = right[:n], theirs[:n]
     share, their_share = share_of(right), share_of(theirs)
     assert share is not None and their_share is not None
     return (
         press,
         row["method"],
         "-" if budget is None else f"{budget:g}",
+        str(n),
         f"{100 * their_share['right']:.0f}",
         f"{100 * share['right']:.0f}",
         points(paired_difference(right, theirs)),

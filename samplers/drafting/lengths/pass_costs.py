@@ -71,8 +71,9 @@ class MeasuredCosts:
 
     A width that was not timed yet is hoped to cost as much as the nearest narrower one of its
     source, where there is none a plain one, and feared to cost as much for each of its tokens.
-    Before plain passes were timed, and again where that is long ago, all others are feared without bound. A pass is charged with what
-    is feared after it: what happens once, as a compilation, is no cost of its arm.
+    Before plain passes were timed, and again where that is long ago, all others are feared without
+    bound. A pass is charged with what is feared after it: what happens once, as a compilation, is
+    no cost of its arm.
 
     Attributes:
         seconds: of late passes, by arm; of each arm the first one, which allocates, is left out.
