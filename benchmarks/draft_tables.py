@@ -39,7 +39,8 @@ def text_draft_tables(reports: dict[str, Report]) -> str:
         says = "`stdlib` continues held-out modules"
         if is_asked:
             heads = ("prompts", *heads)
-            says = "SmolLM2-135M-Instruct answers four kinds of prompts"
+            model = report["command"].partition("--model ")[2].split()[0]
+            says = f"{model} answers four kinds of prompts"
         parts += [
             f"{says}, float32, one row; " + name_source(report),
             grid((*heads, "exactness"), rows),
