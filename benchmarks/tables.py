@@ -9,7 +9,6 @@ are those of `mmaccel bench --family canvas`: what canvas policies cost and make
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
 from typing import Any
 
 from mmaccel.evaluation.shares import paired_difference, share_of
@@ -231,38 +230,38 @@ def kvpress_tables(reports: dict[str, dict[str, Any]]) -> str:
     for report in (r for r in reports.values() if "kvpress_sides" in r):
         own = [r for r in ours if r["model"] == report["model"]]
         rows = [_kvpress_cells(report, row, own) for row in report["kvpress_sides"]]
-        found = [cells for cells in rows if cells]
-        parts += [_describe_caches(report, int(found[0][3])), grid(_KVPRESS_HEADS, found)]
+        parts += [_describe_caches(report, int(rows[0][3])), grid(_KVPRESS_HEADS, rows)]
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
 def _kvpress_cells(
     report: dict[str, Any], row: dict[str, Any], ours: Sequence[dict[str, Any]]
 ) -> tuple[str, ...]:
-    """A row of kvpress beside the side of that of our reports which asked it most; empty where none
-    did. Of a suite, the questions count that both full caches answer.
+    """A row of kvpress beside the side of that of our reports which asked it most. Of a suite, the
+    questions count that both full caches answer.
     """
     budget = row["budget"]
     key = row["method"] if budget is None else f"{row['method']} at {budget:g}"
-    asked = {len(one["records"][key]["right"]): one for one in ours if key in one["records"]}
-    if not asked:
-        return ()
-    own = asked[max(asked)]
+    asked = (one for one in ours if key in one["records"])
+    own = max(asked, key=lambda one: len(one["records"][key]["right"]))
     side = next(one for one in own["cache_sides"] if one["side"] == key)
-    full = (report["kvpress_sides"][0]["right"], own["records"]["full cache"]["right"])
-    counted = [not report.get("suite") or pair == ("1", "1") for pair in zip(*full, strict=False)]
-    right = "".join(compress(own["records"][key]["right"], counted))
-    theirs = "".join(compress(row["right"], counted))
+    answers = zip(
+        own["records"][key]["right"],
+        row["right"],
+        own["records"]["full cache"]["right"],
+        report["kvpress_sides"][0]["right"],
+        strict=False,  # some were asked more than others
+    )
+    counted = [(x, y) for x, y, *full in answers if not report.get("suite") or "0" not in full]
+    right, theirs = ("".join(each) for each in zip(*counted, strict=True))
     press = row["press"] if budget is None else f"`{row['press']}`"
-    n = min(len(right), len(theirs))
-    right, theirs = right[:n], theirs[:n]
     share, their_share = share_of(right), share_of(theirs)
     assert share is not None and their_share is not None
     return (
         press,
         row["method"],
         "-" if budget is None else f"{budget:g}",
-        str(n),
+        str(len(right)),
         f"{100 * their_share['right']:.0f}",
         f"{100 * share['right']:.0f}",
         points(paired_difference(right, theirs)),

@@ -148,12 +148,9 @@ class Observer:
             asking = query[:, :, piece]
             weights = counts[:, piece]
             begin = self._first + first
-            if mask is None and not dispatch.takes("column_mass", device.type):
-                end = begin + asking.shape[2]  # of what these queries see, as the mask cuts it
-                index = torch.arange(end, device=device)
-                seen = (index <= index[begin:, None])[None, None]
-                total[..., :end] += _mass_under(seen, asking, key[:, :, :end], weights, scale)
-            elif mask is None:
+            if mask is not None:
+                total += _mass_under(mask[:, :, piece], asking, key, weights, scale)
+            elif dispatch.takes("column_mass", device.type):
                 start = torch.full_like(lengths, begin)
                 _, lse = dispatch.run(
                     window_attention, asking, key, key, start, scale=scale, lse=True
@@ -162,7 +159,10 @@ class Observer:
                     column_mass, asking, key, lse, start, scale=scale, weights=weights
                 )
             else:
-                total += _mass_under(mask[:, :, piece], asking, key, weights, scale)
+                end = begin + asking.shape[2]  # behind it these queries see nothing
+                index = torch.arange(end, device=device)
+                seen = (index <= index[begin:, None])[None, None]
+                total[..., :end] += _mass_under(seen, asking, key[:, :, :end], weights, scale)
         if columns is None:
             return total
         return total.gather(2, columns[:, None].expand_as(total))
@@ -218,7 +218,7 @@ class RepeatedPrompt:
 def _mass_under(mask: Tensor, query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """As `column_mass`, under a mask `[R, 1, W, S]` of bools, or of numbers that are added."""
     packed = query.unflatten(1, (key.shape[1], -1)).flatten(2, 3)  # [R, Hkv, G W, D]
-    scores = (packed * scale @ key.mT).float()
+    scores = (packed @ key.mT).float().mul_(scale)
     groups = query.shape[1] // key.shape[1]
     mask = mask.repeat(1, 1, groups, 1)
     if mask.dtype == torch.bool:

@@ -336,7 +336,7 @@ def test_what_one_text_taught_does_not_slow_the_next(
 def test_costs_of_a_busy_machine_are_forgotten(
     before: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passes of one token were timed while it was busy, or wide ones."""
+    """A width that did not pay may pay now, and one that did may not."""
     model = TimedText(5, seed=3, depth=2)
     monkeypatch.setattr("time.perf_counter", lambda: model.now)
     now = 0.05 if before > 1 else 3.0
@@ -384,6 +384,23 @@ def test_a_cost_is_a_ratio_of_medians_of_late_passes() -> None:
     assert costs.expect(Arm(0, 2)) == (1.0, 2.0)
     assert costs.expect(Arm(1, 4)) == (1.0, 4.0)
     assert MeasuredCosts().expect(wide) == (math.inf, math.inf)
+
+
+def test_costs_are_forgotten_with_those_of_plain_passes() -> None:
+    """Plain passes were slow, so that wide ones seem to pay, and no plain one is timed any more."""
+    costs, wide = MeasuredCosts(), Arm(0, 2)
+    for arm, seconds, times in ((PLAIN, 9.0, 3), (wide, 2.0, 60), (PLAIN, 9.0, 1)):
+        for _ in range(times):
+            costs.add(arm, seconds)
+    drafter = SuffixDrafter(Suffix(), costs)
+    assert drafter._choose([8], 2) == 2
+    for _ in range(129):
+        costs.add(wide, 2.0)
+    assert costs.find(wide) is None and costs.expect(wide) == (math.inf, math.inf)
+    assert drafter._choose([8], 2) == 1
+    for _ in range(2):
+        costs.add(PLAIN, 1.0)
+    assert costs.find(wide) == 2.0 and drafter._choose([8], 2) == 1
 
 
 def test_a_policy_says_that_its_model_drafts() -> None:
