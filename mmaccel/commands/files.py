@@ -150,7 +150,20 @@ def write_text(file: Path, text: str) -> None:
 def write_json(file: Path | None, report: Mapping[str, Any]) -> None:
     """Write a report as JSON, if a file is given."""
     if file is not None:
-        write_text(file, json.dumps(report, indent=1, allow_nan=False) + "\n")
+        write_text(file, to_json(report) + "\n")
+
+
+def to_json(value: Any, depth: int = 0) -> str:
+    """JSON whose objects and lists of objects have a line for each part, and other lists one."""
+    is_split = isinstance(value, list) and any(isinstance(part, dict) for part in value)
+    if not value or not (is_split or isinstance(value, dict)):
+        return json.dumps(value, allow_nan=False)
+    parts = [to_json(part, depth + 1) for part in (value if is_split else value.values())]
+    if not is_split:
+        parts = [f"{json.dumps(str(key))}: {part}" for key, part in zip(value, parts)]
+    first, last = "[]" if is_split else "{}"
+    line = "\n" + " " * (depth + 1)
+    return f"{first}{line}{(',' + line).join(parts)}\n{' ' * depth}{last}"
 
 
 def write_lines(file: Path | None, lines: Sequence[Mapping[str, Any]]) -> None:
