@@ -83,11 +83,11 @@ def list_presses(n_layers: int) -> dict[str, Press]:
     return {
         "RandomPress()": Press(lambda r: kvpress.RandomPress(r, seed=0), "random-eviction"),
         "StreamingLLMPress()": Press(kvpress.StreamingLLMPress, "streaming-llm"),
-        "SnapKVPress()": Press(kvpress.SnapKVPress, "snapkv"),
-        "SnapKVPress(window_size=32)": Press(lambda r: snapkv(r, 32), "snapkv"),
-        "PyramidKVPress()": Press(kvpress.PyramidKVPress, "pyramidkv"),
+        "SnapKVPress()": Press(kvpress.SnapKVPress, "snapkv:kernel=5"),
+        "SnapKVPress(window_size=32)": Press(lambda r: snapkv(r, 32), "snapkv:kernel=5"),
+        "PyramidKVPress()": Press(kvpress.PyramidKVPress, "pyramidkv:kernel=5"),
         "PyramidKVPress(window_size=32)": Press(
-            lambda r: kvpress.PyramidKVPress(r, window_size=32), "pyramidkv"
+            lambda r: kvpress.PyramidKVPress(r, window_size=32), "pyramidkv:kernel=5"
         ),
         "ChunkKVPress(SnapKVPress())": Press(
             lambda r: kvpress.ChunkKVPress(snapkv(r, 64)), "chunkkv"

@@ -6,7 +6,9 @@ observation window, vote for the entries before them with their attention; votes
 `kernel` neighbours, so that what stands beside an important entry stays, too. The observation
 window itself stays.
 
-Departures: query heads vote together for their key head.
+Departures: query heads vote together for their key head. `kernel` is that of the authors' runs on
+LongBench, 7, which take the largest vote instead of the mean; 5, their code's, cuts numbers of four
+digits short.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class SnapKV(CacheMethod):
     """
 
     window: int = within(32, 1, hint="32 suits most models")
-    kernel: int = within(5, 1, hint="5 suits most models")
+    kernel: int = within(7, 1, hint="7 keeps a number of four digits whole")
 
     def __post_init__(self) -> None:
         super().__post_init__()
