@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,11 +23,19 @@ def fixed_widths() -> None:
 
 
 def load(folder: Path, file: str) -> tuple[Any, Any]:
-    """The model of a GGUF file in float32, as transformers opens it, and its tokenizer."""
+    """The model of a GGUF file in float32, as transformers opens it, and its tokenizer.
+
+    transformers reads the file three times, and its names once for every module of the model.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, gguf_file=file)
-    return model, AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("GGUFReader", "get_tensor_name_map"):
+            patch.setattr(f"gguf.{name}", cache(getattr(import_module("gguf"), name)))
+        # slices of what is mapped cost ten times those of an array
+        patch.setattr(np, "memmap", lambda path, *given, **named: np.fromfile(path, np.uint8))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, gguf_file=file)
+        return model, AutoTokenizer.from_pretrained(folder, gguf_file=file)
 
 
 @pytest.fixture(scope="session")
