@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -642,26 +643,34 @@ MASKED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "width", "reference"), MASKED)
-@pytest.mark.parametrize("fused", ROUTES)
-def test_eviction_is_a_mask_over_the_full_cache(
-    name: str, width: int, reference: str, fused: bool
-) -> None:
-    model, rows = build_lm(name), draw_rows(33, 12, 21)
+@cache
+def under_a_mask(name: str, reference: str) -> tuple[list[list[int]], float]:
+    """Tokens of three rows, and how many entries a layer keeps of them."""
+    model, tokens, n_kept = build_lm(name), [], 0.0
     method, plan = REFERENCES[reference]
-    policy = mmaccel.Jacobi(window=width)
-    received, stats = generate(model, policy, rows, fused=fused, kv_cache=method)
-    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
-    assert not torch.equal(received, whole)  # otherwise nothing is proven
-    n_kept = 0.0
-    for row, ids in enumerate(rows):
+    for ids in draw_rows(33, 12, 21):
         own = plan_kvzip(model, ids, method) if plan is plan_kvzip else plan
         kind = Merging if method.merges else Hiding
         hides = kind(method, own, len(list_full(model)), len(ids))
         with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), N_NEW, whole=True)
-        assert received[row].tolist() == expected[0].tolist()
+            tokens += greedy(model, torch.tensor([ids]), N_NEW, whole=True).tolist()
         n_kept += hides.n_kept
+    return tokens, n_kept
+
+
+@pytest.mark.parametrize("fused", ROUTES)
+@pytest.mark.parametrize(("name", "width", "reference"), MASKED)
+def test_eviction_is_a_mask_over_the_full_cache(
+    name: str, width: int, reference: str, fused: bool
+) -> None:
+    model, rows = build_lm(name), draw_rows(33, 12, 21)
+    method, _ = REFERENCES[reference]
+    policy = mmaccel.Jacobi(window=width)
+    received, stats = generate(model, policy, rows, fused=fused, kv_cache=method)
+    whole, _ = generate(model, mmaccel.Autoregressive(), rows, fused=fused)
+    assert not torch.equal(received, whole)  # otherwise nothing is proven
+    expected, n_kept = under_a_mask(name, reference)
+    assert received.tolist() == expected
     n_entries = sum(map(len, rows))
     assert f"{math.floor(n_kept + 1e-9)} of {n_entries} cached entries" in stats.reference
     assert stats.exactness == "relaxed"
@@ -703,8 +712,8 @@ BY_POSITION = ("random-eviction", "expected-attention")
 """Whose plans of one head need to know its number, or queries of entries that went."""
 
 
-@pytest.mark.parametrize("reference", [n for n in IN_ROUNDS if n.split(",")[0] not in BY_POSITION])
 @pytest.mark.parametrize("policy", [mmaccel.Autoregressive(), mmaccel.Jacobi(window=6)], ids=repr)
+@pytest.mark.parametrize("reference", [n for n in IN_ROUNDS if n.split(",")[0] not in BY_POSITION])
 def test_rounds_are_a_mask_that_grows(policy: Any, reference: str) -> None:
     check_rounds(policy, reference)
 
@@ -714,20 +723,32 @@ def test_rounds_of_layers_between_those_that_slide(reference: str) -> None:
     check_rounds(mmaccel.Jacobi(window=6), reference, "gemma3, deep")
 
 
-def check_rounds(policy: Any, reference: str, name: str = "qwen2") -> None:
-    model, rows = deepcopy(build_lm(name)), draw_rows(23, 9)
-    # padding may be generated, and its embedding of zeros votes for all entries alike
+def build_for_rounds(name: str) -> Any:
+    """Padding may be generated, and its embedding of zeros would vote for all entries alike."""
+    model = build_lm(name)
     model.get_input_embeddings().weight.data[PAD] = model.get_input_embeddings().weight.data[5] / 2
+    return model
+
+
+@cache
+def under_rounds(reference: str, name: str) -> list[list[int]]:
+    """Tokens of two rows under a mask that grows."""
+    model, tokens = build_for_rounds(name), []
     once, plan = REFERENCES[reference]
-    method = replace(once, every=6)
+    for ids in draw_rows(23, 9):
+        hides = Rounds(replace(once, every=6), plan, len(list_full(model)), len(ids))
+        with masked(model, hides):
+            tokens += greedy(model, torch.tensor([ids]), 34, whole=True).tolist()
+    return tokens
+
+
+def check_rounds(policy: Any, reference: str, name: str = "qwen2") -> None:
+    model, rows = build_for_rounds(name), draw_rows(23, 9)
+    method = replace(REFERENCES[reference][0], every=6)
     received, stats = generate(model, policy, rows, kv_cache=method, max_new_tokens=34)
     whole, _ = generate(model, policy, rows, max_new_tokens=34)
     assert not torch.equal(received, whole)
-    for row, ids in enumerate(rows):
-        hides = Rounds(method, plan, len(list_full(model)), len(ids))
-        with masked(model, hides):
-            expected = greedy(model, torch.tensor([ids]), 34, whole=True)
-        assert received[row].tolist() == expected[0].tolist()
+    assert received.tolist() == under_rounds(reference, name)
     assert stats.exactness == "relaxed" and repr(method) in stats.reference
 
 
@@ -875,19 +896,19 @@ def test_a_prompt_of_embeddings_is_evicted_like_its_ids(name: str, reference: st
     embedded = model.get_input_embeddings()(prompts["input_ids"]).detach()
     given: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
     given |= {"inputs_embeds": embedded, "attention_mask": prompts["attention_mask"]}
+    expected, n_kept = [], 0.0
+    for ids in rows:
+        first = model(torch.tensor([ids])).logits[:, -1:].argmax(-1)
+        whole = torch.cat([torch.tensor([ids]), first], 1)
+        hides = Hiding(method, plan, len(list_full(model)), len(ids))
+        with masked(model, hides):
+            expected.append([int(first), *greedy(model, whole, N_NEW - 1)[0].tolist()])
+        n_kept += hides.n_kept
+    kept = f"{math.floor(n_kept + 1e-9)} of 71 cached entries"
     for policy in (mmaccel.Autoregressive(), mmaccel.Jacobi(window=5)):
         with mmaccel.attach(model, policy, strict=True, kv_cache=method) as handle:
             received = model.generate(**given, max_new_tokens=N_NEW)
-        n_kept = 0.0
-        for row, ids in enumerate(rows):
-            first = model(torch.tensor([ids])).logits[:, -1:].argmax(-1)
-            whole = torch.cat([torch.tensor([ids]), first], 1)
-            hides = Hiding(method, plan, len(list_full(model)), len(ids))
-            with masked(model, hides):
-                expected = greedy(model, whole, N_NEW - 1)
-            assert received[row].tolist() == [int(first), *expected[0].tolist()]
-            n_kept += hides.n_kept
-        kept = f"{math.floor(n_kept + 1e-9)} of 71 cached entries"
+        assert received.tolist() == expected
         assert kept in handle.stats.reference  # type: ignore[union-attr]
 
 
