@@ -1,10 +1,11 @@
-"""Milliseconds of a forward pass: the model's own forward against the fused decoder.
+"""Milliseconds of a forward pass by each forward: the model's own, the fused decoder over weights
+as they are ("mm"), as it runs by default, with the same bits at any width ("exact"), and compiled.
 
-Both run in one process over the same weights, pass after pass in turn, so that what else the
-machine does falls on both. A pass is one call of the window's forward over W tokens a row that
-follow `--filled` others.
+All run in one process over the same weights, pass after pass in turn, so that what else the machine
+does falls on all. A pass is one call of the window's forward over W tokens a row that follow
+`--filled` others. "memory" is how long reading the weights takes, as fast as torch adds them up.
 
-    python benchmarks/fused_pass.py --model scenes --rows 1 2 --windows 1 16 32 64 --passes 40
+    python benchmarks/fused_pass.py --model FOLDER --dtype bfloat16 --threads 2 --windows 1 8 16 32
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,12 +26,15 @@ import torch
 from mmaccel import TextToImage
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
+from mmaccel.pipelines.runner import fused_decoder
 
-ROUTES = ("model", "fused", "compiled")
+ROUTES = ("model", "mm", "fused", "exact", "compiled")
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
-def open_windows(model: str, dtype: torch.dtype) -> dict[str, CausalLMWindow]:
+def open_windows(
+    model: str, dtype: torch.dtype, routes: Sequence[str]
+) -> dict[str, CausalLMWindow]:
     """A window by each route over the same model: one of ours, or a folder of transformers."""
     if Path(model).is_dir():
         from transformers import AutoModelForCausalLM
@@ -37,11 +42,14 @@ def open_windows(model: str, dtype: torch.dtype) -> dict[str, CausalLMWindow]:
         decoder = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
     else:
         decoder = TextToImage.from_pretrained(model, dtype=dtype).image_model.window.model
-    return {
+    made = {
         "model": CausalLMWindow(decoder, fused=False),
+        "mm": CausalLMWindow(decoder, fused=True),
         "fused": CausalLMWindow(decoder, fused=True),
+        "exact": CausalLMWindow(decoder, fused="exact"),
         "compiled": CausalLMWindow(decoder, fused=True, compile=True),
     }
+    return {route: made[route] for route in routes}
 
 
 def measure(
@@ -49,27 +57,45 @@ def measure(
 ) -> dict[str, float]:
     """Median milliseconds of a pass by route, and the largest difference of their logits."""
     read = CLOCKS[clock]
-    device = windows["model"].device
+    first = next(iter(windows.values()))
+    device = first.device
     generator = torch.Generator().manual_seed(0)
-    n_ids = windows["model"].vocab_size
-    tokens = torch.randint(n_ids, (rows, filled + width), generator=generator).to(device)
+    tokens = torch.randint(first.vocab_size, (rows, filled + width), generator=generator).to(device)
     start = torch.full((rows,), filled, device=device)
-    seconds: dict[str, list[float]] = {route: [] for route in ROUTES}
+    seconds: dict[str, list[float]] = {route: [] for route in windows}
     logits = {}
     for window in windows.values():
         window.reserve(rows, filled + width)
         window.prefill(Pass(tokens[:, :filled], torch.zeros_like(start)))
+    tried = fused_decoder._tried.get(first.model, {})
     for _ in range(passes + 2):
         for route, window in windows.items():
+            window.choose_route()  # they share one decoder
+            kept = dict(tried)
+            if route == "mm":
+                tried.update(dict.fromkeys(tried, set()))
             began = read()
             logits[route] = window.forward(Pass(tokens[:, filled:], start))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds[route].append(read() - began)
+            if route == "mm":
+                tried.update(kept)
     found = {route: 1000 * median(times[2:]) for route, times in seconds.items()}
-    off = max(float((logits["model"] - logits[route]).abs().max()) for route in ROUTES[1:])
-    times = {f"times {route}": found["model"] / found[route] for route in ROUTES[1:]}
-    return found | times | {"largest difference": off}
+    own = next(iter(logits.values()))
+    off = max(float((own - other).abs().max()) for other in logits.values())
+    return found | {"largest difference": off}
+
+
+def read_milliseconds(n_bytes: int) -> float:
+    """How long adding up so many bytes takes, by a tensor that no cache holds."""
+    tensor = torch.ones(128 << 20)
+    seconds = []
+    for _ in range(7):
+        began = time.perf_counter()
+        tensor.sum()
+        seconds.append(time.perf_counter() - began)
+    return 1000 * min(seconds) * n_bytes / tensor.nbytes
 
 
 def main() -> None:
@@ -87,31 +113,34 @@ def main() -> None:
         default="wall",
         help="cpu: of this thread, on busy machines",
     )
+    parser.add_argument("--routes", nargs="+", choices=ROUTES, default=ROUTES[:-1])
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--name", help="of the model, in the report; by default as --model")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    windows = open_windows(options.model, getattr(torch, options.dtype))
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    windows = open_windows(options.model, getattr(torch, options.dtype), options.routes)
+    decoder = next(iter(windows.values())).model
+    memory = read_milliseconds(sum(weight.nbytes for weight in decoder.parameters()))
     made: list[dict[str, Any]] = []
-    print("rows  window   model ms   fused ms  compiled ms   times fused  compiled")
+    print(f"memory {memory:.1f} ms", "rows  window", *(f"{route:>9}" for route in windows))
     for rows in options.rows:
         for width in options.windows:
             found = measure(windows, rows, width, options.filled, options.passes, options.clock)
             made.append({"rows": rows, "window": width, **found})
-            print(
-                f"{rows:4}  {width:6}   {found['model']:8.2f}   {found['fused']:8.2f}"
-                f"  {found['compiled']:11.2f}   {found['times fused']:11.2f}"
-                f"  {found['times compiled']:8.2f}",
-                flush=True,
-            )
+            print(f"{rows:4} {width:6}", *(f"{found[x]:9.2f}" for x in windows), flush=True)
     if options.out is not None:
         where = {
             "command": shlex.join(["python", *sys.argv]),
             "machine": platform.processor() or platform.machine(),
-            "device": str(windows["model"].device),
+            "device": str(decoder.device),
+            "memory": memory,
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
         names = ("model", "filled", "passes", "dtype", "clock")
         asked = {name: getattr(options, name) for name in names}
+        asked["model"] = options.name or options.model
         options.out.write_text(json.dumps({**where, **asked, "passes_of": made}, indent=1) + "\n")
 
 

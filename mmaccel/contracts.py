@@ -257,6 +257,13 @@ class Model(ABC):
         """Number format that its activations are quantised to; empty for others."""
         return ""
 
+    @property
+    def same_bits(self) -> bool:
+        """Whether the logits of a token had the same bits whatever else was in the passes of this
+        run, in their number format.
+        """
+        return False
+
     def use_fused(self, fused: Any, compile: Any) -> bool:
         """Set whether the next runs may take a fused decoder, and whether that is compiled; see
         `mmaccel.pipelines.runner.engine.Engine`. Returns whether the model can have one.

@@ -206,11 +206,11 @@ def attach(
         cuda_graphs: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`; with
             "auto" the statistics say why passes are not captured.
         sync_every: captured passes between two synchronisations with the host.
-        fused: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`. The fused
-            decoder packs weights in place: with the first call, or here where it is True, the
-            model's parameters become views of larger tensors, until `detach`. Its logits differ
-            from those of the model's own forward in their last bits; `stats.route` says which of
-            the two ran.
+        fused: "auto", "exact", True or False, see `mmaccel.pipelines.runner.engine.Engine`. The
+            fused decoder packs weights in place: with the first call, or here where it is asked
+            for, the model's parameters become views of larger tensors, until `detach`. Its logits
+            differ from those of the model's own forward in their last bits; `stats.route` says
+            which of the two ran.
         compile: "auto", True or False, see `mmaccel.pipelines.runner.engine.Engine`: whether the
             fused decoder's passes on a CPU are compiled.
         prefill_chunk_size: tokens of prompts that a pass processes at most, which bounds the memory
@@ -314,7 +314,7 @@ def attach(
     if is_holder(holder):
         injection.add(holder, {"generate": as_function(service.watch_calls)})
     handle = Handle(model, service, injection)
-    if fused is True or compile is True:
+    if engine.needs_fused:
         try:
             check_fusible(model, family, engine)
         except BaseException:
@@ -410,11 +410,7 @@ def check_fusible(model: Any, family: CausalLM, engine: Engine) -> None:
     if find_training_effect(model) is not None:
         return
     window = family.wrap(model)
-    if not window.use_fused(engine.fused, engine.compile):
-        raise UnsupportedModelError(
-            "fused=True or compile=True: expected a decoder of transformers that is decoded in "
-            f"windows, received a {type(model).__name__}; leave them out"
-        )
+    engine.use_fused(window)
     window.choose_route()
 
 

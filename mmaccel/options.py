@@ -141,7 +141,7 @@ class PassKeywords(TypedDict, total=False):
 
     cuda_graphs: Switch
     sync_every: int
-    fused: Switch
+    fused: Switch | Literal["exact"]
     compile: Switch
     prefill_chunk_size: int | None
     share_prefix: Switch

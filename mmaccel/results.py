@@ -17,7 +17,8 @@ Exactness = Literal["bitwise", "distribution", "relaxed"]
 
 RunExactness = Literal["bitwise", "up to rounding", "distribution", "relaxed"]
 """What a run guarantees, the strongest first. `up to rounding` is what is left of `bitwise` where
-passes are computed in a number format in which their width changes the result."""
+passes are computed in a number format in which their width changes the result, by more than the
+last bits of float32; with `fused="exact"` it does not."""
 
 EXACT_DTYPE = "float32"
 """The dtype of commands in which `bitwise` means equal bits; float64 is the other one."""
@@ -144,7 +145,8 @@ class Stats:
             `mmaccel.pipelines.runner.fused_decoder`), "compiled" (its passes, or some of them, see
             `mmaccel.pipelines.runner.compiled_passes`), or "model", the model's own; empty for
             models that have no choice.
-        route_reason: why it was the model's own; or empty.
+        route_reason: why it was the model's own, or how many weights the fused decoder holds once
+            more (see `mmaccel.pipelines.runner.onednn`); or empty.
         reference: the decoder that `exactness` refers to, if a pipeline has several.
         dtype: number format of the forward passes, such as "float32", "bfloat16" under autocast or
             "tf32", or what activations are quantised to, such as "int8"; see
@@ -207,10 +209,13 @@ class Stats:
         n_passes = sum(self.accepted)
         return [sum(self.accepted[k:]) / n_passes for k in range(len(self.accepted))]
 
-    def use_dtype(self, dtype: str) -> None:
-        """Record the number format of the passes, which `exactness` follows; "" if none ran."""
-        if dtype:
-            self.dtype, self.exactness = dtype, exactness_in(self.exactness, dtype)
+    def use_dtype(self, dtype: str, *, same_bits: bool = False) -> None:
+        """Record the number format of the passes, which `exactness` follows, but where passes of
+        all widths have the same bits; "" if none ran.
+        """
+        self.dtype = dtype or self.dtype
+        if dtype and not same_bits:
+            self.exactness = exactness_in(self.exactness, dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, `tokens_per_pass`, and `acceptance_by_slot` as `kept_by_slot`, for JSON."""

@@ -14,7 +14,7 @@ from mmaccel.errors import UnsupportedModelError
 from mmaccel.pipelines.causal_lm.caches import LayerCaches
 from mmaccel.pipelines.causal_lm.compatibility import check_mode
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
-from mmaccel.pipelines.causal_lm.self_check import CheckedWindow, check_fused
+from mmaccel.pipelines.causal_lm.self_check import CheckedWindow, check_fused, find_other_bits
 from mmaccel.pipelines.layers.attention import WindowPass, window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.attention_name import find_configs
@@ -41,12 +41,14 @@ class ForwardRoute:
     Attributes:
         decoder: the fused decoder of the run; None: the model's own forward.
         name, reason: as `CausalLMWindow.route` and `route_reason`.
+        same_bits: whether the passes of the run so far had the same bits at any width and batch.
     """
 
     def __init__(self, model: Any, windows: Sequence[int | None]) -> None:
         self.decoder: FusedDecoder | None = None
         self.name = "model"
         self.reason = "no run has begun"
+        self.same_bits = False
         self._model = model
         self._windows = windows
         self._compiled: CompiledRun | None = None
@@ -61,7 +63,7 @@ class ForwardRoute:
             UnsupportedModelError: see `CausalLMWindow.choose_route`.
         """
         fused = window.fused
-        compile = window.compile
+        compile = False if fused == "exact" else window.compile
         self._configs = []
         self._attending = []
         self.decoder = None
@@ -70,13 +72,16 @@ class ForwardRoute:
             self.decoder = fused
         elif not self.reason:
             self.decoder, self.reason = self._open_decoder(window)
-            option = "compile" if compile is True else "fused"
-            if True in (fused, compile) and self.decoder is None:
+            option, value = ("compile", True) if compile is True else ("fused", fused)
+            if value in (True, "exact") and self.decoder is None:
                 raise UnsupportedModelError(
-                    f"{option}=True: expected a model that the fused decoder serves, received a "
-                    f"{type(self._model).__name__} with {self.reason}; set {option}='auto'"
+                    f"{option}={value!r}: expected a model that the fused decoder serves, received "
+                    f"a {type(self._model).__name__} with {self.reason}; set {option}='auto'"
                 )
+        self.same_bits = fused == "exact"
         self.name = "model" if self.decoder is None else "fused"
+        if self.decoder is not None and self.decoder.reordered_bytes:
+            self.reason = f"{self.decoder.reordered_bytes >> 20} MB of weights once more for oneDNN"
         self._compiled = (
             None if self.decoder is None else CompiledRun(self.decoder.compiled, compile)
         )
@@ -87,6 +92,11 @@ class ForwardRoute:
         found, reason = open_fused(
             self._model, self._windows, lambda decoder: check_fused(window.plain(), decoder)
         )
+        if found is not None:
+            found.use_same_bits(window.fused == "exact")
+        if found is not None and window.fused == "exact":
+            reason = find_other_bits(window.plain(), found)
+            found = None if reason else found
         if found is not None and found.head is None and window.needs_head:
             return None, found.head_reason
         return found, reason
@@ -126,6 +136,7 @@ class ForwardRoute:
             kept: receives the inputs `[R, W, C]` of the fused decoder's layers, by number.
         """
         decoder = self.decoder
+        self.same_bits &= self._pass is None
         if decoder is None:
             assert body is not None
             states: Tensor = body(**inputs).last_hidden_state

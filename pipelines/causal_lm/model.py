@@ -38,6 +38,7 @@ from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.methods import LayerMethods
 from mmaccel.pipelines.layers.store import KVCacheLayout
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
+from mmaccel.pipelines.runner.engine import UseFused
 from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 from mmaccel.pipelines.runner.static_buffers import StaticModelBuffers
 from mmaccel.results import StepBytes
@@ -92,7 +93,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         vocab_size: int | None = None,
         stride: int | Literal["auto"] | None = "auto",
         attention: Literal["auto", "model", "kernel"] = "auto",
-        fused: Literal["auto"] | bool = False,
+        fused: UseFused = False,
         compile: UseCompile = False,
     ) -> None:
         self.facts = find_facts(model)
@@ -103,7 +104,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         self.stride: int | str | None = stride
         self.attention = attention
         self.attention_reason = "nothing is reserved"
-        self.fused: Literal["auto"] | bool | FusedDecoder = fused
+        self.fused: UseFused | FusedDecoder = fused
         self.compile = compile
         self.forwards = ForwardRoute(model, self.facts.windows)
         self.route = self.forwards.name
@@ -158,6 +159,11 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
     def shared_rounding(self) -> str:
         """Why the logits of a token depend on the others of its pass; empty where they do not."""
         return describe_sharing(self.model)
+
+    @property
+    def same_bits(self) -> bool:
+        """See `mmaccel.contracts.Model`."""
+        return self.forwards.same_bits
 
     @property
     def is_text(self) -> bool:
@@ -264,7 +270,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
 
         Raises:
             UnsupportedModelError: `fused=True` or `compile=True`, and the fused decoder does not
-                serve the model.
+                serve the model; `fused="exact"`, and its bits differ.
 
         Cost: one visit of every module and parameter; four short passes at a model's first run.
         """

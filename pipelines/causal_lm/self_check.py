@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,7 @@ from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
 
 if TYPE_CHECKING:
+    from mmaccel.pipelines.runner.engine import UseFused
     from mmaccel.pipelines.runner.fused_decoder import FusedDecoder
 
 LENGTH = 9
@@ -44,6 +46,8 @@ SAME_SHAPES = Tolerance(mean=0.01)
 FUSED_PARTS = ("attention's input", "attention", "MLP's input", "MLP")
 MOST_ROUNDED = 0.1
 TIMES = 3.0
+HISTORY = 260  # tokens, more than are added up in one block
+WIDEST = 32
 _passed: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # model -> attention
 _reasons: WeakKeyDictionary[Any, dict[tuple[Any, ...], str]] = WeakKeyDictionary()
 
@@ -67,7 +71,7 @@ class CheckedWindow(Protocol):
     max_positions: int | None
     facts: ModelFacts
     attention: Literal["auto", "model", "kernel"]
-    fused: Literal["auto"] | bool | FusedDecoder
+    fused: UseFused | FusedDecoder
     keeps_states: bool
     last_states: Tensor | None
 
@@ -239,12 +243,12 @@ def _iterate_positions(ids: Tensor) -> Iterator[Tensor]:
         yield ids.new_tensor(starts)[:, None] + torch.arange(width, device=ids.device)
 
 
-def _make_ids(model: Any, vocab_size: int) -> Tensor:
-    """Random tokens `[2, LENGTH]` int64, the same for every model with this vocabulary size."""
+def _make_ids(model: Any, vocab_size: int, length: int = LENGTH) -> Tensor:
+    """Random tokens `[2, length]` int64, the same for every model with this vocabulary size."""
     table = getattr(model.get_input_embeddings(), "weight", None)
     n_ids = vocab_size if table is None else min(vocab_size, table.shape[0])
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(n_ids, (2, LENGTH), generator=generator, device="cpu").to(
+    return torch.randint(n_ids, (2, length), generator=generator, device="cpu").to(
         find_device(model)
     )
 
@@ -420,6 +424,71 @@ def check_fused(plain: CheckedWindow, decoder: FusedDecoder) -> str:
             if not difference.within(tolerance):
                 return f"logits that are {difference} in the fused decoder"
     return ""
+
+
+@torch.no_grad()
+def find_other_bits(plain: CheckedWindow, decoder: FusedDecoder) -> str:
+    """What of a fused decoder has other bits in passes of another width or batch; empty where all
+    of a row has the same: what attention and MLP of each layer read and answer, and the logits.
+
+    Args:
+        plain: a window over the model.
+        decoder: of the model, which is told to have the same bits.
+
+    Cost: some 30 short passes behind `HISTORY` tokens, once for a dtype and number of threads.
+    """
+    if decoder.head is None:
+        return decoder.head_reason
+    key = ("bits", plain.model.dtype, torch.get_num_threads())
+    known = _reasons.setdefault(plain.model, {})
+    if key not in known:
+        known[key] = _find_other_bits(plain, decoder)
+    return known[key]
+
+
+def _find_other_bits(window: CheckedWindow, decoder: FusedDecoder) -> str:
+    most = HISTORY if window.max_positions is None else window.max_positions - WIDEST
+    history = min(HISTORY, most)
+    if history < 1:
+        return f"{window.max_positions} positions; a self-check needs {WIDEST + 1}"
+    ids = _make_ids(window.model, window.vocab_size, history + WIDEST)
+    window.fused = decoder
+
+    def process(rows: int, width: int, n_tokens: int) -> list[Tensor]:
+        """Row 0 of all that passes of a width compute, each `[n_tokens, …]`; others lag behind."""
+        found: list[list[Tensor]] = []
+        for start in range(history, history + n_tokens, width):
+            starts = torch.arange(start, start - rows, -1, device=ids.device).clamp(min=0)
+            at = starts[:, None] + torch.arange(width, device=ids.device)
+            met: list[Tensor] = []
+            with decoder.meeting(partial(_keep, met, width)):
+                logits = window.forward(Pass(ids[:rows].gather(1, at), starts))
+            found.append([*met, logits[0]])
+        return [torch.cat(parts) for parts in zip(*found)]
+
+    expected: list[Tensor] = []
+    for rows in (1, 2):
+        window.reserve(rows, history + WIDEST)
+        window.forward(Pass(ids[:rows, :history], ids.new_zeros(rows)))
+        for width in (WIDEST, 8, 3, 2, 1):
+            received = process(rows, width, WIDEST if width >= 8 else 6)
+            expected = expected or received
+            for number, (own, other) in enumerate(zip(expected, received)):
+                if not torch.equal(own[: len(other)], other):
+                    layer, part = divmod(number, len(FUSED_PARTS))
+                    what = "the logits"
+                    if number < len(expected) - 1:
+                        what = f"{FUSED_PARTS[part]} of layer {layer}"
+                    return (
+                        f"other bits of {what} in passes of {rows} x {width} tokens than in one of "
+                        f"{WIDEST}"
+                    )
+    return ""
+
+
+def _keep(kept: list[Tensor], count: int, x: Tensor) -> Tensor:
+    kept.append(x[:count])
+    return x
 
 
 def _follow(

@@ -24,7 +24,7 @@ from mmaccel.samplers.trees.contract import takes_capture
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
-UseFused = Literal["auto"] | bool
+UseFused = Literal["auto", "exact"] | bool
 UseSharing = Literal["auto"] | bool
 _LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
@@ -43,6 +43,9 @@ class Engine:
         fused: True takes the fused decoder (`mmaccel.pipelines.runner.fused_decoder`) instead of
             the model's own forward, and raises where it does not serve the model; False never takes
             it; "auto" takes it where it serves, and `Stats.route_reason` says why it does not.
+            "exact" is True with passes on a CPU whose logits have the same bits at any width and
+            batch, so that `bitwise` holds in bfloat16, too; it raises where a self-check finds
+            otherwise.
         compile: whether the fused decoder's passes on a CPU run as code that `torch.compile` makes,
             see `mmaccel.pipelines.runner.compiled_passes`. True compiles at the first passes, some
             seconds for each number of rows, and uses what is measured to be faster; "auto" does so
@@ -81,17 +84,24 @@ class Engine:
             ("share_prefix", "auto shares where rows have the same prompt"),
         ):
             value = getattr(self, name)
-            if not isinstance(value, bool) and not (isinstance(value, str) and value == "auto"):
+            words = ("auto", "exact") if name == "fused" else ("auto",)
+            if not isinstance(value, bool) and not (isinstance(value, str) and value in words):
                 raise OptionError(
-                    f"{name}: expected 'auto', True or False, received {show(value)}; {why}"
+                    f"{name}: expected {', '.join(map(repr, words))}, True or False, received "
+                    f"{show(value)}; {why}"
                 )
         check_int("sync_every", self.sync_every, 1, hint="try 4")
         check_chunk_size(self.prefill_chunk_size)
-        if self.compile is True and self.fused is False:
+        if self.compile is True and self.fused in (False, "exact"):
             raise OptionError(
                 "compile=True: expected the fused decoder, whose passes are compiled, received "
-                "fused=False; leave it out"
+                f"fused={self.fused!r}; leave it out"
             )
+
+    @property
+    def needs_fused(self) -> bool:
+        """Whether a model is refused that the fused decoder does not serve."""
+        return self.fused in (True, "exact") or self.compile is True
 
     @property
     def options(self) -> PassKeywords:
@@ -183,12 +193,7 @@ class Engine:
                     "prefix_tree: expected a model that is decoded in windows, received a "
                     f"{type(window).__name__}, whose passes are over whole canvases; leave it out"
                 )
-        has_fused = window.use_fused(self.fused, self.compile)
-        if not has_fused and (self.fused is True or self.compile is True):
-            raise UnsupportedModelError(
-                "fused=True or compile=True: expected a decoder of transformers that is decoded in "
-                f"windows, received a {type(window).__name__}; leave them out"
-            )
+        self.use_fused(window)
         if window.kind == "canvas":
             return
         window.prefill_chunk_size = chunk_size
@@ -197,6 +202,19 @@ class Engine:
         runner = self.runner(window, prompt, policy, params)
         if window.takes_runner:
             window.runner = runner
+
+    def use_fused(self, window: TokenModel) -> None:
+        """Say whether a model's next runs may take the fused decoder.
+
+        Raises:
+            UnsupportedModelError: it must, and the model cannot have one.
+        """
+        if not window.use_fused(self.fused, self.compile) and self.needs_fused:
+            raise UnsupportedModelError(
+                f"fused={self.fused!r}, compile={self.compile!r}: expected a decoder of "
+                f"transformers that is decoded in windows, received a {type(window).__name__}; "
+                "leave them out"
+            )
 
     def _share(self, window: TokenModel, prompt: Prompt) -> None:
         """Set which rows of the next call read one prompt."""

@@ -37,6 +37,7 @@ from mmaccel.kernels.rope_write import rope_write
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
+from mmaccel.pipelines.runner import onednn
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
@@ -50,6 +51,9 @@ from mmaccel.pipelines.runner.fused_structure import (
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.pipelines.runner.static_buffers import find_address
 from mmaccel.samplers.run_lock import in_turn
+
+_LEAST_ROWS = 16  # from which on MKL's products of few columns have the same bits
+_BLOCK = 256  # below what MKL divides, 384
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
@@ -67,8 +71,11 @@ class FusedDecoder:
         head: makes logits of hidden states; None where the model does that otherwise.
         head_reason: what the model does instead; empty where there is a head.
         compiled: what is known about compiling its passes on a CPU.
+        reordered_bytes: of weights that stand once more in oneDNN's order; 0 where none do.
+        same_bits: see `use_same_bits`.
 
-    Memory: none beyond the model's own; packing a layer needs that of its largest packed weight.
+    Memory: none beyond the model's own and `reordered_bytes`; packing a layer needs that of its
+    largest packed weight.
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
@@ -80,23 +87,59 @@ class FusedDecoder:
         self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
         self._meet: Callable[[Tensor], Tensor] = _pass_on
+        self.reordered_bytes = 0
+        self.same_bits = False
+        self._tried = _tried.setdefault(model, {})
         try:
-            for packed in self._packed():
+            for packed in self._products():
                 packed.pack()
+            self.reorder()
         except BaseException:  # no memory, or interrupted
             self.unpack()
             raise
-        if next(self._packed()).weight.device.type == "cuda":
+        if self._layers[0].attention.qkv.weight.device.type == "cuda":
             torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
 
-    def _packed(self) -> Iterator[PackedLinear]:
+    def _products(self) -> Iterator[PackedLinear]:
         for layer in self._layers:
-            yield from (layer.attention.qkv, layer.mlp.up)
+            yield from (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
+        if self.head is not None:
+            yield self.head.product
+
+    def reorder(self) -> None:
+        """On a CPU, lay out weights for oneDNN that are not, or changed since; see `onednn`."""
+        products = list(self._products())
+        least_bytes = 0 if self.same_bits else onednn.LEAST_BYTES
+        weights = [packed.weight for packed in products]
+        if self.reordered_bytes or not onednn.find_obstacle(weights, least_bytes=least_bytes):
+            made = [packed.reorder(self._tried) for packed in products]
+            self.reordered_bytes = sum(one.nbytes for one in made)
+
+    def use_same_bits(self, same_bits: bool) -> None:
+        """Set whether a row's states and logits have the same bits in passes of any width and any
+        batch. On a CPU, of no compiled passes, without `kernel_pass` and methods of caches.
+        """
+        self.same_bits = same_bits
+        for packed in self._products():
+            packed.same_bits = same_bits
+        if same_bits:
+            self.reorder()
+
+    def _try_rows(self, n_rows: int) -> None:
+        """Find out, once for a model, by which way products of so many rows run."""
+        is_known = self.same_bits or onednn.find_key(n_rows) in self._tried
+        if self.reordered_bytes and n_rows <= onednn.MOST_ROWS and not is_known:
+            products = [
+                (packed.reorder(self._tried), packed.multiply, packed.weight[0])
+                for packed in self._products()
+            ]
+            onednn.try_rows(products, n_rows, self._tried)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
-        for packed in self._packed():
+        for packed in self._products():
             packed.unpack()
+        self.reordered_bytes = 0
 
     @property
     def linears(self) -> list[Any]:
@@ -168,6 +211,7 @@ class FusedDecoder:
             self._turn(hidden, position_ids) if tables is None else _look_up(tables, position_ids)
         )
         hidden = self._enter(hidden, position_ids)
+        self._try_rows(hidden.shape[0] * hidden.shape[1])
         if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
@@ -348,9 +392,9 @@ class FusedDecoder:
             keys, values: `[R, Hkv, S, D]`.
             mask: `[R, 1, W, S]`.
         """
+        if self._implementation == "eager" or self.same_bits:
+            return _attend_by_products(attention, queries, keys, values, mask, self.same_bits)
         groups = attention.heads // attention.kv_heads
-        if self._implementation == "eager":
-            return _attend_eagerly(attention, queries, keys, values, mask, groups)
         on_cpu = queries.device.type == "cpu"
         if groups > 1 and not on_cpu:  # a mask keeps grouped heads off the fast kernels of GPUs
             keys, values = (x.repeat_interleave(groups, 1) for x in (keys, values))
@@ -369,6 +413,9 @@ class FusedDecoder:
         head = self.head
         if head is None:
             return hidden
+        if n_ids == len(head.linear.weight) or self.same_bits:
+            made = head.product(hidden.flatten(0, -2)).view(*hidden.shape[:-1], -1)
+            return finish_logits(head, made[..., :n_ids])
         weight = head.linear.weight[:n_ids]
         bias = head.linear.bias
         return finish_logits(head, F.linear(hidden, weight, None if bias is None else bias[:n_ids]))
@@ -419,16 +466,36 @@ def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor) -> Tensor:
     return layer.mlp.down(between)
 
 
-def _attend_eagerly(
-    attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, groups: int
-) -> Tensor:
-    rows, width = queries.shape[:2]
-    packed = queries.view(rows, width, -1, groups, attention.head_dim).permute(0, 2, 3, 1, 4)
-    scores = (packed @ keys[:, :, None].transpose(-1, -2)) * attention.scale  # [R, Hkv, G, W, S]
+def _attend_by_products(
+    attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor,
+    same_bits: bool,
+) -> Tensor:  # fmt: skip
+    """Eager attention; the heads that share a key head are rows of one product.
+
+    With `same_bits`, products have `_LEAST_ROWS` or more, and values are added in blocks of
+    `_BLOCK` positions: how more are divided depends on the length that is attended to. Long prompts
+    go through in parts, for the memory of their scores.
+    """
+    rows, width, _, dim = queries.shape
+    groups = attention.heads // attention.kv_heads
+    if same_bits and width > onednn.MOST_ROWS:
+        parts = zip(queries.split(onednn.MOST_ROWS, 1), mask.split(onednn.MOST_ROWS, 2))
+        made = [_attend_by_products(attention, q, keys, values, m, True) for q, m in parts]
+        return torch.cat(made, 1)
+    packed = queries.view(rows, width, -1, groups, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    n = groups * width
+    n_more = max(0, _LEAST_ROWS - n) if same_bits else 0
+    scores = (F.pad(packed, (0, 0, 0, n_more)) @ keys.transpose(-1, -2)) * attention.scale
     if attention.softcap is not None:
         scores = attention.softcap * (scores / attention.softcap).tanh()
-    weights = (scores + mask[:, None]).softmax(-1, dtype=torch.float32).to(queries.dtype)
-    return (weights @ values[:, :, None]).permute(0, 3, 1, 2, 4).flatten(2)
+    scores = scores[:, :, :n].unflatten(2, (groups, width)) + mask[:, None]  # [R, Hkv, G, W, S]
+    weights = scores.softmax(-1, dtype=torch.float32).to(queries.dtype).flatten(2, 3)
+    weights = F.pad(weights, (0, 0, 0, n_more))
+    block = _BLOCK if same_bits else weights.shape[-1]
+    out = weights[..., :block] @ values[:, :, :block]
+    for start in range(block, weights.shape[-1], block):
+        out = out + weights[..., start : start + block] @ values[:, :, start : start + block]
+    return out[:, :, :n].unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def _attend_by_kernel(
@@ -477,6 +544,7 @@ class _Known:
 
 
 _known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
+_tried: WeakKeyDictionary[Any, onednn.Tried] = WeakKeyDictionary()
 
 
 @in_turn
@@ -499,6 +567,8 @@ def open_fused(
     known = _known.get(model)
     is_same = known is not None and known.state == state
     if known is not None and is_same and (known.decoder is not None or known.reason):
+        if known.decoder is not None:
+            known.decoder.reorder()
         return known.decoder, known.reason
     close_fused(model)
     decoder = None

@@ -88,6 +88,7 @@ class Head:
     """What makes logits of hidden states: `softcap(linear(x) scale)`."""
 
     linear: nn.Linear
+    product: PackedLinear  # the same
     scale: float
     softcap: float | None
 
@@ -362,4 +363,5 @@ def _read_head(model: Any) -> tuple[Head | None, str]:
         return None, f"a head that is a {type(linear).__name__}"
     scale = float(_read_option(model.config, spec.scale, 1.0))
     scale /= float(_read_option(model.config, spec.divisor, 1.0))
-    return Head(linear, scale, _read_option(model.config, spec.softcap, None)), ""
+    softcap = _read_option(model.config, spec.softcap, None)
+    return Head(linear, PackedLinear([linear]), scale, softcap), ""

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmaccel.pipelines.runner.onednn import MOST_ROWS, ReorderedWeight, Tried
+
 
 class PackedLinear:
     """Linear layers that read the same input, as one.
@@ -30,6 +32,8 @@ class PackedLinear:
     Attributes:
         linears: the layers.
         shape: `[N, C]`, of `weight`.
+        same_bits: whether a row's product has the same bits among any number of rows. A row alone
+            is computed as two, and a weight in oneDNN's order always by oneDNN.
     """
 
     def __init__(self, linears: Sequence[Any]) -> None:
@@ -43,6 +47,8 @@ class PackedLinear:
         self._address: int | None = None  # of the storage of all weights, once it is packed
         self._bias_address: int | None = None
         self._hooks: list[Any] = []
+        self.same_bits = False
+        self._reordered: ReorderedWeight | None = None
 
     def pack(self) -> None:
         """Make one tensor the storage of all weights, and one that of all biases."""
@@ -62,10 +68,35 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]` of inputs `[T, C]`."""
+        reordered = self._reordered
+        if self.same_bits:
+            padded = x if len(x) > 1 else x.expand(2, -1)
+            made = self.multiply(padded) if reordered is None else self._by_onednn(padded)
+            return made[: len(x)]
+        if reordered is not None and len(x) <= MOST_ROWS and not torch.compiler.is_compiling():
+            if reordered.is_faster(len(x)):
+                return self._by_onednn(x)
+        return self.multiply(x)
+
+    def _by_onednn(self, x: Tensor) -> Tensor:
+        assert self._reordered is not None
+        return self._reordered(x, self._whole_bias())
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """The same, by the weight as it is."""
         bias = self._whole_bias()
         if bias is None:
             return torch.mm(x, self._columns())
         return torch.addmm(bias, x, self._columns())
+
+    def reorder(self, tried: Tried) -> ReorderedWeight:
+        """The weight as it is laid out for oneDNN; anew where it changed."""
+        parameters = [linear.weight for linear in self.linears]
+        known, weight = self._reordered, self.weight
+        if known is None or not known.is_current(weight, parameters):
+            self._reordered = known = None  # of two copies one at a time
+            self._reordered = known = ReorderedWeight(weight, parameters, tried)
+        return known
 
     def _columns(self) -> Tensor:
         weight = self._first["weight"]
@@ -85,6 +116,7 @@ class PackedLinear:
 
     def unpack(self) -> None:
         """Give the layers' parameters storages of their own, where they still are views."""
+        self._reordered = None
         for hook in self._hooks:
             hook.remove()
         for linear in self.linears:

@@ -433,7 +433,7 @@ class WindowRun(RunParts):
             made = self.rows.report(stats)
         else:
             made = Generation(*self.scheduler.report(stats, self.length), stats)
-        self.graphs.describe(stats, self.calls.formats.name)
+        self.graphs.describe(stats, self.calls.formats.name, self.calls.model.same_bits)
         self.calls.describe()
         if self.calls.recorder is not None:
             self.calls.recorder.finish(self)

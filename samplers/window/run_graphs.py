@@ -114,15 +114,18 @@ class RunGraphs(StaticPart):
             self.buffers.first_state = set(state.names)
         return is_usual
 
-    def describe(self, stats: Stats, arithmetic: str) -> None:
+    def describe(self, stats: Stats, arithmetic: str, same_bits: bool) -> None:
         """Fill in the statistics how the steps were carried out, and the number format that passes
         had, if they were not all replayed: replays of other runs have it too.
+
+        Args:
+            same_bits: of the model.
         """
         self.buffers.arithmetic = arithmetic or self.buffers.arithmetic
         stats.captures = self.runner.captures - self._n_captures
         stats.runner = self.runner.name
         stats.runner_reason = self.runner.reason
-        stats.use_dtype(self.buffers.arithmetic)
+        stats.use_dtype(self.buffers.arithmetic, same_bits=same_bits)
 
 
 def static_tensors(parts: Mapping[str, StaticPart], noise: Noise) -> dict[str, Tensor]:

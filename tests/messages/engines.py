@@ -117,7 +117,7 @@ CASES = (
         Refused(
             f"the fused decoder by {value!r}",
             _attach("llama", fused=value),
-            says=("fused", "'auto', True or False"),
+            says=("fused", "'auto', 'exact', True or False"),
         )
         for value in ("yes", 1, None)
     ),

@@ -1,0 +1,141 @@
+"""Weights in oneDNN's own order, for products of few rows on a CPU.
+
+torch's `mm` of several rows reads a weight far slower than memory allows where the processor's
+cache does not hold it; oneDNN reads it once, in blocks that it lays out beforehand. Of one row
+either may be faster. So each shape is tried at each number of rows, up to the next power of two,
+once for a model.
+
+A row's product has the same bits among any number of rows, two or more, which it has not by MKL's
+`mm` in float32; see `PackedLinear.same_bits`.
+
+Departures: what is laid out is a copy, since no view can have its order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmaccel.kernels import dispatch
+
+MOST_ROWS = 64  # behind which `mm` is as fast
+LEAST_BYTES = 64 << 20  # weights of a decoder that caches hold are as fast by `mm`
+_GAIN = 1.05  # by how much it must be faster
+_TRIALS = 6  # of either way at a shape
+_SAMPLES = 64  # entries by which a weight is known again
+
+Product = Callable[[Tensor], Tensor]
+Tried = dict[tuple[int, int], set[tuple[int, ...]]]
+"""Shapes `(N, C)` whose products are faster in oneDNN's order, by threads and rows."""
+
+
+class ReorderedWeight:
+    """A weight `[N, C]` in oneDNN's order.
+
+    Args:
+        weight: on a CPU, float32 or bfloat16.
+        parameters: that it is made of.
+        tried: what is known of the model's shapes.
+    """
+
+    def __init__(self, weight: Tensor, parameters: Sequence[Tensor], tried: Tried) -> None:
+        self.nbytes = weight.nbytes
+        self.shape = tuple(weight.shape)
+        self._tried = tried
+        self._mark = _make_mark(weight, parameters)
+        with torch.inference_mode(False), torch.no_grad():
+            made = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MOST_ROWS)
+        self._reordered: Tensor = made
+
+    def is_faster(self, n_rows: int) -> bool:
+        """Whether a trial has shown that."""
+        return self.shape in self._tried.get(find_key(n_rows), ())
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Outputs `[T, N]` of inputs `[T, C]`."""
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._reordered, bias, "none", [], "")
+        return made
+
+    def is_current(self, weight: Tensor, parameters: Sequence[Tensor]) -> bool:
+        """Whether the weight still holds what was laid out: by the versions of its parameters, and,
+        as writes through `.data` count no version, by some of its entries.
+        """
+        versions, sample = self._mark
+        now = _make_mark(weight, parameters)
+        return versions == now[0] and torch.equal(sample, now[1])
+
+
+def find_key(n_rows: int) -> tuple[int, int]:
+    """Where `Tried` has products of so many rows: by the next power of two."""
+    return torch.get_num_threads(), 1 << (n_rows - 1).bit_length()
+
+
+def _make_mark(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[list[int], Tensor]:
+    flat = weight.flatten() if weight.is_contiguous() else weight.t().flatten()
+    sample = flat[:: max(1, flat.numel() // _SAMPLES)].clone()
+    return [parameter._version for parameter in parameters], sample
+
+
+@torch.no_grad()
+def try_rows(
+    products: Iterable[tuple[ReorderedWeight, Product, Tensor]], n_rows: int, tried: Tried
+) -> None:
+    """Find out which products of so many rows are faster in oneDNN's order.
+
+    Both ways take turns over weights of different layers, which no cache holds from before.
+
+    Args:
+        products: of every weight: itself, its product as it is, and an input `[C]`.
+        tried: receives what was found.
+    """
+    by_shape = defaultdict(list)
+    for product in products:
+        by_shape[product[0].shape].append(product)
+    faster = tried[find_key(n_rows)] = set()
+    for shape, found in by_shape.items():
+        chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for number, (weight, multiply, x) in enumerate([found[0], *chosen]):
+            inputs = x.expand(n_rows, -1).contiguous()
+            for way in (0, 1) if number % 2 else (1, 0):
+                began = time.perf_counter()
+                (multiply, weight)[way](inputs)
+                seconds[way].append(time.perf_counter() - began)
+        plain, reordered = (median(each[1:]) for each in seconds)  # the first makes its code
+        if _GAIN * reordered < plain:
+            faster.add(shape)
+
+
+def find_obstacle(weights: Sequence[Tensor], *, least_bytes: int) -> str:
+    """Why a decoder's weights keep their order; empty where they may be laid out."""
+    first, n_bytes = weights[0], sum(weight.nbytes for weight in weights)
+    operators: Any = torch.ops.mkldnn
+    if first.device.type != "cpu" or dispatch.mode() == "torch":
+        return f"weights on {first.device}, {dispatch.VARIABLE}={dispatch.mode()}"
+    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_linear_pointwise"):
+        return "a torch without oneDNN's products"
+    if first.dtype == torch.bfloat16 and not operators._is_mkldnn_bf16_supported():
+        return "a processor without products in bfloat16"
+    if first.dtype not in (torch.float32, torch.bfloat16):
+        return f"weights in {first.dtype}"
+    if n_bytes < least_bytes:
+        return "weights that the processor's cache holds"
+    if 2 * n_bytes > _available_bytes():
+        return f"too little memory for {n_bytes >> 20} MB of weights once more"
+    return ""
+
+
+def _available_bytes() -> int:
+    """Memory that may be had; 0 where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return int(text.partition("MemAvailable:")[2].split()[0]) << 10

@@ -1,0 +1,173 @@
+"""Weights in oneDNN's order: which products take them, and passes whose bits depend on no width."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mmaccel
+from mmaccel import CausalLMWindow, OptionError, UnsupportedModelError
+from mmaccel.contracts import Pass
+from mmaccel.pipelines.causal_lm import self_check
+from mmaccel.pipelines.runner import fused_decoder, onednn
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.windows import build_model
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "c"), [(576, 1536), (96, 64)])  # of one row MKL adds 1536 otherwise
+def test_a_row_has_the_same_bits_among_any_number(dtype: torch.dtype, n: int, c: int) -> None:
+    linears = [nn.Linear(c, n, dtype=dtype).requires_grad_(False) for _ in range(2)]
+    product = PackedLinear(linears)
+    product.pack()
+    product.same_bits = True
+    product.reorder({})
+    x = torch.randn(300, c, dtype=dtype)
+    whole = product(x)
+    for rows in (1, 2, 3, 8, 32, 65):
+        assert product(x[:rows]).equal(whole[:rows])
+    expected = torch.cat([linear(x) for linear in linears], 1)
+    torch.testing.assert_close(whole, expected)
+
+
+def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no more than `_TRIALS` weights of a shape; the faster way runs from then on."""
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused=True)
+    window.reserve(1, 64)
+    tried = fused_decoder._tried[model]
+    tried.clear()  # of the self-check's passes
+    calls: list[int] = []
+    own = onednn.ReorderedWeight.__call__
+
+    def count(weight: Any, x: Any, bias: Any = None) -> Any:
+        calls.append(len(x))
+        return own(weight, x, bias)
+
+    monkeypatch.setattr(onednn.ReorderedWeight, "__call__", count)
+    monkeypatch.setattr(onednn, "_GAIN", 1e9)  # none is faster
+    for _ in range(2):
+        window.forward(Pass(torch.ones(1, 3, dtype=torch.int64), torch.tensor([0])))
+    assert tried == {(torch.get_num_threads(), 4): set()}  # three rows count as four
+    n_trials = (onednn._TRIALS + 1) * 5  # shapes
+    assert calls == [3] * n_trials
+    monkeypatch.setattr(onednn, "_GAIN", 0)  # all are
+    calls.clear()
+    window.forward(Pass(torch.ones(1, 2, dtype=torch.int64), torch.tensor([3])))
+    assert len(tried[torch.get_num_threads(), 2]) == 5
+    assert len(calls) - n_trials == 4 * 2 + 1  # of layers, and the head
+
+
+def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
+    model = build_decoder("llama")
+    window = CausalLMWindow(model, fused=True)
+    window.choose_route()
+    decoder = window.forwards.decoder
+    assert decoder is not None and not decoder.reordered_bytes
+    decoder.use_same_bits(True)
+    n_bytes = sum(p.nbytes for name, p in model.named_parameters() if p.ndim == 2)
+    assert 0 < decoder.reordered_bytes <= n_bytes
+    mmaccel.pipelines.runner.fused_decoder.close_fused(model)
+    assert all(packed._reordered is None for packed in decoder._products())
+
+
+def generate(model: Any, policy: Any, batch: int = 1, fused: Any = "exact", **options: Any) -> Any:
+    ids = torch.arange(3 * 12).view(3, 12)[:batch] % 38 + 1
+    given: dict[str, Any] = dict(max_new_tokens=24, do_sample=True, pad_token_id=0) | options
+    with mmaccel.attach(model, policy, fused=fused, seed=3) as handle:
+        tokens = model.generate(ids, attention_mask=torch.ones_like(ids), **given)
+    return tokens, handle.stats
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_a_run_is_bitwise_in_any_dtype(name: str, dtype: torch.dtype) -> None:
+    model = build_decoder(name, dtype)
+    own, stats = generate(model, mmaccel.Autoregressive(), eos_token_id=None)
+    assert (stats.exactness, stats.dtype) == ("bitwise", str(dtype).removeprefix("torch."))
+    for window, batch in ((2, 1), (5, 2), (16, 3)):
+        made, stats = generate(model, mmaccel.Jacobi(window), batch, eos_token_id=None)
+        assert made[:1].equal(own) and stats.exactness == "bitwise"
+        assert stats.route == "fused"
+    stats = generate(model, mmaccel.Jacobi(4), fused="auto")[1]
+    assert stats.exactness == ("bitwise" if dtype == torch.float32 else "up to rounding")
+
+
+def test_logits_have_the_same_bits_behind_a_long_prompt() -> None:
+    """Where values of more positions are added than in a block, in passes that end elsewhere."""
+    model = build_decoder("llama", torch.float32)
+    model.config.max_position_embeddings = 1024
+    window = CausalLMWindow(model, fused="exact")
+    ids = torch.randint(40, (2, 640), generator=torch.Generator().manual_seed(0))
+
+    def process(rows: int, width: int) -> torch.Tensor:
+        window.reserve(rows, 640)
+        window.forward(Pass(ids[:rows, :600], torch.zeros(rows, dtype=torch.int64)))
+        starts = range(600, 640, width)
+        made = [
+            window.forward(Pass(ids[:rows, k : k + width], torch.full((rows,), k))) for k in starts
+        ]
+        return torch.cat(made, 1)[0]
+
+    expected = process(1, 40)
+    assert all(process(*shape).equal(expected) for shape in ((1, 1), (1, 8), (2, 4), (2, 40)))
+
+
+@pytest.mark.parametrize("fault", ["attention", "a row alone", "blocks"])
+def test_other_bits_are_found_and_named(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check, "HISTORY", 420)
+    model = build_decoder("llama", torch.float32)
+    model.config.max_position_embeddings = 1024
+    if fault == "attention":
+        monkeypatch.setattr(fused_decoder, "_LEAST_ROWS", 1)
+    elif fault == "blocks":
+        monkeypatch.setattr(fused_decoder, "_BLOCK", 4096)
+    else:
+        own = PackedLinear._by_onednn
+        monkeypatch.setattr(
+            PackedLinear, "_by_onednn",
+            lambda product, x: own(product, x) * (1 + 1e-6 * (x.stride(0) == 0)),
+        )  # fmt: skip
+    with pytest.raises(
+        UnsupportedModelError, match=r"other bits of .*(attention|input).* of layer"
+    ):
+        generate(model, "jacobi")
+
+
+def test_runs_that_attend_otherwise_are_not_called_bitwise() -> None:
+    model = build_decoder("llama", torch.bfloat16)
+    stats = generate(model, mmaccel.Jacobi(4), batch=1, num_return_sequences=2)[1]
+    assert stats.exactness == "bitwise"
+    ids = torch.ones(1, 12, dtype=torch.int64)
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused="exact", share_prefix=True) as handle:
+        model.generate(
+            ids, max_new_tokens=6, num_return_sequences=2, do_sample=True, pad_token_id=0
+        )
+    assert handle.stats is not None and handle.stats.exactness == "up to rounding"
+
+
+def test_bad_values() -> None:
+    model = build_decoder("llama")
+    with pytest.raises(OptionError, match="'auto', 'exact', True or False, received 'fast'"):
+        mmaccel.attach(model, "jacobi", fused="fast")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="received fused='exact'"):
+        mmaccel.attach(model, "jacobi", fused="exact", compile=True)
+    with pytest.raises(UnsupportedModelError, match="fused='exact'"):
+        mmaccel.attach(build_model("chameleon"), "jacobi", fused="exact")
+
+
+def test_a_copy_of_an_attached_model_has_no_second_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
+    model = build_decoder("llama")
+    with mmaccel.attach(model, mmaccel.Jacobi(4), fused=True):
+        other = copy.deepcopy(model)
+        other.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
+    assert sum(p.nbytes for p in other.parameters()) == sum(p.nbytes for p in model.parameters())
