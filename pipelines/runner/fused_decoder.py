@@ -16,6 +16,7 @@ GELU by its tanh approximation is one operation, where some models round after e
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from mmaccel.samplers.run_lock import in_turn
 
 _LEAST_ROWS = 16  # from which on MKL's products of few columns have the same bits
 _BLOCK = 256  # below what MKL divides, 384
+_UNTRIED = 2  # passes of a number of rows
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
@@ -89,6 +91,7 @@ class FusedDecoder:
         self._meet: Callable[[Tensor], Tensor] = _pass_on
         self.reordered_bytes = 0
         self.same_bits = False
+        self._passes = Counter[tuple[int, int]]()
         self._tried = _tried.setdefault(model, {})
         try:
             for packed in self._products():
@@ -126,9 +129,14 @@ class FusedDecoder:
             self.reorder()
 
     def _try_rows(self, n_rows: int) -> None:
-        """Find out, once for a model, by which way products of so many rows run."""
-        is_known = self.same_bits or onednn.find_key(n_rows) in self._tried
-        if self.reordered_bytes and n_rows <= onednn.MOST_ROWS and not is_known:
+        """Find out, once for a model, by which way products of so many rows run, where it is not a
+        prompt or a check alone that has as many.
+        """
+        key = onednn.find_key(n_rows)
+        if not self.reordered_bytes or n_rows > onednn.MOST_ROWS or self.same_bits:
+            return
+        self._passes[key] += 1
+        if key not in self._tried and self._passes[key] > _UNTRIED:
             products = [
                 (packed.reorder(self._tried), packed.multiply, packed.weight[0])
                 for packed in self._products()

@@ -54,16 +54,36 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(onednn.ReorderedWeight, "__call__", count)
     monkeypatch.setattr(onednn, "_GAIN", 1e9)  # none is faster
+    tokens = torch.ones(1, 3, dtype=torch.int64)
+    for _ in range(fused_decoder._UNTRIED):
+        window.forward(Pass(tokens, torch.tensor([0])))
+    assert not tried  # as many as a prompt or a check has
     for _ in range(2):
-        window.forward(Pass(torch.ones(1, 3, dtype=torch.int64), torch.tensor([0])))
+        window.forward(Pass(tokens, torch.tensor([0])))
     assert tried == {(torch.get_num_threads(), 4): set()}  # three rows count as four
     n_trials = (onednn._TRIALS + 1) * 5  # shapes
     assert calls == [3] * n_trials
     monkeypatch.setattr(onednn, "_GAIN", 0)  # all are
     calls.clear()
-    window.forward(Pass(torch.ones(1, 2, dtype=torch.int64), torch.tensor([3])))
+    for _ in range(fused_decoder._UNTRIED + 1):
+        window.forward(Pass(tokens[:, :2], torch.tensor([3])))
     assert len(tried[torch.get_num_threads(), 2]) == 5
     assert len(calls) - n_trials == 4 * 2 + 1  # of layers, and the head
+
+
+def test_a_way_that_gives_other_numbers_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "_GAIN", 0)
+    linear = nn.Linear(64, 96).requires_grad_(False)
+    weight = PackedLinear([linear]).reorder({})
+    tried: onednn.Tried = {}
+    for factor, faster in ((1, {(96, 64)}), (1 + 1e-4, set())):
+        product = (
+            weight,
+            lambda x, factor=factor: factor * x @ linear.weight.t(),
+            linear.weight[0],
+        )
+        onednn.try_rows([product], 4, tried)
+        assert tried == {onednn.find_key(4): faster}
 
 
 def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
