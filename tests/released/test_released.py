@@ -57,6 +57,19 @@ def test_bitwise_policies_have_the_plain_loops_tokens(released: Any, sample: boo
         assert generate(model, policy, rows, sample=sample).equal(plain), policy
 
 
+def test_exact_passes_are_bitwise_in_bfloat16(smollm2: Any) -> None:
+    """Of any width, and of a row in a batch as of the row alone."""
+    model, tokenizer = smollm2
+    model = copy.deepcopy(model).to(torch.bfloat16)
+    rows = encode(tokenizer, 120, 61)
+    plain = generate(model, mmaccel.Autoregressive(), rows, sample=True, fused="exact")
+    policy = mmaccel.Jacobi(5, drafts="token-recycling")
+    assert generate(model, policy, rows[:1], sample=True, fused="exact").equal(plain[:1])
+    with mmaccel.attach(model, "jacobi", fused="exact") as run:
+        model.generate(**left_padded(rows), max_new_tokens=2)
+    assert (run.stats.exactness, run.stats.dtype) == ("bitwise", "bfloat16")
+
+
 def test_text_is_drafted_where_it_repeats_and_nowhere_else(smollm2: Any) -> None:
     model, tokenizer = smollm2
     code = getsource(textwrap.indent)
