@@ -7,7 +7,7 @@ in a folder answers four kinds of prompts: copy with a change, continue code, su
 
 Beside this library's policies stand transformers' own `generate`, its prompt lookup, and its
 assisted decoding where `--assistant` names a smaller model of the same tokens. One row at a time,
-float32, the same prompts for all ways, which take turns prompt by prompt. Passes are those of the
+the same prompts for all ways, which take turns prompt by prompt. Passes are those of the
 large model; transformers reports none, so its rows have seconds alone. With `--trees` passes alone
 are counted, of each source as a chain and with every tree.
 """
@@ -56,8 +56,9 @@ def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict
 
     def attached(policy: Any) -> Way:
         def generate(ids: Tensor, temperature: float) -> tuple[Tensor, Any]:
-            with mmaccel.attach(model, policy, seed=0, strict=True) as handle:
-                made = model.generate(ids, **masked(ids), **options, **_sampling(temperature))
+            handle = mmaccel.attach(model, policy, seed=0, strict=True)
+            made = model.generate(ids, **masked(ids), **options, **_sampling(temperature))
+            handle.detach(keep_packed=True)  # the first prompt, which warms up, pays for packing
             return made[0, ids.shape[1] :], handle.stats
 
         return generate
@@ -139,7 +140,7 @@ def open_prompts(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, lis
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=arguments.dtype)
     asked = {kind: texts[: arguments.count] for kind, texts in list_texts().items()}
     prompts = {
         kind: [encode_text(tokenizer, text) for text in texts] for kind, texts in asked.items()
@@ -205,6 +206,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=256, help="new ones")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", default="float32", help="of a folder's model")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
