@@ -91,7 +91,7 @@ def test_text_is_drafted_where_it_repeats_and_nowhere_else(smollm2: Any) -> None
         stats[kind] = run.stats
     prompt = stats["prose"].tokens_processed - stats["prose"].passes
     assert stats["copy"].passes < 40 and stats["prose"].passes > 50
-    assert prompt < 100  # few passes of prose are wide
+    assert prompt < 250  # few passes of prose are wide: windows of 8 would be 448
 
 
 def test_a_cache_of_everything_changes_nothing(smollm2: Any) -> None:
