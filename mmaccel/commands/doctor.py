@@ -107,8 +107,7 @@ def check_packages() -> list[Finding]:
     triton = package_version("triton")
     missing = "not installed; only fused kernels need it"
     findings.append(Finding("triton", "yes" if triton else "no", triton or missing))
-    findings.append(_find_compiler())
-    return findings
+    return [*findings, _find_compiler(), _find_onednn()]
 
 
 def _describe_release(name: str, found: str) -> str:
@@ -133,6 +132,18 @@ def _find_compiler() -> Finding:
         "no" if obstacle else "yes",
         obstacle or "compile=True makes passes on a CPU faster",
     )
+
+
+def _find_onednn() -> Finding:
+    """Whether products of few rows on a CPU read weights in oneDNN's order."""
+    try:
+        import torch
+
+        from mmaccel.pipelines.runner.onednn import find_lack
+    except ImportError:
+        return Finding("oneDNN", "no", "unknown without torch")
+    lack = find_lack(torch.float32) or find_lack(torch.bfloat16)
+    return Finding("oneDNN", "no" if lack else "yes", lack or "products in float32 and bfloat16")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

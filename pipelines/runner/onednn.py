@@ -121,20 +121,26 @@ def try_rows(
 def find_obstacle(weights: Sequence[Tensor], *, least_bytes: int) -> str:
     """Why a decoder's weights keep their order; empty where they may be laid out."""
     first, n_bytes = weights[0], sum(weight.nbytes for weight in weights)
-    operators: Any = torch.ops.mkldnn
     if first.device.type != "cpu" or dispatch.mode() == "torch":
         return f"weights on {first.device}, {dispatch.VARIABLE}={dispatch.mode()}"
-    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_linear_pointwise"):
-        return "a torch without oneDNN's products"
-    if first.dtype == torch.bfloat16 and not operators._is_mkldnn_bf16_supported():
-        return "a processor without products in bfloat16"
-    if first.dtype not in (torch.float32, torch.bfloat16):
-        return f"weights in {first.dtype}"
+    lack = find_lack(first.dtype)
+    if lack:
+        return lack
     if n_bytes < least_bytes:
         return "weights that the processor's cache holds"
     if 2 * n_bytes > _available_bytes():
         return f"too little memory for {n_bytes >> 20} MB of weights once more"
     return ""
+
+
+def find_lack(dtype: torch.dtype) -> str:
+    """What this torch and processor lack for products in a dtype; empty where they have it."""
+    operators: Any = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available() or not hasattr(operators, "_linear_pointwise"):
+        return "a torch without oneDNN's products"
+    if dtype == torch.bfloat16 and not operators._is_mkldnn_bf16_supported():
+        return "a processor without products in bfloat16"
+    return "" if dtype in (torch.float32, torch.bfloat16) else f"weights in {dtype}"
 
 
 def _available_bytes() -> int:

@@ -11,6 +11,7 @@ from torch import nn
 
 import mmaccel
 from mmaccel import CausalLMWindow, OptionError, UnsupportedModelError
+from mmaccel.commands import doctor
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm import self_check
 from mmaccel.pipelines.runner import fused_decoder, onednn
@@ -84,6 +85,17 @@ def test_a_way_that_gives_other_numbers_is_not_taken(monkeypatch: pytest.MonkeyP
         )
         onednn.try_rows([product], 4, tried)
         assert tried == {onednn.find_key(4): faster}
+
+
+def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    finding = doctor._find_onednn()
+    assert finding.state == "no" and "oneDNN" in finding.detail
+    window = CausalLMWindow(build_decoder("llama"), fused=True)
+    window.choose_route()
+    decoder = window.forwards.decoder
+    assert decoder is not None and not decoder.reordered_bytes and not window.route_reason
 
 
 def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
