@@ -85,6 +85,9 @@ class CheckedWindow(Protocol):
     def forward(self, entries: Pass) -> Tensor:
         """Logits `[R, W, V]` of a pass."""
 
+    def prefill(self, entries: Pass) -> None:
+        """Write the entries of a pass to the cache."""
+
     def position_ids(self, positions: Tensor) -> Tensor:
         """What the model's forward takes for `positions` `[R, W]`."""
 
@@ -469,7 +472,7 @@ def _find_other_bits(window: CheckedWindow, decoder: FusedDecoder) -> str:
     expected: list[Tensor] = []
     for rows in (1, 2):
         window.reserve(rows, history + WIDEST)
-        window.forward(Pass(ids[:rows, :history], ids.new_zeros(rows)))
+        window.prefill(Pass(ids[:rows, :history], ids.new_zeros(rows)))
         for width in (WIDEST, 8, 3, 2, 1):
             received = process(rows, width, WIDEST if width >= 8 else 6)
             expected = expected or received
