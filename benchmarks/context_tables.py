@@ -47,60 +47,6 @@ def _shape(report: Report) -> str:
     return shape
 
 
-def self_draft_tables(reports: dict[str, Report]) -> str:
-    """What a token costs when the model drafts for itself over a part of a long cache."""
-    parts = []
-    for report in (r for r in reports.values() if "self_drafts" in r):
-        rows: list[tuple[str, ...]] = [
-            (
-                f"`{row['way']}`" if "(" in row["way"] else row["way"],
-                f"{row['ms_a_token']:.0f}",
-                f"{row['times']:.2f}×",
-                f"{row['tokens_a_pass']:.2f}",
-                row["exactness"],
-            )
-            for row in report["self_drafts"]
-        ]
-        parts += [
-            f"A token after {report['positions']} positions, 16 layers of 16 heads of 64, random "
-            "weights whose attention is on few keys, float32, one row; " + name_source(report),
-            grid(
-                ("decoding", "ms a token", "times as fast", "tokens a verification", "exactness"),
-                rows,
-            ),
-        ]
-    return section(parts)
-
-
-def scenes_cache_tables(reports: dict[str, Report]) -> str:
-    """What the prompt checker says of images that were made with a part of the cache."""
-    parts = []
-    for report in (r for r in reports.values() if "scenes_cache" in r):
-        count = report["scenes_cache"][0]["count"]
-        rows: list[tuple[str, ...]] = [
-            (
-                "whole cache" if row["method"] == "None" else f"`{row['method']}`",
-                f"{100 * row['budget_share']:.0f}",
-                f"{100 * row['right']:.1f} ({_interval(row)})",
-                str(row["lost"]),
-                str(row["gained"]),
-                f"{row['tokens_a_pass']:.2f}",
-            )
-            for row in report["scenes_cache"]
-        ]
-        heads = ("cache", "budget, %", "right, % (95 %)", "lost", "gained", "tokens a pass")
-        parts += [
-            f"`scenes`, {count} captions, guidance 1, `Jacobi(window=8)`; {name_source(report)}",
-            grid(heads, rows),
-        ]
-    return section(parts)
-
-
-def _interval(row: dict[str, Any]) -> str:
-    bounds = row["interval"] if "interval" in row else (row["low"], row["high"])
-    return "…".join(f"{100 * bound:.0f}" for bound in bounds)
-
-
 def name_source(report: Report) -> str:
     machine = report["machine"]
     threads = machine["threads"]
@@ -154,26 +100,6 @@ def serving_prefill_tables(reports: dict[str, Report]) -> str:
     return section(parts)
 
 
-def quantized_pruning_tables(reports: dict[str, Report]) -> str:
-    """Right answers with fewer entries, fewer bits, and both, at equal bytes."""
-    parts = []
-    for report in (r for r in reports.values() if "quantized_pruning" in r):
-        rows: list[tuple[str, ...]] = [
-            (
-                f"{100 * row['share']:.0f}",
-                str(row["bits"]),
-                row["method"] if row["method"] == "full cache" else f"`{row['method']}`",
-                f"{100 * row['right']['right']:.1f} ({_interval(row['right'])})",
-                f"{row['kib']:.0f}",
-            )
-            for row in report["quantized_pruning"]
-        ]
-        heads = ("bytes, %", "bits", "cache", "right, % (95 %)", "KiB a row")
-        count = report["quantized_pruning"][0]["right"]["questions"]
-        parts += [f"`recall`, {count} questions, float32; {name_source(report)}", grid(heads, rows)]
-    return section(parts)
-
-
 def section(parts: list[str]) -> str:
     """What stands between the marks of a table."""
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
@@ -183,7 +109,4 @@ CONTEXT_TABLES = {
     "long-context": long_context_tables,
     "shared-prefix": shared_prefix_tables,
     "serving-prefill": serving_prefill_tables,
-    "self-drafts": self_draft_tables,
-    "scenes-cache": scenes_cache_tables,
-    "quantized-pruning": quantized_pruning_tables,
 }

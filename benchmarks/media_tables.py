@@ -43,28 +43,6 @@ def media_tables(reports: dict[str, Report], model: str) -> str:
     return section(parts)
 
 
-def clip_draft_tables(reports: dict[str, Report]) -> str:
-    """Tokens a pass of clips, by source of drafts, window and tree."""
-    parts = []
-    for report in (r for r in reports.values() if "clip_drafts" in r):
-        rows = [
-            (
-                row["source"],
-                str(row["window"]),
-                row["tree"],
-                f"{row['quiet']:.2f}",
-                f"{row['busy']:.2f}",
-            )
-            for row in report["clip_drafts"]
-        ]
-        parts += [
-            f"Tokens a pass of {report['captions']} clips, guidance 2, all equal to the plain "
-            f"loop's. Made by `{report['command']}`.",
-            grid(("drafts", "window", "tree", "quiet clips", "busy clips"), rows),
-        ]
-    return section(parts)
-
-
 def group_tables(reports: dict[str, Report]) -> str:
     """Errors and passes of acoustic groups beside other policies."""
     parts = []
@@ -104,7 +82,6 @@ def group_tables(reports: dict[str, Report]) -> str:
 
 MEDIA_TABLES = {
     "voices-groups": group_tables,
-    "moving-scenes-drafts": clip_draft_tables,
     "voices-speed": partial(media_tables, model="voices"),
     "voices-depth-speed": partial(media_tables, model="voices-depth"),
     "moving-scenes-speed": partial(media_tables, model="moving-scenes"),

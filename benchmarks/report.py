@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.choosing_table import choosing_tables
-from benchmarks.coarse_tables import coarse_study_tables
 from benchmarks.compatibility_tables import compatibility_tables
 from benchmarks.context_tables import CONTEXT_TABLES
 from benchmarks.draft_tables import DRAFT_TABLES
 from benchmarks.gpu.tables import GPU_TABLES
 from benchmarks.media_tables import MEDIA_TABLES
 from benchmarks.method_tables import TABLES
-from benchmarks.relaxed_tables import RELAXED_TABLES
 from benchmarks.tables import (
     cache_tables,
     canvas_tables,
@@ -44,7 +42,6 @@ _PAGES = {
     "speculative": ("autoregressive", "prompt-lookup"),
     "grouped-speculative": ("gsd",),
 }
-_DISTANCES = (0, 1, 2, 4, 8, 12, 15, 16, 20, 24, 31, 32, 40, 47, 48, 56, 62)
 
 
 def fill_tables(text: str, reports: dict[str, Report]) -> str:
@@ -206,33 +203,6 @@ def _share_of_saved(report: Report, whole: dict[str, Any], row: dict[str, Any]) 
     return f"{100 * row['selection_seconds'] / saved:.1f} %" if saved > 0 else "–"
 
 
-def fastv_eager_tables(reports: dict[str, Report]) -> str:
-    """Seconds and peak memory of FastV by how it reads the attention that it chooses by."""
-    parts = []
-    for report in (r for r in reports.values() if "fastv_eager" in r):
-        rows, machine = report["fastv_eager"], report["machine"]
-        whole = next(row for row in rows if not row["settings"])
-        parts += [
-            f"{report['model']}; {report['visual_tokens']} visual and {report['text_tokens']} text "
-            f"tokens, batch 1, `{rows[-1]['settings']}`; {machine['name']}, {machine['threads']} "
-            f"threads, torch {machine['versions']['torch']}. Made by `{report['command']}`.",
-            grid(
-                ("way", "s to the first token", "against all tokens", "peak MB", "same tokens"),
-                [
-                    (
-                        row["method"],
-                        f"{row['seconds']:.2f}",
-                        f"{whole['seconds'] / row['seconds']:.2f}×",
-                        "–" if row["peak_megabytes"] is None else f"{row['peak_megabytes']:.0f}",
-                        "–" if row is whole else f"{100 * row['same_choice']:.0f} %",
-                    )
-                    for row in rows
-                ],
-            ),
-        ]
-    return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
-
-
 _SIDES = {
     "plain": "plain loop of this library",
     "static": "`generate`, static cache",
@@ -309,126 +279,8 @@ def version_tables(reports: dict[str, Report]) -> str:
     return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
 
 
-def comb_tables(reports: dict[str, Report]) -> str:
-    """Tokens a pass by window and comb."""
-    parts = []
-    for report in (r for r in reports.values() if "comb" in r):
-        count = report["captions"]
-        parts += [
-            f"`scenes`, {count} captions, the shipped coarse model, temperature 1. Made by "
-            f"`{report['command']}`.",
-            grid(
-                ("guidance", "window", "comb", "drafts a pass", "tokens a pass", "same tokens"),
-                [
-                    (
-                        f"{row['guidance']:g}",
-                        str(row["window"]),
-                        f"{row['branches']} × {row['length']}" if row["branches"] else "none",
-                        str(row["drafts"]),
-                        f"{row['tokens_per_pass']:.2f} ± {row['half_width']:.2f}",
-                        f"{row['identical']} of {count}",
-                    )
-                    for row in report["comb"]
-                ],
-            ),
-        ]
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
-def tree_tables(reports: dict[str, Report]) -> str:
-    """Tokens a pass by shape of the tree."""
-    parts = []
-    keys = ("trees", "tuned", "untrained")
-    found = [(r, key) for r in reports.values() for key in keys if key in r]
-    for report, key in found:
-        count = report["captions"]
-        parts += [
-            f"`scenes`, {count} captions, {_drafts_of(report[key])}, temperature 1. Made by "
-            f"`{report['command']}`.",
-            grid(
-                ("guidance", "window", "tree", "drafts a pass", "tokens a pass", "same tokens"),
-                [
-                    (
-                        f"{row['guidance']:g}",
-                        str(row["window"]),
-                        f"`{row['tree']}`",
-                        str(row["drafts"]),
-                        f"{row['tokens_per_pass']:.2f} ± {row['half_width']:.2f}",
-                        f"{row['identical']} of {count}",
-                    )
-                    for row in report[key]
-                ],
-            ),
-        ]
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
-def _drafts_of(rows: list[dict[str, Any]]) -> str:
-    source = rows[0].get("source", "auto")
-    return "the shipped coarse model" if source == "auto" else f"drafts `{source}`"
-
-
-def sibling_tables(reports: dict[str, Report]) -> str:
-    """How often rules of siblings accept a draft, and how often any rule could."""
-    parts = []
-    keys = ("mcsd", "spectr", "ceiling_with", "rsd", "ceiling_without")
-    for report in (r for r in reports.values() if "siblings" in r):
-        parts += [
-            f"Means of {report['pairs']} pairs of distributions over {report['size']} tokens, "
-            f"exact. Made by `{report['command']}`.",
-            grid(
-                (
-                    "pairs",
-                    "K",
-                    "`MCSD`",
-                    "`SpecTr`",
-                    "ceiling with replacement",
-                    "`RSD`",
-                    "ceiling without",
-                ),
-                [
-                    (row["pairs"], str(row["k"]), *(f"{row[key]:.3f}" for key in keys))
-                    for row in report["siblings"]
-                ],
-            ),
-        ]
-    return "\n" + "\n\n".join(parts or ["Not yet measured."]) + "\n\n"
-
-
 def _call(policy: str, arguments: list[Any]) -> str:
     return f"`{policy}({', '.join(f'{name}={value!r}' for name, value in arguments)})`"
-
-
-def draft_study_tables(reports: dict[str, Report]) -> str:
-    """Draft sources by window, and how often a draft is right by its distance."""
-    parts = []
-    for report in (r for r in reports.values() if "agreement" in r):
-        rows = report["tokens_per_pass"]
-        windows = list(dict.fromkeys(row["window"] for row in rows))
-        gains = {(row["drafts"], row["window"]): row["tokens_per_pass"] for row in rows}
-        parts += [
-            f"Tokens a pass, {len(report['captions'])} captions. Made by `{report['command']}`."
-        ]
-        parts += [
-            grid(
-                ("drafts", *(f"window {w}" for w in windows)),
-                [
-                    (source, *(f"{gains[source, w]:.2f}" for w in windows))
-                    for source in dict.fromkeys(row["drafts"] for row in rows)
-                ],
-            )
-        ]
-        shares = report["agreement"][str(windows[-1])]
-        columns = report["grid"][1]
-        steps = [d for d in _DISTANCES if d < len(shares)]
-        parts += [f"Share of right drafts in a window of {windows[-1]}, grid rows of {columns}."]
-        parts += [
-            grid(
-                ("slots ahead", *map(str, steps)),
-                [("right", *(f"{100 * shares[d]:.0f} %" for d in steps))],
-            )
-        ]
-    return "\n" + "\n\n".join(parts) + "\n\n" if parts else "\nNot yet measured.\n\n"
 
 
 def _is_exact(row: dict[str, Any]) -> bool:
@@ -494,22 +346,16 @@ def _table(rows: list[dict[str, Any]], heads: tuple[str, ...]) -> str:
 
 _OWN = {
     "first-screen": first_screen_tables,
-    "coarse-study": coarse_study_tables,
     "baselines": baseline_tables,
     "versions": version_tables,
-    "comb": comb_tables,
-    "trees": tree_tables,
-    "siblings": sibling_tables,
     "canvas": canvas_tables,
     "choosing": choosing_tables,
     "compatibility": compatibility_tables,
-    "draft-study": draft_study_tables,
     "visual-prefill": visual_prefill_tables,
-    "fastv-eager": fastv_eager_tables,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "kvpress": kvpress_tables,
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
 }
-_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES | MEDIA_TABLES | RELAXED_TABLES
+_WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES | MEDIA_TABLES
