@@ -22,6 +22,9 @@ from mmaccel.limits import MAX_DIGITS, MAX_EXPRESSION_DEPTH, MAX_VALUE, is_deepe
 Switch = Literal["auto"] | bool
 """Whether something is done; "auto" does it where it works."""
 
+FusedSwitch = Switch | Literal["exact"]
+"""Whether passes take the fused decoder; see `mmaccel.pipelines.runner.engine.Engine`."""
+
 _COUNT = Domain(1)
 _SWITCHES = {
     **dict.fromkeys(("true", "on", "yes"), True),
@@ -114,7 +117,7 @@ class LoadOptions:
         text=True,
     )
     sync_every: int = 1
-    fused: Switch = option(
+    fused: FusedSwitch = option(
         "auto", "forward passes over packed weights; by default where the model is recognised"
     )
     compile: Switch = option(
@@ -141,7 +144,7 @@ class PassKeywords(TypedDict, total=False):
 
     cuda_graphs: Switch
     sync_every: int
-    fused: Switch | Literal["exact"]
+    fused: FusedSwitch
     compile: Switch
     prefill_chunk_size: int | None
     share_prefix: Switch

@@ -75,7 +75,7 @@ def _load_widget(field: Field[object], part: str, families: Sequence[str]) -> Wi
     note = _NOTES.get(name, to_sentence(field.metadata["help"])).format(part=part)
     if name in _SUGGESTED:
         return Widget(name, "choice", AUTO, note, choices=_SUGGESTED[name], is_open=True)
-    if field.type == "Switch":
+    if field.type in ("Switch", "FusedSwitch"):
         return switch(name, note, AUTO if field.default == AUTO else "off")
     made = field_input(field, note, families if name == "family" else ())
     assert isinstance(made, Widget)  # no option is an object of another node

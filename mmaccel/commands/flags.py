@@ -19,9 +19,10 @@ from typer.models import OptionInfo
 from mmaccel.checks import show
 from mmaccel.commands.process import pause_collector
 from mmaccel.errors import OptionError
-from mmaccel.options import Switch
+from mmaccel.options import FusedSwitch, Switch
 
 GRAPHS = {"auto": "auto", "on": True, "off": False}
+_SWITCHES = (Switch, FusedSwitch)
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,9 @@ class Flag:
         default = self.field.default
         if kind is bool:
             names = (flag,)  # without a --no-…
-        elif kind == Switch and metadata.get("text"):
+        elif kind in _SWITCHES and metadata.get("text"):
             kind = str
-        elif kind == Switch:
+        elif kind in _SWITCHES:
             names = (f"{flag}/--no-{flag[2:]}",)
             kind = bool | None
             default = None
@@ -135,7 +136,7 @@ class Flag:
         Raises:
             OptionError: a switch in other words than auto, on and off.
         """
-        if self.annotation != Switch:
+        if self.annotation not in _SWITCHES:
             return value
         if value is None or isinstance(value, bool):
             return self.field.default if value is None else value

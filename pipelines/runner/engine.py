@@ -13,7 +13,7 @@ from mmaccel.checks import check_int, show
 from mmaccel.contracts import Pass, Policy, Prompt, TokenModel
 from mmaccel.errors import MissingBackendError, OptionError, UnsupportedModelError
 from mmaccel.kernels import dispatch
-from mmaccel.options import PassKeywords
+from mmaccel.options import FusedSwitch, PassKeywords
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import UseCompile
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner, GraphCache
@@ -24,7 +24,7 @@ from mmaccel.samplers.trees.contract import takes_capture
 from mmaccel.samplers.window.step_runner import EagerRunner, StepRunner
 
 UseGraphs = Literal["auto"] | bool
-UseFused = Literal["auto", "exact"] | bool
+UseFused = FusedSwitch
 UseSharing = Literal["auto"] | bool
 _LEAST_SHARED = 1024  # entries; for fewer, two attentions in a layer take more than they save
 
