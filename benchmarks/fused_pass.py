@@ -4,6 +4,7 @@ as they are ("mm"), as it runs by default, with the same bits at any width ("exa
 All run in one process over the same weights, pass after pass in turn, so that what else the machine
 does falls on all. A pass is one call of the window's forward over W tokens a row that follow
 `--filled` others. "memory" is how long reading the weights takes, as fast as torch adds them up.
+A run joins those of other models, formats and threads that `--out` holds.
 
     python benchmarks/fused_pass.py --model FOLDER --dtype bfloat16 --threads 2 --windows 1 8 16 32
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shlex
 import sys
 import time
@@ -24,7 +24,9 @@ from typing import Any
 import torch
 
 from mmaccel import TextToImage
+from mmaccel.commands.files import to_json
 from mmaccel.contracts import Pass
+from mmaccel.outputs.machine import cpu_name
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner import fused_decoder
 
@@ -130,18 +132,18 @@ def main() -> None:
             made.append({"rows": rows, "window": width, **found})
             print(f"{rows:4} {width:6}", *(f"{found[x]:9.2f}" for x in windows), flush=True)
     if options.out is not None:
+        key = (options.name or options.model, options.dtype, torch.get_num_threads())
+        held = json.loads(options.out.read_text())["runs"] if options.out.is_file() else []
+        others = [run for run in held if (run["model"], run["dtype"], run["threads"]) != key]
+        run = dict(zip(("model", "dtype", "threads"), key), memory=memory, passes_of=made)
+        run |= {name: getattr(options, name) for name in ("filled", "passes", "clock")}
         where = {
             "command": shlex.join(["python", *sys.argv]),
-            "machine": platform.processor() or platform.machine(),
+            "machine": cpu_name(),
             "device": str(decoder.device),
-            "memory": memory,
-            "threads": torch.get_num_threads(),
             "torch": torch.__version__,
         }
-        names = ("model", "filled", "passes", "dtype", "clock")
-        asked = {name: getattr(options, name) for name in names}
-        asked["model"] = options.name or options.model
-        options.out.write_text(json.dumps({**where, **asked, "passes_of": made}, indent=1) + "\n")
+        options.out.write_text(to_json({**where, "runs": [*others, run]}) + "\n")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class ForwardRoute:
                     f"{option}={value!r}: expected a model that the fused decoder serves, received "
                     f"a {type(self._model).__name__} with {self.reason}; set {option}='auto'"
                 )
-        self.same_bits = fused == "exact"
+        self.same_bits = fused == "exact" and self.decoder is not None
         self.name = "model" if self.decoder is None else "fused"
         if self.decoder is not None and self.decoder.reordered_bytes:
             self.reason = f"{self.decoder.reordered_bytes >> 20} MB of weights once more for oneDNN"

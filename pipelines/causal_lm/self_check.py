@@ -32,7 +32,7 @@ from mmaccel.pipelines.causal_lm.compatibility import ModelFacts, find_device
 from mmaccel.pipelines.causal_lm.quantization import find_activations
 from mmaccel.pipelines.layers.attention import Choices
 from mmaccel.pipelines.layers.attention_name import own_attention
-from mmaccel.samplers.arithmetic import own_arithmetic
+from mmaccel.samplers.arithmetic import find_product_format, own_arithmetic
 from mmaccel.samplers.compare_logits import Tolerance, compare_logits
 from mmaccel.samplers.run_lock import in_turn
 
@@ -442,7 +442,7 @@ def find_other_bits(plain: CheckedWindow, decoder: FusedDecoder) -> str:
     """
     if decoder.head is None:
         return decoder.head_reason
-    key = ("bits", plain.model.dtype, torch.get_num_threads())
+    key = ("bits", plain.model.dtype, find_product_format("cpu"), torch.get_num_threads())
     known = _reasons.setdefault(plain.model, {})
     if key not in known:
         known[key] = _find_other_bits(plain, decoder)

@@ -114,7 +114,7 @@ class FusedDecoder:
         products = list(self._products())
         least_bytes = 0 if self.same_bits else onednn.LEAST_BYTES
         weights = [packed.weight for packed in products]
-        if self.reordered_bytes or not onednn.find_obstacle(weights, least_bytes=least_bytes):
+        if self.reordered_bytes or onednn.may_lay_out(weights, least_bytes=least_bytes):
             made = [packed.reorder(self._tried) for packed in products]
             self.reordered_bytes = sum(one.nbytes for one in made)
 

@@ -118,19 +118,15 @@ def try_rows(
             faster.add(shape)
 
 
-def find_obstacle(weights: Sequence[Tensor], *, least_bytes: int) -> str:
-    """Why a decoder's weights keep their order; empty where they may be laid out."""
-    first, n_bytes = weights[0], sum(weight.nbytes for weight in weights)
-    if first.device.type != "cpu" or dispatch.mode() == "torch":
-        return f"weights on {first.device}, {dispatch.VARIABLE}={dispatch.mode()}"
-    lack = find_lack(first.dtype)
-    if lack:
-        return lack
-    if n_bytes < least_bytes:
-        return "weights that the processor's cache holds"
-    if 2 * n_bytes > _available_bytes():
-        return f"too little memory for {n_bytes >> 20} MB of weights once more"
-    return ""
+def may_lay_out(weights: Sequence[Tensor], *, least_bytes: int) -> bool:
+    """Whether a decoder's weights are worth a copy, and there is memory for it twice."""
+    n_bytes = sum(weight.nbytes for weight in weights)
+    return (
+        weights[0].device.type == "cpu"
+        and dispatch.mode() != "torch"
+        and not find_lack(weights[0].dtype)
+        and least_bytes <= n_bytes <= _available_bytes() // 2
+    )
 
 
 def find_lack(dtype: torch.dtype) -> str:

@@ -19,6 +19,8 @@ from mmaccel.catalog import METHODS
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers import stores
 from mmaccel.reduction.kv_cache.contract import CacheMethod
+from mmaccel.samplers.drafting.lengths.pass_costs import CountedCosts
+from mmaccel.samplers.drafting.memory import suffix
 from tests.fixtures.tiny_lms import left_padded
 from tests.matrix.examples import Target, make
 
@@ -70,7 +72,11 @@ def test_exact_passes_are_bitwise_in_bfloat16(smollm2: Any) -> None:
     assert (run.stats.exactness, run.stats.dtype) == ("bitwise", "bfloat16")
 
 
-def test_text_is_drafted_where_it_repeats_and_nowhere_else(smollm2: Any) -> None:
+def test_text_is_drafted_where_it_repeats_and_nowhere_else(
+    smollm2: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a token more costs an eighth of a pass, whatever else the machine does."""
+    monkeypatch.setattr(suffix, "find_calibration", lambda *given: CountedCosts(0.125))
     model, tokenizer = smollm2
     code = getsource(textwrap.indent)
     asked = {
@@ -91,7 +97,7 @@ def test_text_is_drafted_where_it_repeats_and_nowhere_else(smollm2: Any) -> None
         stats[kind] = run.stats
     prompt = stats["prose"].tokens_processed - stats["prose"].passes
     assert stats["copy"].passes < 40 and stats["prose"].passes > 50
-    assert prompt < 250  # few passes of prose are wide: windows of 8 would be 448
+    assert prompt < 100  # few passes of prose are wide
 
 
 def test_a_cache_of_everything_changes_nothing(smollm2: Any) -> None:
