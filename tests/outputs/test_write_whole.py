@@ -7,12 +7,14 @@ waiting for the rename, a manifest with an image that does not exist.
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mmaccel.commands.files import to_json
 from mmaccel.errors import OptionError
 from mmaccel.outputs.whole_files import write_whole
 from tests.fixtures.special_files import SPECIAL, make_special, time_limit
@@ -146,3 +148,12 @@ def test_a_link_with_the_temporary_name_is_not_followed(target: Path) -> None:
     target.with_name(f".{target.name}.{os.getpid()}.tmp").symlink_to(other / "mine")
     write_whole(target, write)
     assert (other / "mine").read_bytes() == OLD and target.read_bytes() == NEW
+
+
+def test_a_report_reads_back_and_has_a_list_of_numbers_on_one_line() -> None:
+    report = {"a": [1, 2.5, "ä"], "b": [{"c": []}, {"d": {"e": None, "f": [[1], [2]]}}], "g": {}}
+    text = to_json(report)
+    assert json.loads(text) == report
+    assert ' "a": [1, 2.5, ' in text and text.count("\n") == 14
+    with pytest.raises(ValueError, match="JSON"):
+        to_json({"a": [float("nan")]})
