@@ -30,8 +30,8 @@ from mmaccel.pipelines.attach.unwrap import (
 )
 from mmaccel.pipelines.causal_lm.compatibility import find_device, find_remedy, find_training_effect
 from mmaccel.pipelines.causal_lm.family import CausalLM
+from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.runner.engine import Engine, UseCompile, UseFused, UseGraphs, UseSharing
-from mmaccel.pipelines.runner.fused_decoder import close_fused
 from mmaccel.pipelines.transformers_release import warn_if_untested
 from mmaccel.pipelines.vision_language.kept import KeptTokens
 from mmaccel.pipelines.vision_language.reduction import VisualReduction
@@ -113,7 +113,7 @@ class Handle:
                 self._service.engine.close()
             if isinstance(self._service, GenerateService):
                 self._service.series.reset()
-                close_fused(self._target)
+                close_forwards(self._target)
 
     def detach(self, *, keep_packed: bool = False) -> None:
         """Restore the model's own methods and the storage of its parameters; drop CUDA graphs.
@@ -131,7 +131,7 @@ class Handle:
             if hasattr(self._service, "engine"):
                 self._service.engine.close()
             if isinstance(self._service, GenerateService) and not keep_packed:
-                close_fused(self._target, forget=False)
+                close_forwards(self._target, forget=False)
             self._injection.remove()
 
     def __enter__(self) -> Handle:

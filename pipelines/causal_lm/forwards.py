@@ -19,7 +19,12 @@ from mmaccel.pipelines.layers.attention import WindowPass, window_attention_in
 from mmaccel.pipelines.layers.attention_inputs import find_attending
 from mmaccel.pipelines.layers.attention_name import find_configs
 from mmaccel.pipelines.runner.compiled_passes import CompiledRun, UseCompile
-from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, open_fused
+from mmaccel.pipelines.runner.fused_decoder import FusedDecoder, close_fused, open_fused
+from mmaccel.pipelines.runner.own_products import (
+    OwnProducts,
+    close_own_products,
+    open_own_products,
+)
 
 
 class RoutedWindow(CheckedWindow, Protocol):
@@ -50,6 +55,7 @@ class ForwardRoute:
         self.reason = "no run has begun"
         self.same_bits = False
         self._model = model
+        self._own: OwnProducts | None = None  # of the model's own forward
         self._windows = windows
         self._compiled: CompiledRun | None = None
         self._pass: WindowPass | None = None  # the one that runs now, of the fused decoder
@@ -67,6 +73,7 @@ class ForwardRoute:
         self._configs = []
         self._attending = []
         self.decoder = None
+        self._own = None
         self.reason = _find_obstacle(window)
         if not self.reason and isinstance(fused, FusedDecoder):
             self.decoder = fused
@@ -78,10 +85,14 @@ class ForwardRoute:
                     f"{option}={value!r}: expected a model that the fused decoder serves, received "
                     f"a {type(self._model).__name__} with {self.reason}; set {option}='auto'"
                 )
+            if self.decoder is None:
+                self._own = open_own_products(self._model)
         self.same_bits = fused == "exact" and self.decoder is not None
         self.name = "model" if self.decoder is None else "fused"
-        if self.decoder is not None and self.decoder.reordered_bytes:
-            self.reason = f"{self.decoder.reordered_bytes >> 20} MB of weights once more for oneDNN"
+        served = self.decoder or self._own
+        if served is not None and served.products.reordered_bytes:
+            copied = f"{served.products.reordered_bytes >> 20} MB of weights once more for oneDNN"
+            self.reason = f"{self.reason}; {copied}" if self.reason else copied
         self._compiled = (
             None if self.decoder is None else CompiledRun(self.decoder.compiled, compile)
         )
@@ -117,6 +128,19 @@ class ForwardRoute:
             finally:  # a prompt after a pass that failed is processed under masks
                 self._pass = None
 
+    def run_model(self, inputs: dict[str, Any], replaced: dict[str, Tensor]) -> Any:
+        """The model's own forward, with other parameters and buffers in place of some, by name."""
+        if replaced:
+            return functional_call(self._model, replaced, (), inputs, tie_weights=False)
+        return self._call(self._model, inputs)
+
+    def _call(self, module: Callable[..., Any], inputs: dict[str, Any]) -> Any:
+        if self._own is None:
+            return module(**inputs)
+        entries = inputs["input_ids" if "input_ids" in inputs else "inputs_embeds"]
+        with self._own.using(entries.shape[0] * entries.shape[1]):
+            return module(**inputs)
+
     def states(
         self,
         body: Callable[..., Any] | None,
@@ -139,7 +163,7 @@ class ForwardRoute:
         self.same_bits &= self._pass is None
         if decoder is None:
             assert body is not None
-            states: Tensor = body(**inputs).last_hidden_state
+            states: Tensor = self._call(body, inputs).last_hidden_state
             return states
         embedded = inputs.get("inputs_embeds")
         hidden = decoder.forward(
@@ -152,11 +176,10 @@ class ForwardRoute:
         return hidden
 
 
-def run_model(model: Any, inputs: dict[str, Any], replaced: dict[str, Tensor]) -> Any:
-    """The model's own forward, with other parameters and buffers in place of some, by name."""
-    if not replaced:
-        return model(**inputs)
-    return functional_call(model, replaced, (), inputs, tie_weights=False)
+def close_forwards(model: Any, *, forget: bool = True) -> None:
+    """Give a model's parameters storages of their own, and drop copies; see `close_fused`."""
+    close_own_products(model)
+    close_fused(model, forget=forget)
 
 
 def _find_obstacle(window: RoutedWindow) -> str:

@@ -28,7 +28,7 @@ from mmaccel.pipelines.causal_lm.compatibility import (
     find_layer_sizes,
     read_weight,
 )
-from mmaccel.pipelines.causal_lm.forwards import ForwardRoute, OutputHead, run_model
+from mmaccel.pipelines.causal_lm.forwards import ForwardRoute, OutputHead
 from mmaccel.pipelines.causal_lm.own_prompt import OwnPrompt
 from mmaccel.pipelines.causal_lm.passes import WindowPasses, select_kept
 from mmaccel.pipelines.causal_lm.quantization import describe_sharing, find_activations
@@ -418,7 +418,7 @@ class CausalLMWindow(StaticModelBuffers, TokenModel):
         """The output of a forward with these arguments of the model's, by the run's route."""
         decoder = self.forwards.decoder
         if decoder is None:
-            return run_model(self.model, inputs, self._replaced_tensors())
+            return self.forwards.run_model(inputs, self._replaced_tensors())
         kept = inputs.pop("logits_to_keep", 0)
         hidden = self.passes.states(None, inputs)
         if isinstance(kept, int) and kept:  # of a prompt, behind which nothing is read

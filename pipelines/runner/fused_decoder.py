@@ -16,7 +16,6 @@ GELU by its tanh approximation is one operation, where some models round after e
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ from mmaccel.kernels.rope_write import rope_write
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
-from mmaccel.pipelines.runner import onednn
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
@@ -49,13 +47,13 @@ from mmaccel.pipelines.runner.fused_structure import (
     find_hook,
     read_structure,
 )
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.pipelines.runner.onednn import MOST_ROWS, Trials
+from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
 from mmaccel.pipelines.runner.static_buffers import find_address
 from mmaccel.samplers.run_lock import in_turn
 
 _LEAST_ROWS = 16  # from which on MKL's products of few columns have the same bits
 _BLOCK = 256  # below what MKL divides, 384
-_UNTRIED = 2  # passes of a number of rows
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
@@ -73,11 +71,11 @@ class FusedDecoder:
         head: makes logits of hidden states; None where the model does that otherwise.
         head_reason: what the model does instead; empty where there is a head.
         compiled: what is known about compiling its passes on a CPU.
-        reordered_bytes: of weights that stand once more in oneDNN's order; 0 where none do.
+        products: of its passes.
         same_bits: see `use_same_bits`.
 
-    Memory: none beyond the model's own and `reordered_bytes`; packing a layer needs that of its
-    largest packed weight.
+    Memory: none beyond the model's own and `products.reordered_bytes`; packing a layer needs that
+    of its largest packed weight.
     """
 
     def __init__(self, model: Any, structure: Structure) -> None:
@@ -89,65 +87,37 @@ class FusedDecoder:
         self._implementation = own_attention(model.config)
         self.compiled = CompiledPasses(type(self).run_tensors)
         self._meet: Callable[[Tensor], Tensor] = _pass_on
-        self.reordered_bytes = 0
         self.same_bits = False
-        self._passes = Counter[tuple[int, int]]()
-        self._tried = _tried.setdefault(model, {})
+        self.products = Products(list(self._find_products()), _trials.setdefault(model, Trials()))
         try:
-            for packed in self._products():
+            for packed in self.products.linears:
                 packed.pack()
-            self.reorder()
+            self.products.reorder()
         except BaseException:  # no memory, or interrupted
             self.unpack()
             raise
         if self._layers[0].attention.qkv.weight.device.type == "cuda":
             torch.cuda.empty_cache()  # what the weights were in is too small for packed ones
 
-    def _products(self) -> Iterator[PackedLinear]:
+    def _find_products(self) -> Iterator[PackedLinear]:
         for layer in self._layers:
             yield from (layer.attention.qkv, layer.attention.out, layer.mlp.up, layer.mlp.down)
         if self.head is not None:
             yield self.head.product
-
-    def reorder(self) -> None:
-        """On a CPU, lay out weights for oneDNN that are not, or changed since; see `onednn`."""
-        products = list(self._products())
-        least_bytes = 0 if self.same_bits else onednn.LEAST_BYTES
-        weights = [packed.weight for packed in products]
-        if self.reordered_bytes or onednn.may_lay_out(weights, least_bytes=least_bytes):
-            made = [packed.reorder(self._tried) for packed in products]
-            self.reordered_bytes = sum(one.nbytes for one in made)
 
     def use_same_bits(self, same_bits: bool) -> None:
         """Set whether a row's states and logits have the same bits in passes of any width and any
         batch. On a CPU, of no compiled passes, without `kernel_pass` and methods of caches.
         """
         self.same_bits = same_bits
-        for packed in self._products():
+        for packed in self.products.linears:
             packed.same_bits = same_bits
         if same_bits:
-            self.reorder()
-
-    def _try_rows(self, n_rows: int) -> None:
-        """Find out, once for a model, by which way products of so many rows run, where it is not a
-        prompt or a check alone that has as many.
-        """
-        key = onednn.find_key(n_rows)
-        if not self.reordered_bytes or n_rows > onednn.MOST_ROWS or self.same_bits:
-            return
-        self._passes[key] += 1
-        if key not in self._tried and self._passes[key] > _UNTRIED:
-            products = [
-                (packed.reorder(self._tried), packed.multiply, packed.weight[0])
-                for packed in self._products()
-            ]
-            onednn.try_rows(products, n_rows, self._tried)
+            self.products.reorder(of_any_size=True)
 
     def unpack(self) -> None:
         """Give all parameters storages of their own again."""
-        for packed in self._products():
-            packed.unpack()
-        self.reordered_bytes = 0
+        self.products.unpack()
 
     @property
     def linears(self) -> list[Any]:
@@ -219,7 +189,8 @@ class FusedDecoder:
             self._turn(hidden, position_ids) if tables is None else _look_up(tables, position_ids)
         )
         hidden = self._enter(hidden, position_ids)
-        self._try_rows(hidden.shape[0] * hidden.shape[1])
+        if not self.same_bits:
+            self.products.prepare(hidden.shape[0] * hidden.shape[1])
         if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
@@ -486,8 +457,8 @@ def _attend_by_products(
     """
     rows, width, _, dim = queries.shape
     groups = attention.heads // attention.kv_heads
-    if same_bits and width > onednn.MOST_ROWS:
-        parts = zip(queries.split(onednn.MOST_ROWS, 1), mask.split(onednn.MOST_ROWS, 2))
+    if same_bits and width > MOST_ROWS:
+        parts = zip(queries.split(MOST_ROWS, 1), mask.split(MOST_ROWS, 2))
         made = [_attend_by_products(attention, q, keys, values, m, True) for q, m in parts]
         return torch.cat(made, 1)
     packed = queries.view(rows, width, -1, groups, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
@@ -552,7 +523,7 @@ class _Known:
 
 
 _known: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
-_tried: WeakKeyDictionary[Any, onednn.Tried] = WeakKeyDictionary()
+_trials: WeakKeyDictionary[Any, Trials] = WeakKeyDictionary()
 
 
 @in_turn
@@ -576,7 +547,7 @@ def open_fused(
     is_same = known is not None and known.state == state
     if known is not None and is_same and (known.decoder is not None or known.reason):
         if known.decoder is not None:
-            known.decoder.reorder()
+            known.decoder.products.reorder()
         return known.decoder, known.reason
     close_fused(model)
     decoder = None

@@ -14,7 +14,7 @@ Departures: what is laid out is a copy, since no view can have its order.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -30,10 +30,10 @@ LEAST_BYTES = 64 << 20  # weights of a decoder that caches hold are as fast by `
 _GAIN = 1.05  # by how much it must be faster
 _TRIALS = 6  # of either way at a shape
 _SAMPLES = 64  # entries by which a weight is known again
+_UNTRIED = 2  # passes of a number of rows: a prompt or a check alone may have as many
 
-Product = Callable[[Tensor], Tensor]
-Tried = dict[tuple[int, int], set[tuple[int, ...]]]
-"""Shapes `(N, C)` whose products are faster in oneDNN's order, by threads and rows."""
+Way = tuple["ReorderedWeight", Callable[[Tensor], Tensor], Tensor]
+"""A weight, its product as it is, and an input `[C]` of it."""
 
 
 class ReorderedWeight:
@@ -42,13 +42,13 @@ class ReorderedWeight:
     Args:
         weight: on a CPU, float32 or bfloat16.
         parameters: that it is made of.
-        tried: what is known of the model's shapes.
+        trials: of the model's shapes.
     """
 
-    def __init__(self, weight: Tensor, parameters: Sequence[Tensor], tried: Tried) -> None:
+    def __init__(self, weight: Tensor, parameters: Sequence[Tensor], trials: Trials) -> None:
         self.nbytes = weight.nbytes
         self.shape = tuple(weight.shape)
-        self._tried = tried
+        self._trials = trials
         self._mark = _make_mark(weight, parameters)
         with torch.inference_mode(False), torch.no_grad():
             made = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MOST_ROWS)
@@ -56,7 +56,7 @@ class ReorderedWeight:
 
     def is_faster(self, n_rows: int) -> bool:
         """Whether a trial has shown that."""
-        return self.shape in self._tried.get(find_key(n_rows), ())
+        return self.shape in self._trials.faster.get(find_key(n_rows), ())
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Outputs `[T, N]` of inputs `[T, C]`."""
@@ -72,50 +72,61 @@ class ReorderedWeight:
         return versions == now[0] and torch.equal(sample, now[1])
 
 
-def find_key(n_rows: int) -> tuple[int, int]:
-    """Where `Tried` has products of so many rows: by the next power of two."""
-    return torch.get_num_threads(), 1 << (n_rows - 1).bit_length()
-
-
 def _make_mark(weight: Tensor, parameters: Sequence[Tensor]) -> tuple[list[int], Tensor]:
     flat = weight.flatten() if weight.is_contiguous() else weight.t().flatten()
     sample = flat[:: max(1, flat.numel() // _SAMPLES)].clone()
     return [parameter._version for parameter in parameters], sample
 
 
-@torch.no_grad()
-def try_rows(
-    products: Iterable[tuple[ReorderedWeight, Product, Tensor]], n_rows: int, tried: Tried
-) -> None:
-    """Find out which products of so many rows are faster in oneDNN's order.
+class Trials:
+    """Which products of a model are faster in oneDNN's order.
 
-    Both ways take turns over weights of different layers, which no cache holds from before, and
-    have to give the same numbers.
-
-    Args:
-        products: of every weight: itself, its product as it is, and an input `[C]`.
-        tried: receives what was found.
+    Attributes:
+        faster: shapes `(N, C)`, by `find_key`; no key where nothing was tried.
     """
-    by_shape = defaultdict(list)
-    for product in products:
-        by_shape[product[0].shape].append(product)
-    faster = tried[find_key(n_rows)] = set()
-    for shape, found in by_shape.items():
-        chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
-        seconds: tuple[list[float], list[float]] = ([], [])
-        is_same = True
-        for number, (weight, multiply, x) in enumerate([found[0], *chosen]):
-            inputs = x.expand(n_rows, -1).contiguous()
-            made = [inputs, inputs]
-            for way in (0, 1) if number % 2 else (1, 0):
-                began = time.perf_counter()
-                made[way] = (multiply, weight)[way](inputs)
-                seconds[way].append(time.perf_counter() - began)
-            off = (made[0] - made[1]).abs().mean() / made[0].abs().mean()
-            is_same &= bool(off < max(1e-5, torch.finfo(x.dtype).eps))
-        plain, reordered = (median(each[1:]) for each in seconds)  # the first makes its code
-        if is_same and _GAIN * reordered < plain:
-            faster.add(shape)
+
+    def __init__(self) -> None:
+        self.faster: dict[tuple[int, int], set[tuple[int, ...]]] = {}
+        self._passes = Counter[tuple[int, int]]()
+
+    def are_due(self, n_rows: int) -> bool:
+        """Count a pass of so many rows; whether its products are to be tried before it."""
+        key = find_key(n_rows)
+        self._passes[key] += 1
+        return key not in self.faster and self._passes[key] > _UNTRIED
+
+    @torch.no_grad()
+    def run(self, ways: Iterable[Way], n_rows: int) -> None:
+        """Find out which products of so many rows are faster.
+
+        Both ways take turns over weights of different layers, which no cache holds from before, and
+        have to give the same numbers.
+        """
+        by_shape = defaultdict(list)
+        for way in ways:
+            by_shape[way[0].shape].append(way)
+        faster = self.faster[find_key(n_rows)] = set()
+        for shape, found in by_shape.items():
+            chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
+            seconds: tuple[list[float], list[float]] = ([], [])
+            is_same = True
+            for number, (weight, multiply, x) in enumerate([found[0], *chosen]):
+                inputs = x.expand(n_rows, -1).contiguous()
+                made = [inputs, inputs]
+                for way in (0, 1) if number % 2 else (1, 0):
+                    began = time.perf_counter()
+                    made[way] = (multiply, weight)[way](inputs)
+                    seconds[way].append(time.perf_counter() - began)
+                off = (made[0] - made[1]).abs().mean() / made[0].abs().mean()
+                is_same &= bool(off < max(1e-5, torch.finfo(x.dtype).eps))
+            plain, reordered = (median(each[1:]) for each in seconds)  # the first makes its code
+            if is_same and _GAIN * reordered < plain:
+                faster.add(shape)
+
+
+def find_key(n_rows: int) -> tuple[int, int]:
+    """Where `Trials` has products of so many rows: by threads and the next power of two."""
+    return torch.get_num_threads(), 1 << (n_rows - 1).bit_length()
 
 
 def may_lay_out(weights: Sequence[Tensor], *, least_bytes: int) -> bool:

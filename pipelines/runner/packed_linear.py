@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmaccel.pipelines.runner.onednn import MOST_ROWS, ReorderedWeight, Tried
+from mmaccel.pipelines.runner import onednn
+from mmaccel.pipelines.runner.onednn import MOST_ROWS, ReorderedWeight, Trials
 
 
 class PackedLinear:
@@ -89,13 +90,13 @@ class PackedLinear:
             return torch.mm(x, self._columns())
         return torch.addmm(bias, x, self._columns())
 
-    def reorder(self, tried: Tried) -> ReorderedWeight:
+    def reorder(self, trials: Trials) -> ReorderedWeight:
         """The weight as it is laid out for oneDNN; anew where it changed."""
         parameters = [linear.weight for linear in self.linears]
         known, weight = self._reordered, self.weight
         if known is None or not known.is_current(weight, parameters):
             self._reordered = known = None  # of two copies one at a time
-            self._reordered = known = ReorderedWeight(weight, parameters, tried)
+            self._reordered = known = ReorderedWeight(weight, parameters, trials)
         return known
 
     def _columns(self) -> Tensor:
@@ -127,6 +128,52 @@ class PackedLinear:
                 if address is not None and _is_at(parameter, address):
                     with torch.inference_mode(False), torch.no_grad():
                         parameter.data = parameter.data.clone()
+
+
+class Products:
+    """The products of a model's passes, of which some take weights in oneDNN's order on a CPU.
+
+    Args:
+        linears: all that multiply; a copy of their weights is made by `reorder`.
+        trials: of the model, kept for it.
+
+    Attributes:
+        reordered_bytes: of weights that stand once more in oneDNN's order; 0 where none do.
+    """
+
+    def __init__(self, linears: Sequence[PackedLinear], trials: Trials) -> None:
+        self.linears = linears
+        self.reordered_bytes = 0
+        self._trials = trials
+
+    def reorder(self, *, of_any_size: bool = False) -> None:
+        """Lay out weights that are not yet, or changed since, where it is worth a copy."""
+        weights = [linear.weight for linear in self.linears]
+        least_bytes = 0 if of_any_size else onednn.LEAST_BYTES
+        if self.reordered_bytes or onednn.may_lay_out(weights, least_bytes=least_bytes):
+            made = [linear.reorder(self._trials) for linear in self.linears]
+            self.reordered_bytes = sum(one.nbytes for one in made)
+
+    def prepare(self, n_rows: int) -> bool:
+        """Find out, once for a model, by which way products of so many rows run.
+
+        Returns:
+            Whether any takes oneDNN's order.
+        """
+        if not self.reordered_bytes or n_rows > MOST_ROWS:
+            return False
+        trials = self._trials
+        if trials.are_due(n_rows):
+            trials.run(
+                [(x.reorder(trials), x.multiply, x.weight[0]) for x in self.linears], n_rows
+            )
+        return bool(trials.faster.get(onednn.find_key(n_rows)))
+
+    def unpack(self) -> None:
+        """Give all parameters storages of their own again, and drop copies."""
+        for linear in self.linears:
+            linear.unpack()
+        self.reordered_bytes = 0
 
 
 @torch.no_grad()

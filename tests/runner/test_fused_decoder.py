@@ -56,7 +56,7 @@ def find_differences(own: CausalLMWindow, fused: CausalLMWindow) -> list[Differe
     pairs = list(zip(run_passes(own), run_passes(fused)))
     assert (own.route, fused.route) == ("model", "fused")
     decoder = fused.forwards.decoder
-    assert decoder is not None and bool(fused.route_reason) == bool(decoder.reordered_bytes)
+    assert decoder is not None and bool(fused.route_reason) == bool(decoder.products.reordered_bytes)
     found = [compare_logits(*pair) for pair in pairs]
     assert all(difference.is_telling for difference in found)
     return found
@@ -93,7 +93,7 @@ def lay_out_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of small models are laid out for oneDNN, too, and multiply so."""
     monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
     monkeypatch.setattr(onednn, "_GAIN", 0)
-    monkeypatch.setattr(fused_decoder, "_UNTRIED", 0)
+    monkeypatch.setattr(onednn, "_UNTRIED", 0)
 
 
 @pytest.mark.parametrize(("name", "way"), CELLS)
@@ -106,7 +106,7 @@ def test_logits_are_the_models_own(name: str, way: str, monkeypatch: pytest.Monk
     fused = CausalLMWindow(model, attention=attention, fused=True)
     found = find_differences(CausalLMWindow(model), fused)
     decoder = fused.forwards.decoder
-    assert decoder is not None and (decoder.reordered_bytes > 0) == ("oneDNN" in way)
+    assert decoder is not None and (decoder.products.reordered_bytes > 0) == ("oneDNN" in way)
     if dtype == torch.bfloat16:
         assert max(difference.mean for difference in found) < 0.03
     else:

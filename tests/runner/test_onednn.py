@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from mmaccel import CausalLMWindow, OptionError, UnsupportedModelError
 from mmaccel.commands import doctor
 from mmaccel.contracts import Pass
 from mmaccel.pipelines.causal_lm import self_check
+from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.runner import fused_decoder, onednn
+from mmaccel.pipelines.runner.onednn import Trials
+from mmaccel.pipelines.runner.own_products import close_own_products, open_own_products
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.samplers.compare_logits import compare_logits
 from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.windows import build_model
 
@@ -28,7 +33,7 @@ def test_a_row_has_the_same_bits_among_any_number(dtype: torch.dtype, n: int, c:
     product = PackedLinear(linears)
     product.pack()
     product.same_bits = True
-    product.reorder({})
+    product.reorder(Trials())
     x = torch.randn(300, c, dtype=dtype)
     whole = product(x)
     for rows in (1, 2, 3, 8, 32, 65):
@@ -43,8 +48,8 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
     model = build_decoder("llama")
     window = CausalLMWindow(model, fused=True)
     window.reserve(1, 64)
-    tried = fused_decoder._tried[model]
-    tried.clear()  # of the self-check's passes
+    tried = fused_decoder._trials[model].faster
+    fused_decoder._trials[model]._passes.clear()  # of the self-check's passes
     calls: list[int] = []
     own = onednn.ReorderedWeight.__call__
 
@@ -55,7 +60,7 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
     monkeypatch.setattr(onednn.ReorderedWeight, "__call__", count)
     monkeypatch.setattr(onednn, "_GAIN", 1e9)  # none is faster
     tokens = torch.ones(1, 3, dtype=torch.int64)
-    for _ in range(fused_decoder._UNTRIED):
+    for _ in range(onednn._UNTRIED):
         window.forward(Pass(tokens, torch.tensor([0])))
     assert not tried  # as many as a prompt or a check has
     for _ in range(2):
@@ -65,7 +70,7 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
     assert calls == [3] * n_trials
     monkeypatch.setattr(onednn, "_GAIN", 0)  # all are
     calls.clear()
-    for _ in range(fused_decoder._UNTRIED + 1):
+    for _ in range(onednn._UNTRIED + 1):
         window.forward(Pass(tokens[:, :2], torch.tensor([3])))
     assert len(tried[torch.get_num_threads(), 2]) == 5
     assert len(calls) - n_trials == 4 * 2 + 1  # of layers, and the head
@@ -74,16 +79,16 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
 def test_a_way_that_gives_other_numbers_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "_GAIN", 0)
     linear = nn.Linear(64, 96).requires_grad_(False)
-    weight = PackedLinear([linear]).reorder({})
-    tried: onednn.Tried = {}
+    trials = Trials()
+    weight = PackedLinear([linear]).reorder(trials)
     for factor, faster in ((1, {(96, 64)}), (1 + 1e-4, set())):
         product = (
             weight,
             lambda x, factor=factor: factor * x @ linear.weight.t(),
             linear.weight[0],
         )
-        onednn.try_rows([product], 4, tried)
-        assert tried == {onednn.find_key(4): faster}
+        trials.run([product], 4)
+        assert trials.faster == {onednn.find_key(4): faster}
 
 
 def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +99,7 @@ def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) 
     window = CausalLMWindow(build_decoder("llama"), fused=True)
     window.choose_route()
     decoder = window.forwards.decoder
-    assert decoder is not None and not decoder.reordered_bytes and not window.route_reason
+    assert decoder is not None and not decoder.products.reordered_bytes and not window.route_reason
 
 
 def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
@@ -102,12 +107,12 @@ def test_small_weights_are_laid_out_where_that_is_asked_for_alone() -> None:
     window = CausalLMWindow(model, fused=True)
     window.choose_route()
     decoder = window.forwards.decoder
-    assert decoder is not None and not decoder.reordered_bytes
+    assert decoder is not None and not decoder.products.reordered_bytes
     decoder.use_same_bits(True)
     n_bytes = sum(p.nbytes for name, p in model.named_parameters() if p.ndim == 2)
-    assert 0 < decoder.reordered_bytes <= n_bytes
+    assert 0 < decoder.products.reordered_bytes <= n_bytes
     mmaccel.pipelines.runner.fused_decoder.close_fused(model)
-    assert all(packed._reordered is None for packed in decoder._products())
+    assert all(packed._reordered is None for packed in decoder.products.linears)
 
 
 def generate(model: Any, policy: Any, batch: int = 1, fused: Any = "exact", **options: Any) -> Any:
@@ -203,3 +208,55 @@ def test_bad_values() -> None:
         mmaccel.attach(model, "jacobi", fused="exact", compile=True)
     with pytest.raises(UnsupportedModelError, match="fused='exact'"):
         mmaccel.attach(build_model("chameleon"), "jacobi", fused="exact")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_model_that_is_not_fused_takes_them_in_its_own_forward(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With adapters; inside its passes alone, and after a weight that changed, too."""
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
+    monkeypatch.setattr(onednn, "_GAIN", 0)
+    rows: list[int] = []
+    multiply = PackedLinear._by_onednn
+    monkeypatch.setattr(
+        PackedLinear, "_by_onednn", lambda self, x: (rows.append(len(x)), multiply(self, x))[1]
+    )
+    model = build_decoder("llama", dtype)
+    adapter = peft.LoraConfig(target_modules=["v_proj"], init_lora_weights=False)
+    peft.inject_adapter_in_model(adapter, model)
+    own, window = CausalLMWindow(model), CausalLMWindow(model, fused="auto")
+    n_linears = sum(type(module) is nn.Linear for module in model.modules())
+    ids = torch.arange(24).view(2, 12) % 38 + 1
+    for factor in (1, 1.5):
+        with torch.no_grad():
+            model.model.layers[1].self_attn.v_proj.base_layer.weight *= factor
+        for each in (own, window):
+            each.reserve(2, 12)
+        for _ in range(onednn._UNTRIED + 2):
+            rows.clear()
+            made = [x.forward(Pass(ids, torch.zeros(2, dtype=torch.int64))) for x in (own, window)]
+            assert compare_logits(*made).mean < (1e-6 if dtype == torch.float32 else 0.03)
+        assert rows == [24] * n_linears and not own.route_reason.endswith("oneDNN")
+        assert not any("forward" in vars(module) for module in model.modules())
+    assert (window.route, window.forwards.same_bits) == ("model", False)
+    assert re.search("v_proj, a peft.*; 0 MB of weights once more for oneDNN", window.route_reason)
+    with pytest.raises(IndexError):  # a pass that fails
+        window.forward(Pass(ids + 1000, torch.zeros(2, dtype=torch.int64)))
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert (found := open_own_products(model)) is not None
+    close_forwards(model)
+    assert all(linear._reordered is None for linear in found.products.linears)
+
+
+def test_own_forwards_that_something_wraps_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
+    model = build_decoder("llama")
+    assert open_own_products(model) is not None
+    close_own_products(model)
+    hook = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert open_own_products(model) is None
+    hook.remove()
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 64 << 20)
+    assert open_own_products(model) is None
