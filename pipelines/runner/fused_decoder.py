@@ -37,6 +37,7 @@ from mmaccel.kernels.rope_write import rope_write
 from mmaccel.pipelines.layers.attention import WindowPass
 from mmaccel.pipelines.layers.attention_name import own_attention
 from mmaccel.pipelines.layers.store import WindowLayer
+from mmaccel.pipelines.runner.attention_products import attend_eagerly, attend_with_same_bits
 from mmaccel.pipelines.runner.compiled_passes import CompiledPasses, CompiledRun
 from mmaccel.pipelines.runner.fused_structure import (
     Attention,
@@ -47,13 +48,11 @@ from mmaccel.pipelines.runner.fused_structure import (
     find_hook,
     read_structure,
 )
-from mmaccel.pipelines.runner.onednn import MOST_ROWS, Trials
+from mmaccel.pipelines.runner.onednn import Trials
 from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
 from mmaccel.pipelines.runner.static_buffers import find_address
 from mmaccel.samplers.run_lock import in_turn
 
-_LEAST_ROWS = 16  # from which on MKL's products of few columns have the same bits
-_BLOCK = 256  # below what MKL divides, 384
 
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
@@ -371,8 +370,10 @@ class FusedDecoder:
             keys, values: `[R, Hkv, S, D]`.
             mask: `[R, 1, W, S]`.
         """
-        if self._implementation == "eager" or self.same_bits:
-            return _attend_by_products(attention, queries, keys, values, mask, self.same_bits)
+        if self.same_bits:
+            return attend_with_same_bits(attention, queries, keys, values, mask)
+        if self._implementation == "eager":
+            return attend_eagerly(attention, queries, keys, values, mask)
         groups = attention.heads // attention.kv_heads
         on_cpu = queries.device.type == "cpu"
         if groups > 1 and not on_cpu:  # a mask keeps grouped heads off the fast kernels of GPUs
@@ -443,38 +444,6 @@ def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor) -> Tensor:
     up = layer.mlp.up(x)
     between = layer.mlp.activation(up) if layer.mlp.gate is None else gate(up, layer.mlp.gate)
     return layer.mlp.down(between)
-
-
-def _attend_by_products(
-    attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor,
-    same_bits: bool,
-) -> Tensor:  # fmt: skip
-    """Eager attention; the heads that share a key head are rows of one product.
-
-    With `same_bits`, products have `_LEAST_ROWS` or more, and values are added in blocks of
-    `_BLOCK` positions: how more are divided depends on the length that is attended to. Long prompts
-    go through in parts, for the memory of their scores.
-    """
-    rows, width, _, dim = queries.shape
-    groups = attention.heads // attention.kv_heads
-    if same_bits and width > MOST_ROWS:
-        parts = zip(queries.split(MOST_ROWS, 1), mask.split(MOST_ROWS, 2))
-        made = [_attend_by_products(attention, q, keys, values, m, True) for q, m in parts]
-        return torch.cat(made, 1)
-    packed = queries.view(rows, width, -1, groups, dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    n = groups * width
-    n_more = max(0, _LEAST_ROWS - n) if same_bits else 0
-    scores = (F.pad(packed, (0, 0, 0, n_more)) @ keys.transpose(-1, -2)) * attention.scale
-    if attention.softcap is not None:
-        scores = attention.softcap * (scores / attention.softcap).tanh()
-    scores = scores[:, :, :n].unflatten(2, (groups, width)) + mask[:, None]  # [R, Hkv, G, W, S]
-    weights = scores.softmax(-1, dtype=torch.float32).to(queries.dtype).flatten(2, 3)
-    weights = F.pad(weights, (0, 0, 0, n_more))
-    block = _BLOCK if same_bits else weights.shape[-1]
-    out = weights[..., :block] @ values[:, :, :block]
-    for start in range(block, weights.shape[-1], block):
-        out = out + weights[..., start : start + block] @ values[:, :, start : start + block]
-    return out[:, :, :n].unflatten(2, (groups, width)).permute(0, 3, 1, 2, 4).flatten(2)
 
 
 def _attend_by_kernel(

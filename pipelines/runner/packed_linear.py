@@ -71,7 +71,7 @@ class PackedLinear:
         """Outputs `[T, N]` of inputs `[T, C]`."""
         reordered = self._reordered
         if self.same_bits:
-            padded = x if len(x) > 1 else x.expand(2, -1)
+            padded = x if len(x) > 1 else torch.cat([x, x])
             made = self.multiply(padded) if reordered is None else self._by_onednn(padded)
             return made[: len(x)]
         if reordered is not None and len(x) <= MOST_ROWS and not torch.compiler.is_compiling():
