@@ -53,7 +53,6 @@ from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
 from mmaccel.pipelines.runner.static_buffers import find_address
 from mmaccel.samplers.run_lock import in_turn
 
-
 Angles = tuple[Tensor, Tensor]
 Tables = dict[str, Angles]
 Masks = Tensor | dict[str, Tensor]

@@ -8,7 +8,9 @@ storage of its own again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +52,8 @@ class PackedLinear:
         self._hooks: list[Any] = []
         self.same_bits = False
         self._reordered: ReorderedWeight | None = None
+        self._number = next(_numbers)
+        _numbered[self._number] = self
 
     def pack(self) -> None:
         """Make one tensor the storage of all weights, and one that of all biases."""
@@ -70,13 +74,15 @@ class PackedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Outputs `[T, N]` of inputs `[T, C]`."""
         reordered = self._reordered
+        if reordered is not None and torch.compiler.is_compiling():
+            made: Tensor = torch.ops.mmaccel.product(x, self._number, self.shape[0])
+            return made
         if self.same_bits:
             padded = x if len(x) > 1 else torch.cat([x, x])
             made = self.multiply(padded) if reordered is None else self._by_onednn(padded)
             return made[: len(x)]
-        if reordered is not None and len(x) <= MOST_ROWS and not torch.compiler.is_compiling():
-            if reordered.is_faster(len(x)):
-                return self._by_onednn(x)
+        if reordered is not None and len(x) <= MOST_ROWS and reordered.is_faster(len(x)):
+            return self._by_onednn(x)
         return self.multiply(x)
 
     def _by_onednn(self, x: Tensor) -> Tensor:
@@ -130,6 +136,23 @@ class PackedLinear:
                         parameter.data = parameter.data.clone()
 
 
+_numbers = count()
+_numbered: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+_library = torch.library.Library("mmaccel", "FRAGMENT")
+_library.define("product(Tensor x, int number, int n) -> Tensor")
+
+
+@torch.library.impl(_library, "product", "CPU")
+def _multiply(x: Tensor, number: int, n: int) -> Tensor:
+    """A product as an operator, which compiled code calls as it is."""
+    return _numbered[number](x)
+
+
+@torch.library.register_fake("mmaccel::product", lib=_library)
+def _shape_product(x: Tensor, number: int, n: int) -> Tensor:
+    return x.new_empty(x.shape[0], n)
+
+
 class Products:
     """The products of a model's passes, of which some take weights in oneDNN's order on a CPU.
 
@@ -164,9 +187,7 @@ class Products:
             return False
         trials = self._trials
         if trials.are_due(n_rows):
-            trials.run(
-                [(x.reorder(trials), x.multiply, x.weight[0]) for x in self.linears], n_rows
-            )
+            trials.run([(x.reorder(trials), x.multiply, x.weight[0]) for x in self.linears], n_rows)
         return bool(trials.faster.get(onednn.find_key(n_rows)))
 
     def unpack(self) -> None:

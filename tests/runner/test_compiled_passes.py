@@ -25,8 +25,9 @@ from mmaccel.errors import MissingBackendError
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.runner.compiled_passes import find_obstacle
 from mmaccel.pipelines.runner.engine import Engine
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import compare_logits
-from tests.fixtures.fused_lms import build_decoder
+from tests.fixtures.fused_lms import build_decoder, lay_out_all
 from tests.fixtures.tiny_model import CAPTIONS
 
 ONE, SEVERAL = (1, False), (1, True)  # kinds of passes of one row
@@ -98,6 +99,31 @@ def test_compiled_passes_give_the_same_logits(name: str) -> None:
             parameter.mul_(1.1)
     for expected, received in zip(run_passes(plain), run_passes(compiled)):
         assert compare_logits(expected, received).largest < 1e-5
+
+
+@needs_compiler
+@pytest.mark.usefixtures("always_faster")
+def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is faster; not from weights that changed since."""
+    lay_out_all(monkeypatch)
+    plain, compiled = open_windows()
+    rows: list[int] = []
+    own = PackedLinear._by_onednn
+    monkeypatch.setattr(
+        PackedLinear, "_by_onednn", lambda self, x: (rows.append(len(x)), own(self, x))[1]
+    )
+    for factor in (1, 1.1):
+        with torch.no_grad():
+            for parameter in plain.model.parameters():
+                parameter.mul_(factor)
+        expected = run_passes(plain)
+        run_passes(compiled)  # compiles
+        rows.clear()
+        received = run_passes(compiled)
+        assert rows.count(1) == 4 * 2 + 1 and rows.count(4) == 2 * (4 * 2 + 1)  # layers and head
+        for pair in zip(expected, received):
+            assert compare_logits(*pair).largest < 1e-5
+    assert compiled.route == "compiled" and passes_of(compiled).reasons == {}
 
 
 @needs_compiler

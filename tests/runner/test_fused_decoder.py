@@ -27,10 +27,10 @@ from mmaccel.kernels.norm import Norm, normalise
 from mmaccel.pipelines.causal_lm import forwards
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.models.glm_image import GlmImageWindow
-from mmaccel.pipelines.runner import fused_decoder, onednn, packed_linear
+from mmaccel.pipelines.runner import fused_decoder, packed_linear
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.compare_logits import Difference, compare_logits
-from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder
+from tests.fixtures.fused_lms import RECOGNISED, UNRECOGNISED, build_decoder, lay_out_all
 from tests.fixtures.toy_models import make_prompt
 from tests.fixtures.windows import build_janus, build_model
 
@@ -56,7 +56,8 @@ def find_differences(own: CausalLMWindow, fused: CausalLMWindow) -> list[Differe
     pairs = list(zip(run_passes(own), run_passes(fused)))
     assert (own.route, fused.route) == ("model", "fused")
     decoder = fused.forwards.decoder
-    assert decoder is not None and bool(fused.route_reason) == bool(decoder.products.reordered_bytes)
+    assert decoder is not None
+    assert bool(fused.route_reason) == bool(decoder.products.reordered_bytes)
     found = [compare_logits(*pair) for pair in pairs]
     assert all(difference.is_telling for difference in found)
     return found
@@ -87,13 +88,6 @@ SOME = {
     ),
 }  # fmt: skip
 CELLS = [(name, way) for way in WAYS for name in SOME.get(way, RECOGNISED)]
-
-
-def lay_out_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of small models are laid out for oneDNN, too, and multiply so."""
-    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
-    monkeypatch.setattr(onednn, "_GAIN", 0)
-    monkeypatch.setattr(onednn, "_UNTRIED", 0)
 
 
 @pytest.mark.parametrize(("name", "way"), CELLS)
