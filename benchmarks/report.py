@@ -30,6 +30,7 @@ from benchmarks.tables import (
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.tables import grid
 from mmaccel.results import EXACT_DTYPE, exactness_in
+from scripts.size import make_table, read_budget
 
 Report = dict[str, Any]
 
@@ -357,5 +358,6 @@ _OWN = {
     "kvpress": kvpress_tables,
     "sampler-share": sampler_share_tables,
     "routes": routes_tables,
+    "sizes": lambda _: make_table(read_budget()) + "\n",
 }
 _WHOLE = _OWN | GPU_TABLES | TABLES | CONTEXT_TABLES | DRAFT_TABLES | MEDIA_TABLES

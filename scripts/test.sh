@@ -13,7 +13,7 @@ cd "$(dirname "$0")/.."
 source scripts/environment.sh
 
 run_pytest() { .venv/bin/python -m pytest "$@"; }
-style() { .venv/bin/ruff check . && .venv/bin/ruff format --check .; }
+style() { .venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/python scripts/size.py --check; }
 types() { bash scripts/types.sh .venv/bin/mypy; }
 documentation() { .venv/bin/mkdocs build --strict --site-dir "$logs/site"; }
 tests() { run_pytest -n "${WORKERS:-auto}" --maxprocesses 8 --dist worksteal "$@"; }
