@@ -2,8 +2,9 @@
 as they are ("mm"), as it runs by default, with the same bits at any width ("exact"), and compiled.
 
 All run in one process over the same weights, pass after pass in turn, so that what else the machine
-does falls on all. A pass is one call of the window's forward over W tokens a row that follow
-`--filled` others. "memory" is how long reading the weights takes, as fast as torch adds them up.
+does falls on all; compiled passes one after the other behind them, as in a run. A pass is one call
+of the window's forward over W tokens a row that follow `--filled` others. "memory" is how long
+reading the weights takes, as fast as torch adds them up.
 A run joins those of other models, formats and threads that `--out` holds.
 
     python benchmarks/fused_pass.py --model FOLDER --dtype bfloat16 --threads 2 --windows 1 8 16 32
@@ -27,6 +28,7 @@ from mmaccel import TextToImage
 from mmaccel.commands.files import to_json
 from mmaccel.contracts import Pass
 from mmaccel.outputs.machine import cpu_name
+from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner import fused_decoder
 
@@ -67,27 +69,48 @@ def measure(
     seconds: dict[str, list[float]] = {route: [] for route in windows}
     logits = {}
     for window in windows.values():
-        window.reserve(rows, filled + width)
+        window.reserve(rows, filled + width + 64)  # as a run in the middle
         window.prefill(Pass(tokens[:, :filled], torch.zeros_like(start)))
     trials = fused_decoder._trials.get(first.model)
     tried = {} if trials is None else trials.faster
-    for _ in range(passes + 2):
-        for route, window in windows.items():
-            window.choose_route()  # they share one decoder
-            kept = dict(tried)
-            if route == "mm":
-                tried.update(dict.fromkeys(tried, set()))
-            began = read()
-            logits[route] = window.forward(Pass(tokens[:, filled:], start))
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds[route].append(read() - began)
-            if route == "mm":
-                tried.update(kept)
-    found = {route: 1000 * median(times[2:]) for route, times in seconds.items()}
+    alone = [route for route in windows if route == "compiled"]
+    together = [route for route in windows if route not in alone]
+    for route in together * (passes + 2) + alone * (passes + 4):
+        window = windows[route]
+        window.choose_route()  # they share one decoder
+        kept = dict(tried)
+        if route == "mm":
+            tried.update(dict.fromkeys(tried, set()))
+        began = read()
+        logits[route] = window.forward(Pass(tokens[:, filled:], start))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds[route].append(read() - began)
+        if route == "mm":
+            tried.update(kept)
+    found = {route: 1000 * median(times[-passes:]) for route, times in seconds.items()}
     own = next(iter(logits.values()))
     off = max(float((own - other).abs().max()) for other in logits.values())
     return found | {"largest difference": off}
+
+
+def measure_static(decoder: Any, filled: int, passes: int, *, frozen: bool) -> float:
+    """Median milliseconds of a step of transformers' own static cache, compiled; `frozen`: with
+    weights as constants, which inductor packs.
+    """
+    from transformers import StaticCache
+
+    held = StaticCache(config=decoder.config, max_cache_len=filled + passes + 8)
+    step = torch.compile(decoder.forward, options={"freezing": frozen})
+    seconds = []
+    with torch.no_grad():
+        decoder(torch.ones(1, filled, dtype=torch.int64), past_key_values=held)
+        for _ in range(passes + 4):
+            began = time.perf_counter()
+            step(torch.ones(1, 1, dtype=torch.int64), past_key_values=held)
+            seconds.append(time.perf_counter() - began)
+    torch._dynamo.reset()
+    return 1000 * median(seconds[4:])
 
 
 def read_milliseconds(n_bytes: int) -> float:
@@ -117,6 +140,7 @@ def main() -> None:
         help="cpu: of this thread, on busy machines",
     )
     parser.add_argument("--routes", nargs="+", choices=ROUTES, default=ROUTES[:-1])
+    parser.add_argument("--static", action="store_true", help="also transformers', compiled")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--name", help="of the model, in the report; by default as --model")
     parser.add_argument("--out", type=Path)
@@ -132,11 +156,17 @@ def main() -> None:
             found = measure(windows, rows, width, options.filled, options.passes, options.clock)
             made.append({"rows": rows, "window": width, **found})
             print(f"{rows:4} {width:6}", *(f"{found[x]:9.2f}" for x in windows), flush=True)
+    static: dict[str, float] = {}
+    if options.static:
+        close_forwards(decoder)
+        for name, frozen in (("static", False), ("frozen", True)):
+            static[name] = measure_static(decoder, options.filled, options.passes, frozen=frozen)
+            print(f"{name} {static[name]:.2f} ms")
     if options.out is not None:
         key = (options.name or options.model, options.dtype, torch.get_num_threads())
         held = json.loads(options.out.read_text())["runs"] if options.out.is_file() else []
         others = [run for run in held if (run["model"], run["dtype"], run["threads"]) != key]
-        run = dict(zip(("model", "dtype", "threads"), key), memory=memory, passes_of=made)
+        run = dict(zip(("model", "dtype", "threads"), key), memory=memory, passes_of=made, **static)
         run |= {name: getattr(options, name) for name in ("filled", "passes", "clock")}
         where = {
             "command": shlex.join(["python", *sys.argv]),

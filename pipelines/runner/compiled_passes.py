@@ -152,12 +152,14 @@ class CompiledRun:
 
     Attributes:
         ran: whether a pass ran compiled.
+        at_once: whether trials are made at the first pass of a shape.
     """
 
     def __init__(self, passes: CompiledPasses, mode: UseCompile) -> None:
         self._passes, self._mode = passes, mode
         self._chosen: dict[Shape, Callable[..., Tensor]] = {}
         self.ran = False
+        self.at_once = mode is True
 
     def takes(self, hidden: Tensor, cache: Sequence[WindowLayer]) -> bool:
         """Whether `run` takes a pass: on a CPU, of all rows of a cache that has room."""

@@ -188,7 +188,8 @@ class FusedDecoder:
         )
         hidden = self._enter(hidden, position_ids)
         if not self.same_bits:
-            self.products.prepare(hidden.shape[0] * hidden.shape[1])
+            at_once = run is not None and run.at_once
+            self.products.prepare(hidden.shape[0] * hidden.shape[1], at_once=at_once)
         if run is not None and kernel_pass is None and not kept and run.takes(hidden, cache):
             stores = [(store.keys, store.values) for store in cache]
             index = cache[0].layout.write_index
@@ -264,12 +265,13 @@ class FusedDecoder:
             index: `[R W]` int64, flat indices that the pass writes.
         """
         rows = hidden.shape[0]
+        n_rows = rows if hidden.shape[1] == 1 else None  # what code is compiled for
 
         def attend(number: int, layer: Layer, x: Tensor) -> Tensor:
             mask = _pick(masks, layer.kind)
             own = stores[number]
             attention = layer.attention
-            qkv = attention.qkv(x)
+            qkv = attention.qkv(x, n_rows)
             queries = rope_write(
                 qkv,
                 *_find_turns(angles, layer),
@@ -285,7 +287,7 @@ class FusedDecoder:
             )
             return self._attend(attention, queries, keys, values, mask)
 
-        return self._run_layers(hidden, attend, add_norm, gated_act)
+        return self._run_layers(hidden, attend, add_norm, gated_act, n_rows=n_rows)
 
     def _run_layers(
         self,
@@ -294,6 +296,7 @@ class FusedDecoder:
         norm: Callable[..., Any],
         gate: Callable[..., Any],
         kept: dict[int, Tensor] | None = None,
+        n_rows: int | None = None,
     ) -> Tensor:
         """See `forward`.
 
@@ -302,6 +305,7 @@ class FusedDecoder:
                 `[R, W, Hq D]` of what its attention reads `[R W, C]`.
             norm, gate: `add_norm` and `gated_act`, or their kernels.
             kept: see `forward`.
+            n_rows: as in `PackedLinear`.
         """
         shape, meet = hidden.shape, self._meet
         hidden, update, post = hidden.flatten(0, 1), None, None  # [T, C]
@@ -317,15 +321,16 @@ class FusedDecoder:
             if kept and number in kept:
                 kept[number] = hidden.view(shape)
             scale = layer.scale
-            update = meet(layer.attention.out(attend(number, layer, meet(x)).flatten(0, 1)))
+            attended = attend(number, layer, meet(x)).flatten(0, 1)
+            update = meet(layer.attention.out(attended, n_rows))
             post = layer.post_attention
             if layer.is_parallel:
                 if layer.pre_mlp is not None:
                     _, x = norm(hidden, None, layer.pre_mlp)
-                update = update + meet(_run_mlp(gate, layer, meet(x)))
+                update = update + meet(_run_mlp(gate, layer, meet(x), n_rows))
                 continue
             hidden, x = add(layer.pre_mlp)
-            update = meet(_run_mlp(gate, layer, meet(x)))
+            update = meet(_run_mlp(gate, layer, meet(x), n_rows))
             post = layer.post_mlp
         return add(self._structure.norm)[1].view(shape)
 
@@ -439,10 +444,10 @@ def _choose(specification: Callable[..., Any], device: str) -> Callable[..., Any
     return specification
 
 
-def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor) -> Tensor:
-    up = layer.mlp.up(x)
+def _run_mlp(gate: Callable[..., Any], layer: Layer, x: Tensor, n_rows: int | None) -> Tensor:
+    up = layer.mlp.up(x, n_rows)
     between = layer.mlp.activation(up) if layer.mlp.gate is None else gate(up, layer.mlp.gate)
-    return layer.mlp.down(between)
+    return layer.mlp.down(between, n_rows)
 
 
 def _attend_by_kernel(

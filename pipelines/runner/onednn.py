@@ -89,11 +89,11 @@ class Trials:
         self.faster: dict[tuple[int, int], set[tuple[int, ...]]] = {}
         self._passes = Counter[tuple[int, int]]()
 
-    def are_due(self, n_rows: int) -> bool:
+    def are_due(self, n_rows: int, *, at_once: bool) -> bool:
         """Count a pass of so many rows; whether its products are to be tried before it."""
         key = find_key(n_rows)
         self._passes[key] += 1
-        return key not in self.faster and self._passes[key] > _UNTRIED
+        return key not in self.faster and (at_once or self._passes[key] > _UNTRIED)
 
     @torch.no_grad()
     def run(self, ways: Iterable[Way], n_rows: int) -> None:
@@ -113,10 +113,10 @@ class Trials:
             for number, (weight, multiply, x) in enumerate([found[0], *chosen]):
                 inputs = x.expand(n_rows, -1).contiguous()
                 made = [inputs, inputs]
-                for way in (0, 1) if number % 2 else (1, 0):
+                for by in (0, 1) if number % 2 else (1, 0):
                     began = time.perf_counter()
-                    made[way] = (multiply, weight)[way](inputs)
-                    seconds[way].append(time.perf_counter() - began)
+                    made[by] = (multiply, weight)[by](inputs)
+                    seconds[by].append(time.perf_counter() - began)
                 off = (made[0] - made[1]).abs().mean() / made[0].abs().mean()
                 is_same &= bool(off < max(1e-5, torch.finfo(x.dtype).eps))
             plain, reordered = (median(each[1:]) for each in seconds)  # the first makes its code

@@ -71,10 +71,17 @@ class PackedLinear:
         """`[N, C]`, the rows of all layers; their own weights are views of it."""
         return self._columns().detach().t()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Outputs `[T, N]` of inputs `[T, C]`."""
+    def __call__(self, x: Tensor, n_rows: int | None = None) -> Tensor:
+        """Outputs `[T, N]` of inputs `[T, C]`.
+
+        Args:
+            x: the inputs.
+            n_rows: T, where code is compiled for that number alone.
+        """
         reordered = self._reordered
-        if reordered is not None and torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            if not self._may_be_reordered(n_rows):
+                return self.multiply(x)
             made: Tensor = torch.ops.mmaccel.product(x, self._number, self.shape[0])
             return made
         if self.same_bits:
@@ -84,6 +91,12 @@ class PackedLinear:
         if reordered is not None and len(x) <= MOST_ROWS and reordered.is_faster(len(x)):
             return self._by_onednn(x)
         return self.multiply(x)
+
+    @torch._dynamo.assume_constant_result
+    def _may_be_reordered(self, n_rows: int | None) -> bool:
+        if self._reordered is None:
+            return False
+        return n_rows is None or self._reordered.is_faster(n_rows)
 
     def _by_onednn(self, x: Tensor) -> Tensor:
         assert self._reordered is not None
@@ -177,8 +190,12 @@ class Products:
             made = [linear.reorder(self._trials) for linear in self.linears]
             self.reordered_bytes = sum(one.nbytes for one in made)
 
-    def prepare(self, n_rows: int) -> bool:
+    def prepare(self, n_rows: int, *, at_once: bool = False) -> bool:
         """Find out, once for a model, by which way products of so many rows run.
+
+        Args:
+            n_rows: of the next pass.
+            at_once: whether that is found out at the first pass of so many rows.
 
         Returns:
             Whether any takes oneDNN's order.
@@ -186,7 +203,7 @@ class Products:
         if not self.reordered_bytes or n_rows > MOST_ROWS:
             return False
         trials = self._trials
-        if trials.are_due(n_rows):
+        if trials.are_due(n_rows, at_once=at_once):
             trials.run([(x.reorder(trials), x.multiply, x.weight[0]) for x in self.linears], n_rows)
         return bool(trials.faster.get(onednn.find_key(n_rows)))
 

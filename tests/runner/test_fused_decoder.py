@@ -784,8 +784,8 @@ def test_a_fault_that_logits_hide_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
         layer.o_proj.weight.data *= 1e-3
     own = PackedLinear.__call__
 
-    def swapped(packed: PackedLinear, x: Tensor) -> Tensor:
-        made = own(packed, x)
+    def swapped(packed: PackedLinear, x: Tensor, n_rows: int | None = None) -> Tensor:
+        made = own(packed, x, n_rows)
         if all(packed.linears[0] is not layer.q_proj for layer in layers):
             return made
         return torch.cat([made[:, 4:8], made[:, :4], made[:, 8:]], 1)
