@@ -1,4 +1,4 @@
-"""ComfyUI as a `Host`, one class for each schema. ComfyUI is imported when a node runs."""
+"""ComfyUI as a `Host`, imported when a node runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-_PREVIEW = 512  # pixels of a preview's longer side
 
+class ComfyUI:
+    """ComfyUI's versioned interface."""
 
-class _ComfyUI:
-    """What both schemas share."""
+    def __init__(self) -> None:
+        from comfy_api.latest import ComfyAPISync
+
+        self._execution: Any = ComfyAPISync().execution
+
+    def report(self, done: int, total: int, image: Image | None) -> None:
+        self._execution.set_progress(done, total, preview_image=image)
 
     def check_interrupt(self) -> None:
         """Raise ComfyUI's own exception if the user asked to interrupt; nothing here catches it."""
@@ -47,29 +53,3 @@ class _ComfyUI:
         own = model_management.get_torch_device()
         if torch.device(device).type == own.type:
             model_management.free_memory(size, own)
-
-
-class V1Host(_ComfyUI):
-    """Progress through `comfy.utils.ProgressBar`, which finds the running node by itself."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def report(self, done: int, total: int, image: Image | None) -> None:
-        from comfy.utils import ProgressBar
-
-        self._bar = self._bar or ProgressBar(total)
-        preview = None if image is None else ("JPEG", image, _PREVIEW)
-        self._bar.update_absolute(done, total, preview)
-
-
-class V3Host(_ComfyUI):
-    """Progress through the versioned interface."""
-
-    def __init__(self) -> None:
-        from comfy_api.latest import ComfyAPISync
-
-        self._execution: Any = ComfyAPISync().execution
-
-    def report(self, done: int, total: int, image: Image | None) -> None:
-        self._execution.set_progress(done, total, preview_image=image)

@@ -24,7 +24,7 @@ import csv
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,10 @@ from mmaccel.evaluation.quality.image_folder import CLIPS, IMAGES, Item, open_im
 from mmaccel.limits import parse_json, read_lines, read_whole
 
 _SHOWN = 20  # prompts named in an error
-_JPEG = 95  # quality of the images of hpsv2, whose code asks for .jpg
+_JPEG: dict[str, Any] = {"format": "JPEG", "quality": 95, "subsampling": 0}  # hpsv2 asks for .jpg
 
-Write = Callable[[Path, Callable[[Path], object]], object]
-"""(final name, writes the path it is given): writes whole or not at all."""
+Make = Callable[[Path], object]
+"""Writes a file under the name that it is given."""
 
 
 @dataclass(frozen=True)
@@ -54,30 +54,26 @@ class Suite:
     """What a suite reads.
 
     Attributes:
-        per_prompt: images or clips of a prompt that it asks for.
+        per_prompt: files of a prompt that it asks for.
         read: its prompts from a file or folder.
-        plan: names and writers of a prompt's files.
-        check: refuses a prompt or files that do not fit the layout.
+        file: the name of a prompt's file number `k`, of `name`, and with the `suffix` of the image.
+        make: what writes a file: of an image, or of all images of a prompt.
         kinds: suffixes of the files it takes.
         prompts: what holds its prompts, in words.
+        allowed: numbers of files of a prompt that it reads; empty: any.
     """
 
     per_prompt: int
-    read: Callable[[Path], list[Prompt]]
-    plan: Callable[[Prompt, Sequence[Item]], list[tuple[str, Any]]]
-    check: Callable[[Prompt, Sequence[Item]], None] = lambda prompt, items: None
+    read: Callable[[Path], Iterator[Prompt]]
+    file: str
+    make: Callable[[Sequence[Item]], Make]
     kinds: tuple[str, ...] = IMAGES
     prompts: str = "a file"
+    allowed: tuple[int, ...] = ()
 
 
 def read_prompts(suite: str, source: Path) -> list[Prompt]:
     """The prompts of a suite, in its order.
-
-    Args:
-        suite: one of `SUITES`.
-        source: geneval: `evaluation_metadata.jsonl`; dpg: the folder of `*.txt`; hpsv2: a folder of
-            `STYLE.json` or one of them; vbench: a text file, a prompt a line; partiprompts:
-            `PartiPrompts.tsv`.
 
     Raises:
         OptionError: another suite, no such file or folder, or nothing of that form in it.
@@ -86,53 +82,48 @@ def read_prompts(suite: str, source: Path) -> list[Prompt]:
         raise OptionError(
             f"suite: expected one of {', '.join(SUITES)}, received {suite!r}; choose one of these"
         )
-    is_right = source.is_dir() if suite == "dpg" else source.is_file()
-    if not (is_right or (suite == "hpsv2" and source.is_dir())):
-        raise OptionError(
-            f"prompts: expected {SUITES[suite].prompts} for {suite}, received {str(source)!r}; it "
-            "is in the suite's repository"
-        )
     try:
-        found = SUITES[suite].read(source)
-    except OptionError:
-        raise
+        if source.is_dir() and "folder" not in SUITES[suite].prompts:
+            raise IsADirectoryError(f"a folder, not {SUITES[suite].prompts}")
+        found = list(SUITES[suite].read(source))
+        wrong = [p.name for p in found if not isinstance(p.text, str) or not p.text.strip()]
+        if wrong or not found:
+            raise ValueError(f"no text for {wrong[0]!r}" if wrong else "no prompts")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise OptionError(
-            f"prompts: expected what {suite} has, received {str(source)!r} ({reason}); take the "
-            "file of the suite's repository as it is"
+            f"prompts: expected {SUITES[suite].prompts} as {suite} has, received {str(source)!r} "
+            f"({reason}); take what is in the suite's repository as it is"
         ) from error
-    if not found:
-        raise OptionError(f"prompts: expected at least one, received none in {str(source)!r}")
-    wrong = [p for p in found if not isinstance(p.text, str) or not p.text.strip()]
-    if wrong:
-        raise OptionError(
-            f"prompts: expected a text each, received {wrong[0].text!r} for {wrong[0].name!r} in "
-            f"{str(source)!r}; take the file of the suite's repository as it is"
-        )
     return found
 
 
 def match_items(
-    prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int
-) -> list[list[Item]]:
-    """The files of each prompt, by seed and then by name.
+    prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int, *, partial: bool = False
+) -> list[tuple[Prompt, list[Item]]]:
+    """Prompts with their files, by seed and then by name.
 
     Args:
-        prompts: P of them; one that occurs twice takes the next files.
+        prompts: one that occurs twice takes the next files.
         items: files with prompts.
         per_prompt: files each prompt is to have.
+        partial: leave out prompts without enough files.
 
     Raises:
-        OptionError: prompts without enough files; with a list of them.
+        OptionError: prompts without enough files, with a list of them, or none with them.
     """
-    dealt = _deal(prompts, items, per_prompt)
-    missing = [
-        f"{prompt.name} ({len(own)} of {per_prompt}): {prompt.text}"
-        for prompt, own in zip(prompts, dealt, strict=True)
-        if len(own) < per_prompt
-    ]
-    if missing or not prompts:
+    by_prompt: dict[str, list[Item]] = {}
+    for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
+        by_prompt.setdefault(_plain(item.prompt or ""), []).append(item)
+    matched, missing = [], []
+    for prompt in prompts:
+        left = by_prompt.get(_plain(prompt.text), [])
+        if len(left) < per_prompt:
+            missing.append(f"{prompt.name} ({len(left)} of {per_prompt}): {prompt.text}")
+        else:
+            matched.append((prompt, left[:per_prompt]))
+            del left[:per_prompt]
+    if missing and not (partial and matched):
         shown = "; ".join(missing[:_SHOWN])
         rest = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise OptionError(
@@ -140,118 +131,56 @@ def match_items(
             f"{len(prompts)} prompts: {shown}{rest}. Make them with mmaccel generate; --partial "
             "leaves such prompts out"
         )
-    return dealt
-
-
-def keep_complete(
-    prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int
-) -> list[Prompt]:
-    """The prompts that have enough files (arguments as `match_items`)."""
-    dealt = _deal(prompts, items, per_prompt)
-    return [p for p, own in zip(prompts, dealt, strict=True) if len(own) == per_prompt]
-
-
-def _deal(prompts: Sequence[Prompt], items: Sequence[Item], per_prompt: int) -> list[list[Item]]:
-    by_prompt: dict[str, list[Item]] = {}
-    for item in sorted(items, key=lambda i: (i.seed is None, i.seed or 0, i.file.name)):
-        by_prompt.setdefault(_plain(item.prompt or ""), []).append(item)
-    dealt = []
-    for prompt in prompts:
-        own = by_prompt.get(_plain(prompt.text), [])
-        dealt.append(own[:per_prompt])
-        by_prompt[_plain(prompt.text)] = own[per_prompt:]
-    return dealt
+    return matched
 
 
 def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def _read_geneval(file: Path) -> list[Prompt]:
-    rows = [parse_json(line) for line in _lines(file)]
-    return [Prompt(row["prompt"], f"{k:05d}", row) for k, row in enumerate(rows)]
-
-
-def _read_dpg(folder: Path) -> list[Prompt]:
-    files = sorted(filter(Path.is_file, folder.glob("*.txt")))
-    return [Prompt(str(read_whole(file, "prompts"), "utf-8").strip(), file.stem) for file in files]
-
-
-def _read_hpsv2(source: Path) -> list[Prompt]:
-    files = [source]
-    if source.is_dir():
-        files = sorted(filter(Path.is_file, source.glob("*.json")))
-    found = []
-    for file in files:
-        texts = parse_json(read_whole(file, "prompts"))
-        if not isinstance(texts, list):
-            raise TypeError(f"no list in {file.name}")
-        found += [Prompt(text, f"{file.stem}/{k:05d}") for k, text in enumerate(texts)]
-    return found
-
-
-def _read_vbench(file: Path) -> list[Prompt]:
-    texts = list(dict.fromkeys(line.strip() for line in _lines(file)))
-    return [Prompt(text, text) for text in texts]
-
-
-def _read_partiprompts(file: Path) -> list[Prompt]:
-    rows = csv.DictReader(_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
-    return [Prompt(row["Prompt"], f"{k:05d}", dict(row)) for k, row in enumerate(rows)]
-
-
-def _lines(file: Path) -> list[str]:
-    return [line for line in read_lines(file, "prompts") if line.strip()]
-
-
-def plan_files(
-    suite: str, prompts: Sequence[Prompt], matched: Sequence[Sequence[Item]]
-) -> dict[str, Callable[[Path], object]]:
+def plan_files(suite: str, matched: Sequence[tuple[Prompt, Sequence[Item]]]) -> dict[str, Make]:
     """Every file of a suite's folder by its relative name, with what writes it.
 
-    Args:
-        suite: one of `SUITES`.
-        prompts: P of them.
-        matched: the items of each.
-
     Raises:
-        OptionError: a prompt that cannot be a file's name, or a number of images that makes no
-            grid.
+        OptionError: a prompt that cannot be a file's name.
     """
-    plan: dict[str, Callable[[Path], object]] = {}
-    for prompt, items in zip(prompts, matched, strict=True):
-        SUITES[suite].check(prompt, items)
-        plan |= SUITES[suite].plan(prompt, items)
+    layout = SUITES[suite]
+    plan: dict[str, Make] = {}
+    for prompt, items in matched:
+        parts = [items] if layout.make is make_grid else [[item] for item in items]
+        for k, part in enumerate(parts):
+            suffix = part[0].file.suffix.lower()
+            name = layout.file.format(name=prompt.name, k=k, suffix=suffix)
+            if suite == "vbench" and ("/" in name or "\0" in name or len(name.encode()) > 255):
+                raise OptionError(
+                    "prompt: expected one that can be a file's name, as the suite asks for, "
+                    f"received {prompt.text[:80]!r}; leave it out of the prompts"
+                )
+            plan[name] = layout.make(part)
+        if suite == "geneval":
+            plan[f"{prompt.name}/metadata.jsonl"] = _write_lines([prompt.facts])
     if suite == "partiprompts":
-        lines = [{"file": f"{p.name}.png", "prompt": p.text, **p.facts} for p in prompts]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        plan["prompts.jsonl"] = _text(text)
+        plan["prompts.jsonl"] = _write_lines(
+            [{"file": f"{p.name}.png", "prompt": p.text, **p.facts} for p, _ in matched]
+        )
     return plan
 
 
-def write_files(out: Path, plan: dict[str, Callable[[Path], object]], write: Write) -> None:
+def write_files(out: Path, plan: dict[str, Make], write: Callable[[Path, Make], object]) -> None:
     """Write a plan's files into a folder, which has its name only once they are all there: a suite
     would take half of them for the whole.
 
     Args:
         out: the folder; there is none yet, or an empty one.
         plan: of `plan_files`.
-        write: see `Write`.
+        write: writes a file whole or not at all.
     """
     partial = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         for name, make in plan.items():
-            file = partial / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write(file, make)
-        gone = [name for name in plan if not (partial / name).is_file()]
-        if gone:
-            raise OSError(
-                f"--out: expected {len(plan)} written files for {str(out)!r}, received a folder "
-                f"without {len(gone)} of them (the first is {gone[0]}), which something else "
-                "removed; run it again"
-            )
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            write(partial / name, make)
         if out.is_dir():
             out.rmdir()
         os.replace(partial, out)
@@ -259,25 +188,22 @@ def write_files(out: Path, plan: dict[str, Callable[[Path], object]], write: Wri
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def link(source: Path) -> Callable[[Path], object]:
+def link(items: Sequence[Item]) -> Make:
     """Writes a hard link to a file, or a copy where the two lie on different disks."""
+    source = items[0].file.resolve()  # of a link's target: a relative link leads nowhere
 
     def make(path: Path) -> None:
         path.unlink(missing_ok=True)
         try:
-            os.link(source.resolve(), path)  # of a link's target: a relative link leads nowhere
+            os.link(source, path)
         except OSError:
             shutil.copyfile(source, path)
 
     return make
 
 
-def make_grid(items: Sequence[Item]) -> Callable[[Path], object]:
-    """Writes 1 or 4 images of one size as a grid, in rows.
-
-    Raises:
-        ShapeError: when it is written, images of unlike sizes.
-    """
+def make_grid(items: Sequence[Item]) -> Make:
+    """Writes 1 or 4 images as a grid, in rows; raises ShapeError for images of unlike sizes."""
 
     def make(path: Path) -> None:
         from PIL import Image
@@ -298,77 +224,70 @@ def make_grid(items: Sequence[Item]) -> Callable[[Path], object]:
     return make
 
 
-def _plan_geneval(prompt: Prompt, items: Sequence[Item]) -> list[tuple[str, Any]]:
-    files = [
-        (f"{prompt.name}/samples/{k:04d}.png", _png(item.file)) for k, item in enumerate(items)
-    ]
-    return [(f"{prompt.name}/metadata.jsonl", _text(json.dumps(prompt.facts) + "\n")), *files]
-
-
-def _plan_dpg(prompt: Prompt, items: Sequence[Item]) -> list[tuple[str, Any]]:
-    return [(f"{prompt.name}.png", make_grid(items))]
-
-
-def _plan_hpsv2(prompt: Prompt, items: Sequence[Item]) -> list[tuple[str, Any]]:
-    return [(f"{prompt.name}.jpg", _jpeg(items[0].file))]
-
-
-def _plan_vbench(prompt: Prompt, items: Sequence[Item]) -> list[tuple[str, Any]]:
-    return [
-        (f"{prompt.name}-{k}{item.file.suffix.lower()}", link(item.file))
-        for k, item in enumerate(items)
-    ]
-
-
-def _plan_partiprompts(prompt: Prompt, items: Sequence[Item]) -> list[tuple[str, Any]]:
-    return [(f"{prompt.name}.png", _png(items[0].file))]
-
-
-def _png(source: Path) -> Callable[[Path], object]:
+def _png(items: Sequence[Item]) -> Make:
+    source = items[0].file
     if source.suffix.lower() == ".png":
         open_image(source).close()  # a broken one is refused before anything is written
-        return link(source)
+        return link(items)
     return lambda path: open_image(source).convert("RGB").save(path, format="PNG")
 
 
-def _jpeg(source: Path) -> Callable[[Path], object]:
+def _jpeg(items: Sequence[Item]) -> Make:
+    source = items[0].file
     if source.suffix.lower() in (".jpg", ".jpeg"):
-        return link(source)
-    options: dict[str, Any] = {"format": "JPEG", "quality": _JPEG, "subsampling": 0}
-    return lambda path: open_image(source).convert("RGB").save(path, **options)
+        return link(items)
+    return lambda path: open_image(source).convert("RGB").save(path, **_JPEG)
 
 
-def _text(text: str) -> Callable[[Path], object]:
+def _write_lines(rows: Sequence[dict[str, Any]]) -> Make:
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return lambda path: path.write_text(text, encoding="utf-8")
 
 
-def _check_name(prompt: Prompt, items: Sequence[Item]) -> None:
-    name = f"{prompt.text}-0.mp4"
-    if "/" in name or "\0" in name or len(name.encode()) > 255:
-        raise OptionError(
-            f"prompt: expected one that can be a file's name, as the suite asks for, received "
-            f"{prompt.text[:80]!r}; leave it out of the prompts"
-        )
-    if len({item.file.suffix.lower() for item in items}) > 1:
-        raise OptionError(
-            f"clips: expected one kind of file, received several for {prompt.text[:80]!r}; the "
-            "suite reads files with the first one's suffix alone"
-        )
+def _read_geneval(file: Path) -> Iterator[Prompt]:
+    for k, line in enumerate(_lines(file)):
+        row = parse_json(line)
+        yield Prompt(row["prompt"], f"{k:05d}", row)
 
 
-def _check_grid(prompt: Prompt, items: Sequence[Item]) -> None:
-    if len(items) not in (1, 4):
-        raise OptionError(
-            f"per-prompt: expected 1 or 4, which make a square, received {len(items)}; the suite "
-            "reads four at most"
-        )
+def _read_dpg(folder: Path) -> Iterator[Prompt]:
+    for file in sorted(filter(Path.is_file, folder.glob("*.txt"))):
+        yield Prompt(str(read_whole(file, "prompts"), "utf-8").strip(), file.stem)
+
+
+def _read_hpsv2(source: Path) -> Iterator[Prompt]:
+    files = sorted(filter(Path.is_file, source.glob("*.json"))) if source.is_dir() else [source]
+    for file in files:
+        texts = parse_json(read_whole(file, "prompts"))
+        if not isinstance(texts, list):
+            raise TypeError(f"no list in {file.name}")
+        for k, text in enumerate(texts):
+            yield Prompt(text, f"{file.stem}/{k:05d}")
+
+
+def _read_vbench(file: Path) -> Iterator[Prompt]:
+    return (Prompt(text, text) for text in dict.fromkeys(line.strip() for line in _lines(file)))
+
+
+def _read_partiprompts(file: Path) -> Iterator[Prompt]:
+    rows = csv.DictReader(_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
+    return (Prompt(row["Prompt"], f"{k:05d}", dict(row)) for k, row in enumerate(rows))
+
+
+def _lines(file: Path) -> list[str]:
+    return [line for line in read_lines(file, "prompts") if line.strip()]
 
 
 SUITES = {
-    "geneval": Suite(4, _read_geneval, _plan_geneval),
-    "dpg": Suite(4, _read_dpg, _plan_dpg, _check_grid, prompts="a folder of *.txt"),
-    "hpsv2": Suite(1, _read_hpsv2, _plan_hpsv2, prompts="STYLE.json or a folder of them"),
-    "vbench": Suite(5, _read_vbench, _plan_vbench, _check_name, CLIPS),
-    "partiprompts": Suite(1, _read_partiprompts, _plan_partiprompts),
-}
+    "geneval": Suite(4, _read_geneval, "{name}/samples/{k:04d}.png", _png),
+    "dpg": Suite(
+        4, _read_dpg, "{name}.png", make_grid, prompts="a folder of *.txt", allowed=(1, 4)
+    ),
+    "hpsv2": Suite(
+        1, _read_hpsv2, "{name}.jpg", _jpeg,
+        prompts="STYLE.json or a folder of them", allowed=(1,),
+    ),
+    "vbench": Suite(5, _read_vbench, "{name}-{k}{suffix}", link, CLIPS),
+    "partiprompts": Suite(1, _read_partiprompts, "{name}.png", _png, allowed=(1,)),
+}  # fmt: skip
 """Suites by name."""

@@ -24,11 +24,6 @@ from tests.architecture.source import ROOT
 HOME = os.environ.get("COMFYUI_PATH", "")
 PYTHON = os.environ.get("COMFYUI_PYTHON", sys.executable)
 WORKFLOWS = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
-FIRST_SCHEMA = (
-    "from mmaccel.comfy.nodes import NODES\n"
-    "from mmaccel.comfy.schemas import v1_exports\n"
-    "globals().update(v1_exports(NODES.values()))\n"
-)
 
 
 def environment() -> dict[str, str]:
@@ -36,16 +31,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
-def make_base(folder: Path, schema: str) -> Path:
+def make_base(folder: Path) -> Path:
     """What `--base-directory` names, with our pack alone."""
     for name in ("user", "input", "output", "temp", "models", "custom_nodes"):
         (folder / name).mkdir(parents=True)
-    if schema == "pack":
-        assert main(["comfy", str(folder)]) == 0
-    else:
-        pack = folder / "custom_nodes" / "mmaccel-nodes"
-        pack.mkdir()
-        (pack / "__init__.py").write_text(FIRST_SCHEMA, encoding="utf-8")
+    assert main(["comfy", str(folder)]) == 0
     return folder
 
 

@@ -15,7 +15,7 @@ from tests.fixtures.tiny_model import build_tiny
 
 @pytest.fixture
 def comfy(monkeypatch: pytest.MonkeyPatch) -> FakeComfy:
-    return install(monkeypatch, with_v3=False)
+    return install(monkeypatch)
 
 
 @pytest.fixture(scope="session")

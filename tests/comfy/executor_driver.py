@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import json
 import os
 import sys
@@ -37,10 +36,8 @@ def main() -> None:
     asyncio.set_event_loop(loop)
     prompt_server = server.PromptServer(loop)
     loop.run_until_complete(nodes.init_extra_nodes(init_api_nodes=False))
-    options: dict[str, Any] = {"cache_args": {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}}
-    if "cache_args" not in inspect.signature(execution.PromptExecutor).parameters:  # before 0.8
-        options = {}
-    executor = execution.PromptExecutor(prompt_server, **options)
+    caches = {"lru": 0, "ram": 0.0, "ram_inactive": 0.0}
+    executor = execution.PromptExecutor(prompt_server, cache_args=caches)
     job = json.load(sys.stdin)
 
     def run(graph: dict[str, Any], name: str) -> dict[str, Any]:

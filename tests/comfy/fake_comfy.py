@@ -14,7 +14,7 @@ import torch
 from mmaccel.comfy.methods import NamedPolicy
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.runs import RunRecord
-from mmaccel.comfy.schemas import v1_class, v3_class
+from mmaccel.comfy.schemas import node_class
 from mmaccel.comfy.table import PREFIX, NodeResult
 from mmaccel.comfy.values import run_node
 
@@ -94,16 +94,9 @@ class GraphBuilder:
         return {n.id: {"class_type": n.name, "inputs": n.inputs} for n in self.nodes}
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeComfy:
     """Put the modules in place for one test."""
     fake = FakeComfy()
-
-    class Bar:
-        def __init__(self, total: int) -> None:
-            self.total = total
-
-        def update_absolute(self, value: int, total: int, preview: Any = None) -> None:
-            fake.reports.append((value, total, None if preview is None else preview[1]))
 
     class Sync:
         execution = SimpleNamespace(
@@ -118,8 +111,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
         free_memory=lambda size, device: fake.freed.append((size, device)),
     )
     modules: dict[str, dict[str, Any]] = {
-        "comfy": {"model_management": management, "utils": SimpleNamespace(ProgressBar=Bar)},
-        "comfy.utils": {"ProgressBar": Bar},
+        "comfy": {"model_management": management},
         "comfy.model_management": vars(management),
     }
     modules |= {
@@ -129,26 +121,23 @@ def install(monkeypatch: pytest.MonkeyPatch, *, with_v3: bool) -> FakeComfy:
         "comfy_api.input_impl": {"VideoFromComponents": lambda parts: parts},
         "comfy_api.util": {"VideoComponents": SimpleNamespace},
     }
-    if with_v3:
-        io = SimpleNamespace(
-            ComfyNode=_ComfyNode,
-            Schema=lambda **options: SimpleNamespace(**options),
-            NodeOutput=_NodeOutput,
-            Hidden=SimpleNamespace(prompt="PROMPT", unique_id="UNIQUE_ID"),
-            Custom=_type,
-            Image=_type("IMAGE"),
-            Audio=_type("AUDIO"),
-            Video=_type("VIDEO"),
-            String=_type("STRING"),
-            Int=_type("INT"),
-            Float=_type("FLOAT"),
-            Boolean=_type("BOOLEAN"),
-            Combo=_type("COMBO"),
-        )
-        latest = {"ComfyExtension": object, "ComfyAPISync": Sync, "io": io}
-        modules |= {"comfy_api.latest": latest}
-    else:
-        monkeypatch.setitem(sys.modules, "comfy_api.latest", None)
+    io = SimpleNamespace(
+        ComfyNode=_ComfyNode,
+        Schema=lambda **options: SimpleNamespace(**options),
+        NodeOutput=_NodeOutput,
+        Hidden=SimpleNamespace(prompt="PROMPT", unique_id="UNIQUE_ID"),
+        Custom=_type,
+        Image=_type("IMAGE"),
+        Audio=_type("AUDIO"),
+        Video=_type("VIDEO"),
+        String=_type("STRING"),
+        Int=_type("INT"),
+        Float=_type("FLOAT"),
+        Boolean=_type("BOOLEAN"),
+        Combo=_type("COMBO"),
+    )
+    latest = {"ComfyExtension": object, "ComfyAPISync": Sync, "io": io}
+    modules |= {"comfy_api.latest": latest}
     for name, members in modules.items():
         module = ModuleType(name)
         vars(module).update(members)
@@ -231,22 +220,12 @@ def policy(name: str, **values: Any) -> NamedPolicy:
     return chosen
 
 
-def call(with_v3: bool, name: str, graph: Mapping[str, Any] | None = None, **values: Any) -> Any:
-    """Run node "3" of a graph through its class in one of the schemas; its outputs and its text."""
-    spec, graph = NODES[f"{PREFIX}{name}"], graph or {}
-    if with_v3:
-        cls: Any = v3_class(spec)
-        cls.hidden = SimpleNamespace(prompt=graph, unique_id="3")
-        output = cls.execute(**values)
-        return output.args, output.ui and output.ui["text"]
-    cls = v1_class(spec)
-    asked = cls.INPUT_TYPES().get("hidden", {})
-    filled = {"PROMPT": graph, "UNIQUE_ID": "3"}
-    values |= {name: filled[kind] for name, kind in asked.items()}
-    output = getattr(cls(), cls.FUNCTION)(**values)
-    if isinstance(output, dict):
-        return output["result"], output["ui"]["text"]
-    return output, None
+def call(name: str, graph: Mapping[str, Any] | None = None, **values: Any) -> Any:
+    """Run node "3" of a graph through its class; its outputs and its text."""
+    cls: Any = node_class(NODES[f"{PREFIX}{name}"])
+    cls.hidden = SimpleNamespace(prompt=graph or {}, unique_id="3")
+    output = cls.execute(**values)
+    return output.args, output.ui and output.ui["text"]
 
 
 def passes_of(record: RunRecord) -> list[int]:

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from mmaccel.cli import main
-from mmaccel.comfy.hosts import V1Host
+from mmaccel.comfy.hosts import ComfyUI
 from mmaccel.comfy.images import to_tensor
 from mmaccel.comfy.loading import LOADERS, LoadedModel
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.schemas import v1_class
+from mmaccel.comfy.schemas import node_class
 from mmaccel.comfy.widgets import read_prompts
 from mmaccel.errors import OptionError
 from tests.comfy.fake_comfy import (
@@ -23,7 +23,6 @@ from tests.comfy.fake_comfy import (
     Host,
     Interrupted,
     call,
-    install,
     passes_of,
     policy,
     run,
@@ -138,11 +137,11 @@ def test_rows_of_a_batch_may_finish_in_any_order(model: LoadedModel) -> None:
 
 
 def test_memory_is_freed_on_comfyuis_own_device_alone(comfy: FakeComfy, tmp_path: Path) -> None:
-    cls: Any = v1_class(NODES["MMAccelLoadModel"])
-    cls().execute(model=str(build_tiny(tmp_path)), dtype="bfloat16")
+    cls: Any = node_class(NODES["MMAccelLoadModel"])
+    cls.execute(model=str(build_tiny(tmp_path)), dtype="bfloat16")
     ((size, device),) = comfy.freed
     assert size > 0 and device == torch.device("cpu")
-    V1Host().free_memory(10, "cuda")  # which this ComfyUI does not compute on
+    ComfyUI().free_memory(10, "cuda")  # which this ComfyUI does not compute on
     assert len(comfy.freed) == 1
 
 
@@ -216,12 +215,9 @@ def test_a_comparison_generates_both_sides_and_says_how_they_compare(
     assert record.stats.passes < 3 * N_TOKENS
 
 
-@pytest.mark.parametrize("with_v3", [False, True])
-def test_a_graph_with_the_old_names_makes_the_same_images(
-    with_v3: bool, monkeypatch: pytest.MonkeyPatch, model: LoadedModel
-) -> None:
+@pytest.mark.usefixtures("comfy")
+def test_a_graph_with_the_old_names_makes_the_same_images(model: LoadedModel) -> None:
     """ComfyUI hands over no value whose name the node does not have, but the graph has it."""
-    install(monkeypatch, with_v3=with_v3)
     asked = dict(prompt=CAPTIONS[0], guidance_scale=3.0)
     old = {"negative": CAPTIONS[2], "count": 2}
     graph = {"3": {"class_type": "MMAccelGenerateImage", "inputs": {**asked, **old}}}
@@ -229,7 +225,7 @@ def test_a_graph_with_the_old_names_makes_the_same_images(
     wanted = run("GenerateImage", model=model, **asked, **named).values[0]
 
     def images(**values: Any) -> torch.Tensor:
-        (made, _), _ = call(with_v3, "GenerateImage", graph, model=model, **asked, **values)
+        (made, _), _ = call("GenerateImage", graph, model=model, **asked, **values)
         return made
 
     assert len(wanted) == 2 and torch.equal(images(), wanted)

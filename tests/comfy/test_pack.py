@@ -18,7 +18,6 @@ from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
 from mmaccel.commands import comfy as command
 from tests.architecture.source import ROOT, imports, modules
-from tests.comfy.fake_comfy import install
 
 PACK = ROOT / "mmaccel" / "comfy" / "pack"
 
@@ -33,25 +32,20 @@ def load_as_comfyui_does(folder: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("with_v3", [False, True])
-def test_one_schema_is_exported_never_both(with_v3: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, with_v3=with_v3)
-    found = vars(load_as_comfyui_does(PACK))
-    assert ("comfy_entrypoint" in found) is with_v3
-    assert ("NODE_CLASS_MAPPINGS" in found) is not with_v3
-    if not with_v3:
-        assert set(found["NODE_CLASS_MAPPINGS"]) == set(NODES)
-        assert set(found["NODE_DISPLAY_NAME_MAPPINGS"]) == set(NODES)
+@pytest.mark.usefixtures("comfy")
+def test_the_pack_exports_its_extension() -> None:
+    assert "comfy_entrypoint" in vars(load_as_comfyui_does(PACK))
 
 
-def test_a_comfyui_whose_third_schema_lacks_something_gets_the_first(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.usefixtures("comfy")
+@pytest.mark.parametrize("owner", ["io.Schema", "ComfyAPISync.execution"])
+def test_a_comfyui_whose_schema_lacks_something_is_refused(
+    owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner in ("io.Schema", "ComfyAPISync.execution"):
-        install(monkeypatch, with_v3=True)
-        name, attribute = owner.split(".")
-        delattr(getattr(sys.modules["comfy_api.latest"], name), attribute)
-        assert "NODE_CLASS_MAPPINGS" in vars(load_as_comfyui_does(PACK))
+    name, attribute = owner.split(".")
+    monkeypatch.delattr(getattr(sys.modules["comfy_api.latest"], name), attribute)
+    with pytest.raises(ImportError, match=f"received one without {attribute}; update ComfyUI"):
+        load_as_comfyui_does(PACK)
 
 
 def test_nothing_of_comfyui_is_imported_before_a_node_runs() -> None:
@@ -70,8 +64,8 @@ def test_the_pack_imports_without_a_model_or_transformers() -> None:
     program = (
         "import sys\n"
         "for name in ('transformers', 'diffusers', 'typer', 'rich'): sys.modules[name] = None\n"
-        "import mmaccel.comfy.pack as pack\n"
-        "print(len(pack.NODE_CLASS_MAPPINGS))"
+        "from mmaccel.comfy.schemas import NODES\n"
+        "print(len(NODES))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
@@ -106,6 +100,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.usefixtures("comfy")
 def test_the_command_writes_the_pack(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["comfy", str(home)]) == 0
     (folder,) = (home / "custom_nodes").iterdir()
@@ -121,7 +116,7 @@ def test_the_command_writes_the_pack(home: Path, capsys: pytest.CaptureFixture[s
         str(folder) in said.out
         and "in a clone of the repository, python -m pip install . (" in said.err
     )
-    assert "NODE_CLASS_MAPPINGS" in vars(load_as_comfyui_does(folder))
+    assert "comfy_entrypoint" in vars(load_as_comfyui_does(folder))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     asked = [PYTHON, "-c", "import comfyui_frontend_package"]
     if subprocess.run(asked, capture_output=True, check=False).returncode:
         pytest.skip("needs comfyui-frontend-package in the Python of ComfyUI")
-    with running(make_base(tmp_path_factory.mktemp("page") / "base", "pack")) as url:
+    with running(make_base(tmp_path_factory.mktemp("page") / "base")) as url:
         opened = Page(url, tmp_path_factory.mktemp("profile"))
         try:
             yield opened

@@ -18,10 +18,10 @@ from PIL import Image
 from mmaccel.cli import main
 from mmaccel.comfy.loading import LOADERS, LoadedModel
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.schemas import v1_class
+from mmaccel.comfy.schemas import node_class
 from mmaccel.comfy.values import refusal
 from mmaccel.errors import OptionError
-from tests.comfy.fake_comfy import Host, Interrupted, call, install, policy, run
+from tests.comfy.fake_comfy import FakeComfy, Host, Interrupted, call, policy, run
 from tests.comfy.kinds import N_NEW, START, Kind
 from tests.fixtures.media import image, read_webp
 from tests.fixtures.speech import TEXTS
@@ -193,19 +193,16 @@ def test_a_policy_of_another_kind_is_refused_before_any_pass(kind: Kind, loaded:
     assert host.reports == [] and host.checks == 0
 
 
-@pytest.mark.parametrize("with_v3", [False, True])
-def test_both_schemas_run_on_comfyui(
-    kind: Kind, with_v3: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    comfy = install(monkeypatch, with_v3=with_v3)
-    assert list(v1_class(NODES[f"MMAccel{kind.node}"]).RETURN_TYPES) == kind.outputs  # type: ignore[attr-defined]
+def test_nodes_run_on_comfyui(kind: Kind, comfy: FakeComfy) -> None:
+    outputs = node_class(NODES[f"MMAccel{kind.node}"]).GET_SCHEMA().outputs
+    assert [output.io_type for output in outputs] == kind.outputs
     parts = {name: str(path) for name, path in kind.parts.items()}
-    (model,), _ = call(with_v3, kind.loader, **parts, device="auto")
-    values, _ = call(with_v3, kind.node, **{kind.socket: model}, **kind.inputs)
+    (model,), _ = call(kind.loader, **parts, device="auto")
+    values, _ = call(kind.node, **{kind.socket: model}, **kind.inputs)
     assert len(values) == len(kind.outputs)
     assert comfy.reports[-1][:2] == (kind.tokens, kind.tokens) or kind.word == "Speech"
     assert comfy.reports[-1][0] == comfy.reports[-1][1]
-    assert call(with_v3, "Stats", stats=values[-1]) == ((str(values[-1]),), (str(values[-1]),))
+    assert call("Stats", stats=values[-1]) == ((str(values[-1]),), (str(values[-1]),))
     if kind.word in ("TextToVideo", "Video"):
         video = values[0]
         fps = kind.load().pipe.host.fps
@@ -213,7 +210,7 @@ def test_both_schemas_run_on_comfyui(
         assert video.audio is None
     comfy.stop_at = comfy.checks + 2
     with pytest.raises(Interrupted):
-        call(with_v3, kind.node, **{kind.socket: model}, **kind.inputs)
+        call(kind.node, **{kind.socket: model}, **kind.inputs)
 
 
 class Opened:
@@ -249,7 +246,7 @@ def test_widgets_are_passed_to_the_loader(kind: Kind, asked: list[Any]) -> None:
 
 
 def test_a_model_is_loaded_once_and_again_when_its_files_change(
-    kind: Kind, asked: list[Any]
+    kind: Kind, asked: list[Any], comfy: FakeComfy
 ) -> None:
     """The cache holds it weakly, and one nobody holds is gone before another is loaded."""
     host = Host()
@@ -263,14 +260,16 @@ def test_a_model_is_loaded_once_and_again_when_its_files_change(
     for dtype in ("fp32", "float32"):
         assert kind.load(dtype=dtype).dtype == "float32"
     parts = {name: str(path) for name, path in kind.parts.items()}
-    cls: Any = v1_class(NODES[f"MMAccel{kind.loader}"])
-    state = cls.IS_CHANGED(**parts)
+    cls: Any = node_class(NODES[f"MMAccel{kind.loader}"])
+    state = cls.fingerprint_inputs(**parts)
     kind.weights().touch()  # its files were written again
-    assert cls.IS_CHANGED(**parts) != state != ""
+    assert cls.fingerprint_inputs(**parts) != state != ""
     assert kind.load(dtype="bfloat16") is not first
-    assert cls.IS_CHANGED(**(parts | {"model": "owner/name"})) == ""
+    assert cls.fingerprint_inputs(**(parts | {"model": "owner/name"})) == ""
     if "codec" in parts:
-        assert cls.IS_CHANGED(**(parts | {"codec": "owner/name"})) == ""  # only the hub can tell
+        assert (
+            cls.fingerprint_inputs(**(parts | {"codec": "owner/name"})) == ""
+        )  # only the hub can tell
     gone = ref(first.pipe)
     gc.disable()
     try:

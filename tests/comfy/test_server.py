@@ -34,9 +34,9 @@ pytestmark = pytest.mark.skipif(not HOME, reason="COMFYUI_PATH names no ComfyUI"
 Graph = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["pack", "v1"])
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_base(tmp_path_factory.mktemp(request.param) / "base", request.param)
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_base(tmp_path_factory.mktemp("pack") / "base")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The table of nodes and its two schemas: every policy, every field, the library's own bounds."""
+"""The table of nodes and its schema: every policy, every field, the library's own bounds."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from mmaccel.comfy import widgets
 from mmaccel.comfy.fields import field_tooltips
 from mmaccel.comfy.methods import policy_inputs
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.schemas import v1_class, v3_class, v3_exports
+from mmaccel.comfy.schemas import make_exports, node_class
 from mmaccel.comfy.table import NodeSpec, Socket, Widget
 from mmaccel.comfy.values import refusal, to_argument, to_arguments
 from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, SamplingOptions, Switch, option
-from tests.comfy.fake_comfy import install
 
 _POLICY_NODES = {n: next(s for s in NODES.values() if s.title.endswith(f": {n}")) for n in POLICIES}
 _FIELDS = [(n, w) for n in POLICIES for w in policy_inputs(n) if isinstance(w, Widget)]
@@ -185,14 +184,16 @@ def test_tooltips_come_from_the_nearest_class_that_documents_a_field() -> None:
     assert field_tooltips(Parent)["b"] == "Parent b, in two lines."
 
 
+@pytest.mark.usefixtures("comfy")
 @pytest.mark.parametrize("name", _SAVED)
 def test_widgets_stay_where_saved_workflows_have_them(name: str) -> None:
     """The page saves their values by place; a graph of the API leaves out what it does not know."""
     spec = NODES[f"MMAccel{name}"]
     saved = _SAVED[name].split()
-    given: Any = v1_class(spec).INPUT_TYPES()  # type: ignore[attr-defined]
+    entries = node_class(spec).GET_SCHEMA().inputs
     widgets = {widget.name: widget for widget in spec.widgets}
-    shown = [each for each in (*given["required"], *given.get("optional", {})) if each in widgets]
+    entries.sort(key=lambda entry: bool(entry.options.get("optional")))  # as the page shows them
+    shown = [entry.id for entry in entries if entry.id in widgets]
     assert shown[: len(saved)] == saved
     assert all(widgets[added].is_optional for added in shown[len(saved) :])
 
@@ -227,52 +228,53 @@ def test_a_new_field_becomes_a_widget_by_itself(monkeypatch: pytest.MonkeyPatch)
     assert warmth.tooltip == "How warm. -1 takes what the model's authors recommend."
 
 
+@pytest.mark.usefixtures("comfy")
 @pytest.mark.parametrize("spec", NODES.values(), ids=lambda spec: spec.id)
-def test_both_schemas_say_what_the_table_says(
-    spec: NodeSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, with_v3=True)
-    first: Any = v1_class(spec)
-    third = v3_class(spec)
-    groups = first.INPUT_TYPES()
-    schema = third.GET_SCHEMA()
+def test_the_schema_says_what_the_table_says(spec: NodeSpec) -> None:
+    cls = node_class(spec)
+    schema = cls.GET_SCHEMA()
     assert (schema.node_id, schema.display_name) == (spec.id, spec.title)
-    assert schema.hidden == list(groups.pop("hidden", {}).values())
-    assert schema.is_output_node is first.OUTPUT_NODE is spec.is_output
-    assert schema.enable_expand is spec.is_graph and callable(getattr(first, first.FUNCTION))
-    assert schema.category == first.CATEGORY == spec.category and "mmaccel" in spec.category
+    assert schema.hidden == (["PROMPT", "UNIQUE_ID"] if spec.has_old_names else [])
+    assert (schema.is_output_node, schema.enable_expand) == (spec.is_output, spec.is_graph)
+    assert schema.category == spec.category and "mmaccel" in spec.category
     assert [entry.id for entry in schema.inputs] == [entry.name for entry in spec.inputs]
-    flat = {**groups["required"], **groups.get("optional", {})}
-    assert flat.keys() == {entry.name for entry in spec.inputs}
     for entry, own in zip(schema.inputs, spec.inputs, strict=True):
-        kind, options = flat[entry.id]
-        is_choice = isinstance(kind, list)
-        assert entry.io_type == ("COMBO" if is_choice else kind)
-        assert not is_choice or entry.options["options"] == kind == list(own.choices)
-        assert "default" in options or isinstance(own, Socket)
-        assert (entry.id in groups.get("optional", {})) is own.is_optional
-        assert entry.options.get("optional", False) is own.is_optional
-        extra = entry.options.get("extra_dict") or {}
-        assert extra.get("advanced") == options.get("advanced")
-        for name in ("default", "min", "max", "step", "round", "tooltip", "control_after_generate"):
-            assert entry.options.get(name) == options.get(name), (entry.id, name)
+        options = entry.options
+        assert options["tooltip"] == own.tooltip
+        assert options.get("optional", False) is own.is_optional
+        if isinstance(own, Socket):
+            assert entry.io_type == own.kind and "default" not in options
+            continue
+        is_choice = entry.io_type == "COMBO"
+        assert is_choice == bool(own.choices) and (
+            not is_choice or options["options"] == list(own.choices)
+        )
+        assert options["default"] == own.default
+        assert bool(options.get("extra_dict")) is own.is_advanced
+        if own.kind in ("int", "float"):
+            assert (options["min"], options["max"], options["step"]) == (
+                own.least,
+                own.most,
+                own.step,
+            )
+            assert options.get("round") is (False if own.kind == "float" else None)
+    flat = {entry.id: entry.options for entry in schema.inputs}
     if "seed" in flat and spec.outputs[0].name not in _LAYERS:  # a method's seed is not the run's
-        assert flat["seed"][1]["control_after_generate"] is True
-        assert flat["seed"][1]["max"] == 2**64 - 1
-        assert "policy" in groups["optional"] or spec.is_graph
-    names = tuple(entry.options["display_name"] for entry in schema.outputs)
-    assert names == first.RETURN_NAMES == tuple(output.name for output in spec.outputs)
-    assert tuple(entry.io_type for entry in schema.outputs) == first.RETURN_TYPES
-    assert len(first.OUTPUT_TOOLTIPS) == len(names)
+        assert flat["seed"]["control_after_generate"] is True
+        assert flat["seed"]["max"] == 2**64 - 1
+        assert flat["policy"]["optional"] or spec.is_graph
+    assert [(entry.options["display_name"], entry.io_type) for entry in schema.outputs] == [
+        (output.name, output.kind) for output in spec.outputs
+    ]
     ids = [entry.id for entry in (*schema.inputs, *schema.outputs)]
     assert len(ids) == len(set(ids))  # ComfyUI 0.3.64 wants this between both, later ones not
-    assert third.validate_inputs(**spec.defaults()) is True
-    assert "fingerprint_inputs" in vars(third)
+    assert cls.validate_inputs(**spec.defaults()) is True
+    assert "fingerprint_inputs" in vars(cls)
 
 
-def test_the_extension_lists_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, with_v3=True)
-    extension = v3_exports(NODES.values())["comfy_entrypoint"]()
+@pytest.mark.usefixtures("comfy")
+def test_the_extension_lists_every_node() -> None:
+    extension = make_exports(NODES.values())["comfy_entrypoint"]()
     classes = asyncio.run(extension.get_node_list())
     assert [cls.GET_SCHEMA().node_id for cls in classes] == list(NODES)
 

@@ -11,10 +11,10 @@ import torch
 
 from mmaccel.comfy.loading import LoadedModel
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.schemas import v1_class, v3_class
+from mmaccel.comfy.schemas import node_class
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
 from tests.comfy.comfy_server import WORKFLOWS
-from tests.comfy.fake_comfy import Host, install, policy, run, run_graph
+from tests.comfy.fake_comfy import Host, policy, run, run_graph
 from tests.fixtures.tiny_model import CAPTIONS, build_tiny
 
 NODE = "MMAccelTextToImage"
@@ -51,6 +51,7 @@ def test_the_example_runs(tiny_folder: Path) -> None:
     assert images.shape == (1, 16, 16, 3) and images.dtype == torch.float32
 
 
+@pytest.mark.usefixtures("comfy")
 def test_the_model_is_loaded_once_and_again_when_its_files_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,34 +63,27 @@ def test_the_model_is_loaded_once_and_again_when_its_files_change(
         return real(*values, **options)
 
     monkeypatch.setattr(TextToImage, "from_pretrained", load)
-    cls: Any = v1_class(NODES[NODE])
+    cls: Any = node_class(NODES[NODE])
     first, other = (ask(str(folder), cache=cache, seed=seed)[0] for seed in (1, 2))
     assert len(loaded) == 1 and not torch.equal(first, other)
     assert sum("MMAccelLoadModel" in key[:20] for key in cache) == 1  # ComfyUI keeps its output
-    state = cls.IS_CHANGED(model=str(folder), width=0, seed=3)
+    state = cls.fingerprint_inputs(model=str(folder), width=0, seed=3)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes())
-    assert cls.IS_CHANGED(model=str(folder), width=0, seed=3) != state != ""
-    assert cls.IS_CHANGED(model="owner/name") == ""
-    drawn = {cls.IS_CHANGED(model="owner/name", seed=-1) for _ in range(3)}
+    assert cls.fingerprint_inputs(model=str(folder), width=0, seed=3) != state != ""
+    assert cls.fingerprint_inputs(model="owner/name") == ""
+    drawn = {cls.fingerprint_inputs(model="owner/name", seed=-1) for _ in range(3)}
     assert len(drawn) == 3  # ComfyUI runs it again
 
 
-@pytest.mark.parametrize("with_v3", [False, True])
-def test_both_schemas_hand_the_graph_to_comfyui(
-    with_v3: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, with_v3=with_v3)
+@pytest.mark.usefixtures("comfy")
+def test_the_graph_is_handed_to_comfyui() -> None:
     values = dict(model="scenes", prompt=CAPTIONS[0], seed=3, policy="jacobi")
-    if with_v3:
-        output = v3_class(NODES[NODE]).execute(**values)
-        graph, links = output.expand, output.args
-    else:
-        cls: Any = v1_class(NODES[NODE])
-        required = cls.INPUT_TYPES()["required"]
-        assert list(required) == ["model", "prompt", "seed", "policy"]
-        output = getattr(cls(), cls.FUNCTION)(**values)
-        graph, links = output["expand"], output["result"]
+    cls: Any = node_class(NODES[NODE])
+    required = [entry.id for entry in cls.GET_SCHEMA().inputs if not entry.options["optional"]]
+    assert required == ["model", "prompt", "seed", "policy"]
+    output = cls.execute(**values)
+    graph, links = output.expand, output.args
     load, make, chosen = graph
     assert links == ([make, 0], [make, 1])
     assert [node["class_type"] for node in graph.values()] == [

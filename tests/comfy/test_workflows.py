@@ -11,7 +11,7 @@ import pytest
 from mmaccel.comfy.nodes import NODES
 from mmaccel.comfy.table import Widget
 from mmaccel.comfy.values import refusal
-from mmaccel.comfy.workflows import generated_files
+from scripts.update_comfy import generated_files
 from tests.architecture.source import ROOT
 
 WORKFLOWS = ROOT / "mmaccel" / "comfy" / "pack" / "example_workflows"
@@ -45,7 +45,7 @@ def read(file: Path) -> Any:
 def test_files_are_written_from_the_table() -> None:
     stale = [
         name
-        for name, text in generated_files(ROOT).items()
+        for name, text in generated_files().items()
         if not (ROOT / name).is_file() or (ROOT / name).read_text(encoding="utf-8") != text
     ]
     assert stale == [], "run scripts/update_comfy.py"

@@ -11,7 +11,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.export import Prompt, keep_complete, match_items
+from mmaccel.evaluation.export import Prompt, match_items
 from mmaccel.evaluation.quality.image_folder import Item, list_items
 
 
@@ -138,8 +138,8 @@ def test_missing_images_are_listed_and_nothing_is_written(
 def test_a_prompt_twice_takes_the_next_images() -> None:
     items = [Item(Path(f"{k}.png"), "a cat", k) for k in (2, 0, 1)]
     twice = [Prompt("a cat", "0"), Prompt("a cat", "1")]
-    assert [[i.seed for i in own] for own in match_items(twice, items, 1)] == [[0], [1]]
-    assert keep_complete(twice, items, 2) == twice[:1]
+    assert [[i.seed for i in own] for _, own in match_items(twice, items, 1)] == [[0], [1]]
+    assert match_items(twice, items, 2, partial=True)[0][0] is twice[0]
     with pytest.raises(OptionError, match="1 \\(1 of 2\\): a cat"):
         match_items(twice, items, 2)
 

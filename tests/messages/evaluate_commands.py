@@ -175,21 +175,21 @@ LISTS = (
 )
 SUITES = (
     _suite("genevall", "{}", "expected one of geneval, dpg"),
-    _suite("geneval", "{", "expected what geneval has"),
+    _suite("geneval", "{", "expected a file as geneval has"),
     _suite("geneval", '{"text": "a cat"}', "KeyError"),
-    _suite("geneval", '{"prompt": 5}', "expected a text each, received 5"),
-    _suite("geneval", '{"prompt": " "}', "expected a text each"),
+    _suite("geneval", '{"prompt": 5}', "no text for '00000'"),
+    _suite("geneval", '{"prompt": " "}', "no text for '00000'"),
     _suite("geneval", "[1]", "TypeError"),
     _suite("geneval", '{"prompt": "image 0"}', "at least 1", options=("--per-prompt", "0")),
-    _suite("dpg", "a cat", "a folder of *.txt for dpg"),
+    _suite("dpg", "a cat", "a folder of *.txt as dpg has"),
     _suite("hpsv2", '{"a cat": 1}', "no list in"),
-    _suite("hpsv2", '["a", null]', "received None for 'p/00001'"),
+    _suite("hpsv2", '["a", null]', "no text for 'p/00001'"),
     _suite("hpsv2", '["image 0", "image 9"]', "scores the next image", options=("--partial",)),
     _suite("hpsv2", '["image 0"]', "expected 1 for hpsv2", options=("--per-prompt", "2")),
     _suite("partiprompts", "Text\na cat\n", "KeyError"),
-    _suite("partiprompts", "Category\tPrompt\nAnimals\n", "received None for '00000'"),
+    _suite("partiprompts", "Category\tPrompt\nAnimals\n", "no text for '00000'"),
     _suite("partiprompts", "Prompt\n" + "x" * 200_000, "field larger"),
-    _suite("vbench", "\n\n", "received none in"),
+    _suite("vbench", "\n\n", "no prompts"),
 )
 SPEED = tuple(
     _case(" ".join(map(str, options)), ("speed", *options, "--out", "o"), *says)

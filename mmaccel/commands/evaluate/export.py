@@ -34,7 +34,6 @@ def export(
     from mmaccel.errors import OptionError
     from mmaccel.evaluation.export import (
         SUITES,
-        keep_complete,
         match_items,
         plan_files,
         read_prompts,
@@ -62,16 +61,16 @@ def export(
     layout = SUITES[suite]
     each = layout.per_prompt if per_prompt is None else per_prompt
     check_count("per-prompt", each, MAX_IMAGES)
-    if suite in ("hpsv2", "partiprompts") and each != 1:
-        raise OptionError(f"--per-prompt: expected 1 for {suite}, received {each}; leave it out")
-    items = list_items(folder, layout.kinds)
-    total = len(wanted)
-    if partial:
-        wanted = keep_complete(wanted, items, each)
-    matched = match_items(wanted, items, each)
-    plan = plan_files(suite, wanted, matched)
+    if layout.allowed and each not in layout.allowed:
+        allowed = " or ".join(map(str, layout.allowed))
+        raise OptionError(
+            f"--per-prompt: expected {allowed} for {suite}, received {each}; leave it out"
+        )
+    matched = match_items(wanted, list_items(folder, layout.kinds), each, partial=partial)
+    plan = plan_files(suite, matched)
     target = Path(os.path.realpath(out))  # Path.resolve raises RuntimeError for a link to itself
     open_folder(target.parent)
     write_files(target, plan, write_whole)
-    left = f", {total - len(wanted)} prompts left out" if len(wanted) < total else ""
-    say(f"{len(plan)} files for {len(wanted)} prompts of {suite} in {out}{left}")
+    n_left = len(wanted) - len(matched)
+    left = f", {n_left} prompts left out" if n_left else ""
+    say(f"{len(plan)} files for {len(matched)} prompts of {suite} in {out}{left}")

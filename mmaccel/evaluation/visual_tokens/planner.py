@@ -37,8 +37,6 @@ from mmaccel.reduction.visual_tokens.divprune import DivPrune
 
 WORTH = 1.1  # times as fast; less does not make up for other answers
 _STEPS = 8  # decoded to measure one
-_MOST = 0.5  # a part with this share of the seconds is what they are spent on
-_SAME = 0.9  # a ratio of seconds above this one is no saving
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,6 @@ class VisualTokenPlan:
         max_new_tokens: tokens of an answer.
         concurrency: requests that run together.
         text_tokens: of a prompt, mean.
-        key_heads: of a layer of the language model.
         device: of the model.
         rounds: (whole, reduced) costs of each repetition, whose medians the others are.
     """
@@ -90,7 +87,6 @@ class VisualTokenPlan:
     max_new_tokens: int
     concurrency: int
     text_tokens: float
-    key_heads: int
     device: str
     rounds: tuple[tuple[PromptCosts, PromptCosts], ...] = ()
 
@@ -133,118 +129,37 @@ class VisualTokenPlan:
         return 1 + math.floor(gain / loss) if gain >= 0 else 0
 
     @property
-    def reason(self) -> str:
-        """Why it is worth it, or what stands in its way, in words."""
-        whole, less = self.whole, self.reduced
-        if self.worth_it:
-            return self._gain()
-        total, obstacles = self.seconds_without, []
-        steps = self.max_new_tokens - 1
-        decode = steps * whole.step
-        gain = whole.first_token() - less.first_token()
-        chosen_behind = 0.0 if self.method.stage == "encoder_layer" else less.selection
-        if whole.encoder >= _MOST * total and less.encoder >= _SAME * whole.encoder:
-            obstacles.append(
-                f"the encoder takes {_percent(whole.encoder / total)} of the time, and a method "
-                "behind it saves none of that: smaller images, or a method inside the encoder"
-            )
-        if decode >= _MOST * total:
-            step = f"a step takes {_ms(less.step)} instead of {_ms(whole.step)}"
-            obstacles.append(
-                f"the answer's {self.max_new_tokens} tokens take {_percent(decode / total)} of the "
-                f"time, and {step}" + self._tell_step()
-            )
-        elif less.step > whole.step / _SAME and steps * (less.step - whole.step) >= _MOST * gain:
-            obstacles.append(
-                f"a step takes {_ms(less.step)} instead of {_ms(whole.step)}, which takes back "
-                "what the prompt saves"
-            )
-        if less.selection >= _MOST * max(gain + less.selection, 1e-9):
-            obstacles.append(
-                f"choosing tokens takes {_ms(less.selection)} and saves "
-                f"{_ms(max(gain + less.selection, 0.0))} of the first token's time: a cheaper "
-                "method such as UniformTokens or DART"
-            )
-        if less.prefill - chosen_behind >= _SAME * whole.prefill:
-            obstacles.append(
-                f"a prompt of {less.visual_tokens + self.text_tokens:.0f} columns is processed "
-                f"hardly faster than one of {whole.visual_tokens + self.text_tokens:.0f}: it is "
-                "short, or the device is not filled by it; more requests together may be"
-            )
-        if not obstacles:
-            obstacles.append(
-                f"the prompt's pass takes {_percent(whole.prefill / total)} of the time, and only "
-                f"{_ms(whole.prefill - less.prefill)} of it are saved"
-            )
-        return "; ".join(obstacles)
-
-    def _gain(self) -> str:
-        whole, less = self.whole, self.reduced
-        parts = [
-            (
-                f"the prompt's pass takes {_ms(less.prefill)} instead of {_ms(whole.prefill)}",
-                whole.prefill - less.prefill,
-            ),
-            (
-                f"the encoder {_ms(less.encoder)} instead of {_ms(whole.encoder)}",
-                whole.encoder - less.encoder,
-            ),
-            (
-                f"a step {_ms(less.step)} instead of {_ms(whole.step)}",
-                (self.max_new_tokens - 1) * (whole.step - less.step),
-            ),
-        ]
-        saved = self.seconds_without - self.seconds_with
-        return ", ".join(text for text, seconds in parts if seconds >= 0.1 * saved)
-
-    def _tell_step(self) -> str:
-        if self.reduced.step < _SAME * self.whole.step:
-            return ", which is not enough"
-        heads = f"{self.key_heads} key head{'s' * (self.key_heads != 1)} a layer"
-        return f": a cache of {heads} is little next to what else a step does"
+    def shares(self) -> dict[str, float]:
+        """What part of the seconds with all tokens each stage takes."""
+        steps = (self.max_new_tokens - 1) * self.whole.step
+        stages = {"encoder": self.whole.encoder, "prefill": self.whole.prefill, "steps": steps}
+        return {name: seconds / self.seconds_without for name, seconds in stages.items()}
 
     def __str__(self) -> str:
         """A few lines."""
-        whole, less = self.whole, self.reduced
-        times = f"{self.speed_up:.2f} times as fast"
+        whole, less, (low, high) = self.whole, self.reduced, self.spread
         verdict = "This will pay here" if self.worth_it else "This will not pay here"
-        if self.speed_up < 1:
-            verdict, times = "This will slow you down here", f"{1 / self.speed_up:.2f} times slower"
         count = self.longest_answer
-        low, high = self.spread
-        unsure = low < WORTH <= high
-        rounds = f"Rounds were from {low:.2f} to {high:.2f} times as fast"
-        rounds += ": too unsteady to be sure, measure again on a quiet machine." * unsure
-        reach = "" if not self.worth_it or count is None else f" Up to {count} tokens it pays."
+        reach = f", up to {count} tokens" if self.worth_it and count is not None else ""
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares.items())
         rows = [
-            (name, _ms(getattr(whole, field)), _ms(getattr(less, field)))
-            for name, field in (
-                ("encoder", "encoder"),
-                ("prefill", "prefill"),
-                ("there selection", "selection"),
-                ("step", "step"),
-            )
+            ("encoder", whole.encoder, less.encoder),
+            ("prefill", whole.prefill, less.prefill),
+            ("there selection", whole.selection, less.selection),
+            ("step", whole.step, less.step),
+            ("in all", self.seconds_without, self.seconds_with),
         ]
-        rows.append(("in all", _ms(self.seconds_without), _ms(self.seconds_with)))
         lines = [
-            f"{verdict}: {times} ({self.reason}).{reach}",
+            f"{verdict}: {self.speed_up:.2f} times as fast "
+            f"(rounds: {low:.2f} to {high:.2f}){reach}.",
             f"{self.method!r} on {self.device}: {less.visual_tokens:.0f} of "
             f"{whole.visual_tokens:.0f} visual tokens a layer, {self.text_tokens:.0f} of text, "
             f"{self.concurrency} at a time, {self.max_new_tokens} tokens each.",
-            f"{'':16}{'all tokens':>12}{'fewer':>12}",
-            *(f"{name:16}{first:>12}{second:>12}" for name, first, second in rows),
-            f"{rounds}{'.' * (not unsure)}",
-            f"Measured: encoder, prefill, {_STEPS} steps. Extrapolated: later steps.",
+            f"{'milliseconds':16}{'all tokens':>12}{'fewer':>12}",
+            *(f"{name:16}{1000 * a:>12.4g}{1000 * b:>12.4g}" for name, a, b in rows),
+            f"Of all tokens' seconds: {shares}. Measured over {_STEPS} steps.",
         ]
         return "\n".join(lines)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 def plan_visual_tokens(
@@ -304,8 +219,6 @@ def plan_visual_tokens(
     del rounds[0]  # the first warms up
     rows = len(copies["input_ids"])
     text = (int(copies["attention_mask"].sum()) - n_visual) / rows
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     whole, reduced = (_median(side) for side in zip(*rounds, strict=True))
     return VisualTokenPlan(
         chosen,
@@ -314,7 +227,6 @@ def plan_visual_tokens(
         max_new_tokens,
         rows,
         text,
-        heads,
         str(model.device),
         tuple(rounds),
     )
