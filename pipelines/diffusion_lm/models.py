@@ -13,7 +13,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mmaccel.errors import UnsupportedModelError
@@ -164,13 +163,3 @@ class LuminaDenoiser(UncachedDenoiser):
 
     def call(self, ids: Tensor, queries: Tensor, **inputs: Any) -> Tensor:
         return queried_logits(self.model, queries, ids, infer=True, **inputs)
-
-
-def image_ids(denoiser: UncachedDenoiser, tokens: Tensor) -> Tensor:
-    """Codes of the images, `[B, L']` int64: a finished canvas `[B, L]` without the tokens between
-    rows of an image, of which every canvas has equally many.
-    """
-    is_code = tokens < denoiser.vocab_size
-    count = int(is_code[0].sum())
-    order = (~is_code).int().argsort(dim=1, stable=True)[:, :count]
-    return torch.gather(tokens, 1, order)

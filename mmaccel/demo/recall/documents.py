@@ -24,7 +24,7 @@ tracking, aggregation. Departures: words of one token each, fillers that say not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,12 +111,6 @@ def make_document(seed: int, index: int, length: int) -> Document:
     questions = [*asked, *_ask_last(ordered, asked_last), *asked_copy, *asked_count]
     shuffled = rng.permutation(len(questions))
     return Document(tuple(tokens), tuple(questions[k] for k in shuffled))
-
-
-def make_documents(seed: int, indices: Iterable[int], length: int) -> Iterator[Document]:
-    """Several of `make_document`."""
-    for index in indices:
-        yield make_document(seed, index, length)
 
 
 Statement = tuple[int, ...]
