@@ -92,7 +92,7 @@ class PackedLinear:
             return self._by_onednn(x)
         return self.multiply(x)
 
-    @torch._dynamo.assume_constant_result
+    @torch.compiler.assume_constant_result
     def _may_be_reordered(self, n_rows: int | None) -> bool:
         if self._reordered is None:
             return False

@@ -22,7 +22,7 @@ from mmaccel.cli import main
 from mmaccel.commands.doctor import check_packages
 from mmaccel.contracts import Pass
 from mmaccel.errors import MissingBackendError
-from mmaccel.pipelines.runner import compiled_passes
+from mmaccel.pipelines.runner import compiled_passes, onednn
 from mmaccel.pipelines.runner.compiled_passes import find_obstacle
 from mmaccel.pipelines.runner.engine import Engine
 from mmaccel.pipelines.runner.packed_linear import PackedLinear
@@ -124,6 +124,17 @@ def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPat
         for pair in zip(expected, received):
             assert compare_logits(*pair).largest < 1e-5
     assert compiled.route == "compiled" and passes_of(compiled).reasons == {}
+
+
+@pytest.mark.usefixtures("made")
+def test_products_are_tried_before_a_pass_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled for one token holds the way that is faster for it."""
+    monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
+    for window, tried in zip(open_windows(), (0, 1)):
+        run_passes(window, (1,))
+        decoder = window.forwards.decoder
+        assert decoder is not None
+        assert len([key for key in decoder.products._trials.faster if key[1] == 1]) == tried
 
 
 @needs_compiler
