@@ -24,6 +24,7 @@ from mmaccel.pipelines.runner.own_products import (
     OwnProducts,
     close_own_products,
     open_own_products,
+    own_products,
 )
 
 
@@ -135,10 +136,8 @@ class ForwardRoute:
         return self._call(self._model, inputs)
 
     def _call(self, module: Callable[..., Any], inputs: dict[str, Any]) -> Any:
-        if self._own is None:
-            return module(**inputs)
         entries = inputs["input_ids" if "input_ids" in inputs else "inputs_embeds"]
-        with self._own.using(entries.shape[0] * entries.shape[1]):
+        with own_products(self._own, entries):
             return module(**inputs)
 
     def states(

@@ -33,6 +33,11 @@ from mmaccel.pipelines.causal_lm.compatibility import (
 from mmaccel.pipelines.diffusion_lm.cached_passes import CachedPasses
 from mmaccel.pipelines.diffusion_lm.options import check_options
 from mmaccel.pipelines.layers.methods import LayerMethods
+from mmaccel.pipelines.runner.own_products import (
+    find_own_products,
+    open_own_products,
+    own_products,
+)
 
 
 class Predecessors:
@@ -216,6 +221,7 @@ class CachedDenoiser(Denoiser):
         """
         check_capacity(rows, cache_size, None)
         check_mode(self.model)
+        open_own_products(self.model)
         self.n_evicted = (0, 0)
         if self.supports_kv_cache:
             self.block_counts = self.cached.reserve(rows, cache_size).block_counts
@@ -235,12 +241,13 @@ class CachedDenoiser(Denoiser):
         self._check(entries)
         if self._predecessors is not None:
             entries = self._predecessors.extend(entries)
-        if self.supports_kv_cache:
-            return self.cached.run(entries)[..., : self.vocab_size]
-        reads = entries.reads
-        if self.block is not None:
-            reads = reads & _block_causal(entries.positions, self.block)
-        return self.cached.run_plain(entries, reads)[..., : self.vocab_size]
+        with own_products(find_own_products(self.model), entries.tokens):
+            if self.supports_kv_cache:
+                return self.cached.run(entries)[..., : self.vocab_size]
+            reads = entries.reads
+            if self.block is not None:
+                reads = reads & _block_causal(entries.positions, self.block)
+            return self.cached.run_plain(entries, reads)[..., : self.vocab_size]
 
     def prefill(self, entries: CanvasPass) -> None:
         self._check(entries)

@@ -25,6 +25,11 @@ from mmaccel.pipelines.diffusion_lm.options import (
     find_max_positions,
 )
 from mmaccel.pipelines.diffusion_lm.self_check import check_denoiser
+from mmaccel.pipelines.runner.own_products import (
+    find_own_products,
+    open_own_products,
+    own_products,
+)
 
 
 class UncachedDenoiser(Denoiser):
@@ -106,13 +111,15 @@ class UncachedDenoiser(Denoiser):
         """
         check_capacity(rows, cache_size, self.max_positions)
         check_mode(self.model)
+        open_own_products(self.model)
 
     @torch.no_grad()
     def forward(self, entries: CanvasPass) -> Tensor:
         """One pass; see `Denoiser.forward`."""
         queries = (entries.queries - self.shift).clamp(min=0)
         ids, visible = self.to_model(entries.tokens), entries.reads[:, 0]  # [R, N]
-        logits = self.run(ids, entries.positions, visible, queries)
+        with own_products(find_own_products(self.model), ids):
+            logits = self.run(ids, entries.positions, visible, queries)
         return logits[..., self._first : self._first + self.vocab_size]
 
     def run(self, ids: Tensor, positions: Tensor, visible: Tensor, queries: Tensor) -> Tensor:

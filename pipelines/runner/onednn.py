@@ -32,8 +32,9 @@ _TRIALS = 6  # of either way at a shape
 _SAMPLES = 64  # entries by which a weight is known again
 _UNTRIED = 2  # passes of a number of rows: a prompt or a check alone may have as many
 
-Way = tuple["ReorderedWeight", Callable[[Tensor], Tensor], Tensor]
-"""A weight, its product as it is, and an input `[C]` of it."""
+Multiply = Callable[[Tensor], Tensor]
+Ways = tuple[Multiply, Multiply, Tensor]
+"""A product by its weight as it is and in oneDNN's order, and an input `[C]`."""
 
 
 class ReorderedWeight:
@@ -96,26 +97,26 @@ class Trials:
         return key not in self.faster and (at_once or self._passes[key] > _UNTRIED)
 
     @torch.no_grad()
-    def run(self, ways: Iterable[Way], n_rows: int) -> None:
+    def run(self, products: Iterable[tuple[tuple[int, ...], Ways]], n_rows: int) -> None:
         """Find out which products of so many rows are faster.
 
         Both ways take turns over weights of different layers, which no cache holds from before, and
         have to give the same numbers.
         """
         by_shape = defaultdict(list)
-        for way in ways:
-            by_shape[way[0].shape].append(way)
+        for shape, ways in products:
+            by_shape[shape].append(ways)
         faster = self.faster[find_key(n_rows)] = set()
         for shape, found in by_shape.items():
             chosen = [found[k * len(found) // _TRIALS] for k in range(_TRIALS)]
             seconds: tuple[list[float], list[float]] = ([], [])
             is_same = True
-            for number, (weight, multiply, x) in enumerate([found[0], *chosen]):
+            for number, (*calls, x) in enumerate([found[0], *chosen]):
                 inputs = x.expand(n_rows, -1).contiguous()
                 made = [inputs, inputs]
                 for by in (0, 1) if number % 2 else (1, 0):
                     began = time.perf_counter()
-                    made[by] = (multiply, weight)[by](inputs)
+                    made[by] = calls[by](inputs)
                     seconds[by].append(time.perf_counter() - began)
                 off = (made[0] - made[1]).abs().mean() / made[0].abs().mean()
                 is_same &= bool(off < max(1e-5, torch.finfo(x.dtype).eps))

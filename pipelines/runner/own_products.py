@@ -1,38 +1,39 @@
-"""Products in oneDNN's order for a model's own forward, where the fused decoder serves it not.
+"""Products in oneDNN's order for a model's own forward: of windows that the fused decoder does not
+serve, and of canvases.
 
-Inside `OwnProducts.using` the model's `nn.Linear` layers multiply by `PackedLinear`, so that
-adapters, experts' routers and unknown layers run as they are.
+Inside a pass the model's `nn.Linear` layers multiply by `PackedLinear`, so that adapters, experts'
+routers and unknown layers run as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
-from mmaccel.pipelines.runner.fused_structure import find_hook
 from mmaccel.pipelines.runner.onednn import Trials
 from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
 from mmaccel.samplers.run_lock import in_turn
 
 
 class OwnProducts:
-    """The linear layers of a model on a CPU.
+    """Linear layers of a model on a CPU.
+
+    Args:
+        linears: of `_find_linears`.
 
     Attributes:
+        linears: these.
+        dtype: of their weights.
         products: of them.
     """
 
-    def __init__(self, model: Any) -> None:
-        linears = [
-            module
-            for module in model.modules()
-            if type(module) is nn.Linear and _is_plain(module.weight, model.dtype)
-        ]
+    def __init__(self, linears: list[nn.Linear]) -> None:
+        self.linears = linears
+        self.dtype = linears[0].weight.dtype
         self.products = Products([PackedLinear([linear]) for linear in linears], Trials())
         self._forwards = dict(zip(linears, map(_make_forward, self.products.linears)))
 
@@ -51,9 +52,19 @@ class OwnProducts:
                 vars(linear).pop("forward", None)
 
 
-def _is_plain(weight: Tensor, dtype: torch.dtype) -> bool:
-    is_known = type(weight) is nn.Parameter and not weight.is_inference()  # which have no versions
-    return is_known and weight.device.type == "cpu" and weight.dtype == dtype
+def _find_linears(model: Any) -> list[nn.Linear]:
+    """Plain layers with weights of the model's dtype on a CPU; none of a compiled model."""
+    found = []
+    for module in model.modules():
+        if module._compiled_call_impl is not None or hasattr(module, "_orig_mod"):
+            return []
+        if type(module) is not nn.Linear or "forward" in vars(module):
+            continue
+        weight = module.weight
+        is_known = type(weight) is nn.Parameter and not weight.is_inference()  # these: no versions
+        if is_known and weight.device.type == "cpu" and weight.dtype == model.dtype:
+            found.append(module)
+    return found
 
 
 def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
@@ -63,22 +74,38 @@ def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
+@contextmanager
+def own_products(found: OwnProducts | None, entries: Tensor) -> Iterator[None]:
+    """Inside the block, a pass over entries `[R, W, …]` of the model."""
+    with nullcontext() if found is None else found.using(entries.shape[0] * entries.shape[1]):
+        yield
+
+
 _opened: WeakKeyDictionary[Any, OwnProducts] = WeakKeyDictionary()
 
 
 @in_turn
 def open_own_products(model: Any) -> OwnProducts | None:
-    """Those of a model whose weights are worth a copy in oneDNN's order; None for others, and where
-    something watches or wraps a layer.
+    """Those of a model whose weights are worth a copy in oneDNN's order, else None; opened again
+    where its layers changed.
     """
-    found = _opened.get(model) or OwnProducts(model)
-    if not found.products.linears or find_hook(model):
-        return None
+    linears = _find_linears(model)
+    found = _opened.get(model)
+    if found is None or found.linears != linears or found.dtype != model.dtype:
+        close_own_products(model)
+        if not linears:
+            return None
+        found = OwnProducts(linears)
     found.products.reorder()
     if not found.products.reordered_bytes:
         return None
     _opened[model] = found
     return found
+
+
+def find_own_products(model: Any) -> OwnProducts | None:
+    """Those that are open."""
+    return _opened.get(model)
 
 
 @in_turn

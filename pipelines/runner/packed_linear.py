@@ -86,10 +86,10 @@ class PackedLinear:
             return made
         if self.same_bits:
             padded = x if len(x) > 1 else torch.cat([x, x])
-            made = self.multiply(padded) if reordered is None else self._by_onednn(padded)
+            made = self.multiply(padded) if reordered is None else self.multiply_reordered(padded)
             return made[: len(x)]
         if reordered is not None and len(x) <= MOST_ROWS and reordered.is_faster(len(x)):
-            return self._by_onednn(x)
+            return self.multiply_reordered(x)
         return self.multiply(x)
 
     @torch.compiler.assume_constant_result
@@ -98,7 +98,8 @@ class PackedLinear:
             return False
         return n_rows is None or self._reordered.is_faster(n_rows)
 
-    def _by_onednn(self, x: Tensor) -> Tensor:
+    def multiply_reordered(self, x: Tensor) -> Tensor:
+        """Outputs `[T, N]`, by the weight in oneDNN's order."""
         assert self._reordered is not None
         return self._reordered(x, self._whole_bias())
 
@@ -204,7 +205,11 @@ class Products:
             return False
         trials = self._trials
         if trials.are_due(n_rows, at_once=at_once):
-            trials.run([(x.reorder(trials), x.multiply, x.weight[0]) for x in self.linears], n_rows)
+            products = [
+                (x.reorder(trials).shape, (x.multiply, x.multiply_reordered, x.weight[0]))
+                for x in self.linears
+            ]
+            trials.run(products, n_rows)
         return bool(trials.faster.get(onednn.find_key(n_rows)))
 
     def unpack(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmaccel.contracts import CanvasPass, Denoiser, Prompt
 from mmaccel.errors import UnsupportedModelError
@@ -18,6 +18,7 @@ from mmaccel.pipelines.diffusion_lm.models import (
     LLaDADenoiser,
     SDARDenoiser,
 )
+from mmaccel.pipelines.runner.packed_linear import PackedLinear
 from mmaccel.samplers.canvas.lossless_unmask import LosslessUnmask
 from mmaccel.samplers.canvas.stepwise import Stepwise
 from mmaccel.samplers.noise import Noise
@@ -25,6 +26,7 @@ from mmaccel.samplers.sampling_params import SamplingParams
 from tests.fixtures.canvas import PROMPTS, run
 from tests.fixtures.denoiser_targets import CODES, FIRST, LENGTH, MASK, VOCAB, images
 from tests.fixtures.denoisers import TinyDream, TinyFastDLLM, TinyLLaDA
+from tests.fixtures.fused_lms import lay_out_all
 from tests.fixtures.sdar import TinySDAR
 
 NEWLINE = 36  # of the models of images
@@ -91,6 +93,28 @@ def test_logits_are_those_of_every_row_alone(family: str) -> None:
         for row in range(len(PROMPTS)):
             wanted = alone(model.inner, entries, row)
             assert torch.allclose(logits[row], wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", TEXTS)
+def test_products_in_onednns_order(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same logits, in every pass, and none of the forwards stays behind."""
+    lay_out_all(monkeypatch)
+    model = Recorded(build(family))
+    model.inner.model.float()
+    n_reordered = []
+    multiply = PackedLinear.multiply_reordered
+    monkeypatch.setattr(
+        PackedLinear,
+        "multiply_reordered",
+        lambda own, x: (n_reordered.append(1), multiply(own, x))[1],
+    )
+    made = run(Stepwise(), model, LENGTH, 0.0)
+    n_linears = sum(type(module) is nn.Linear for module in model.inner.model.modules())
+    assert made.stats.passes == LENGTH and len(n_reordered) >= 2 * n_linears
+    assert not any("forward" in vars(module) for module in model.inner.model.modules())
+    for entries, logits in model.passes:
+        wanted = alone(model.inner, entries, 0)
+        assert torch.allclose(logits[0], wanted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("guided", [False, True])

@@ -108,9 +108,9 @@ def test_compiled_passes_multiply_in_onednns_order(monkeypatch: pytest.MonkeyPat
     lay_out_all(monkeypatch)
     plain, compiled = open_windows()
     rows: list[int] = []
-    own = PackedLinear._by_onednn
+    own = PackedLinear.multiply_reordered
     monkeypatch.setattr(
-        PackedLinear, "_by_onednn", lambda self, x: (rows.append(len(x)), own(self, x))[1]
+        PackedLinear, "multiply_reordered", lambda self, x: (rows.append(len(x)), own(self, x))[1]
     )
     for factor in (1, 1.1):
         with torch.no_grad():

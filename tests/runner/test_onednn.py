@@ -17,8 +17,8 @@ from mmaccel.pipelines.causal_lm import self_check
 from mmaccel.pipelines.causal_lm.forwards import close_forwards
 from mmaccel.pipelines.runner import attention_products, fused_decoder, onednn
 from mmaccel.pipelines.runner.onednn import Trials
-from mmaccel.pipelines.runner.own_products import close_own_products, open_own_products
-from mmaccel.pipelines.runner.packed_linear import PackedLinear
+from mmaccel.pipelines.runner.own_products import find_own_products, open_own_products
+from mmaccel.pipelines.runner.packed_linear import PackedLinear, Products
 from mmaccel.samplers.compare_logits import compare_logits
 from tests.fixtures.fused_lms import build_decoder
 from tests.fixtures.windows import build_model
@@ -76,19 +76,19 @@ def test_a_trial_is_made_once_for_rows_threads_and_shape(monkeypatch: pytest.Mon
     assert len(calls) - n_trials == 4 * 2 + 1  # of layers, and the head
 
 
-def test_a_way_that_gives_other_numbers_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("factor", "faster"), [(1, {(96, 64)}), (1 + 1e-4, set())])
+def test_a_way_that_gives_other_numbers_is_not_taken(
+    factor: float, faster: set[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer with a bias, which both ways add."""
     monkeypatch.setattr(onednn, "_GAIN", 0)
-    linear = nn.Linear(64, 96).requires_grad_(False)
-    trials = Trials()
-    weight = PackedLinear([linear]).reorder(trials)
-    for factor, faster in ((1, {(96, 64)}), (1 + 1e-4, set())):
-        product = (
-            weight,
-            lambda x, factor=factor: factor * x @ linear.weight.t(),
-            linear.weight[0],
-        )
-        trials.run([product], 4)
-        assert trials.faster == {onednn.find_key(4): faster}
+    linear = PackedLinear([nn.Linear(64, 96).requires_grad_(False)])
+    multiply = linear.multiply
+    monkeypatch.setattr(linear, "multiply", lambda x: factor * multiply(x))
+    products = Products([linear], trials := Trials())
+    products.reorder(of_any_size=True)
+    assert products.prepare(4, at_once=True) == bool(faster)
+    assert trials.faster == {onednn.find_key(4): faster}
 
 
 def test_a_torch_without_the_products_keeps_mm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def test_other_bits_are_found_and_named(fault: str, monkeypatch: pytest.MonkeyPa
     elif fault == "blocks":
         monkeypatch.setattr(attention_products, "_BLOCK", 4096)
     else:
-        own = PackedLinear._by_onednn
+        own = PackedLinear.multiply_reordered
         monkeypatch.setattr(
-            PackedLinear, "_by_onednn",
+            PackedLinear, "multiply_reordered",
             lambda product, x: own(product, x) * (1 + 1e-6 * (len(x) == 2 and x[0].equal(x[1]))),
         )  # fmt: skip
     with pytest.raises(
@@ -219,9 +219,11 @@ def test_a_model_that_is_not_fused_takes_them_in_its_own_forward(
     monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
     monkeypatch.setattr(onednn, "_GAIN", 0)
     rows: list[int] = []
-    multiply = PackedLinear._by_onednn
+    multiply = PackedLinear.multiply_reordered
     monkeypatch.setattr(
-        PackedLinear, "_by_onednn", lambda self, x: (rows.append(len(x)), multiply(self, x))[1]
+        PackedLinear,
+        "multiply_reordered",
+        lambda self, x: (rows.append(len(x)), multiply(self, x))[1],
     )
     model = build_decoder("llama", dtype)
     adapter = peft.LoraConfig(target_modules=["v_proj"], init_lora_weights=False)
@@ -252,11 +254,15 @@ def test_a_model_that_is_not_fused_takes_them_in_its_own_forward(
 
 def test_own_forwards_that_something_wraps_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "LEAST_BYTES", 0)
-    model = build_decoder("llama")
-    assert open_own_products(model) is not None
-    close_own_products(model)
-    hook = model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert open_own_products(model) is None
-    hook.remove()
+    model = build_decoder("llama", torch.float32)
+    assert (found := open_own_products(model)) is not None
+    model.to(torch.bfloat16)
+    assert (cast := open_own_products(model)) is not None and cast.dtype == torch.bfloat16
+    assert all(linear._reordered is None for linear in found.products.linears)
+    linear = model.model.layers[0].mlp.up_proj
+    linear.forward = lambda x: x
+    assert (found := open_own_products(model)) is not None and linear not in found.linears
+    model.model.layers[1].compile()
+    assert open_own_products(model) is None and find_own_products(model) is None
     monkeypatch.setattr(onednn, "LEAST_BYTES", 64 << 20)
-    assert open_own_products(model) is None
+    assert open_own_products(build_decoder("llama")) is None
