@@ -366,14 +366,7 @@ class FusedDecoder:
     def _attend(
         self, attention: Attention, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor
     ) -> Tensor:
-        """Attention `[R, W, Hq D]` under a mask, in the way that the model's attention is set to.
-
-        Args:
-            attention: the layer's.
-            queries: `[R, W, Hq, D]`.
-            keys, values: `[R, Hkv, S, D]`.
-            mask: `[R, 1, W, S]`.
-        """
+        """As `attend_eagerly`, in the way that the model's attention is set to."""
         if self.same_bits:
             return attend_with_same_bits(attention, queries, keys, values, mask)
         if self._implementation == "eager":

@@ -8,7 +8,7 @@ routers and unknown layers run as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +26,6 @@ class OwnProducts:
         linears: of `_find_linears`.
 
     Attributes:
-        linears: these.
         dtype: of their weights.
         products: of them.
     """
@@ -74,11 +73,9 @@ def _make_forward(product: PackedLinear) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-@contextmanager
-def own_products(found: OwnProducts | None, entries: Tensor) -> Iterator[None]:
+def own_products(found: OwnProducts | None, entries: Tensor) -> AbstractContextManager[None]:
     """Inside the block, a pass over entries `[R, W, …]` of the model."""
-    with nullcontext() if found is None else found.using(entries.shape[0] * entries.shape[1]):
-        yield
+    return nullcontext() if found is None else found.using(entries.shape[0] * entries.shape[1])
 
 
 _opened: WeakKeyDictionary[Any, OwnProducts] = WeakKeyDictionary()
