@@ -74,12 +74,15 @@ def open_ways(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> dict
         ways["transformers, assisted"] = plain(assistant_model=assistant)
     ways["Autoregressive()"] = attached(mmaccel.Autoregressive())
     ways["Jacobi()"] = attached(mmaccel.Jacobi())
-    for window in arguments.windows:
-        for name in arguments.sources:
-            source = parse_source(name)
-            policy = mmaccel.Jacobi(window=window, drafts=source)
-            ways[repr(policy).replace(f"'{name}'", Path(name).name)] = attached(policy)
+    for window, name, tree in product(arguments.windows, arguments.sources, read_trees(arguments)):
+        policy = mmaccel.Jacobi(window=window, drafts=parse_source(name), tree=tree)
+        ways[repr(policy).replace(f"'{name}'", Path(name).name)] = attached(policy)
     return ways
+
+
+def read_trees(arguments: argparse.Namespace) -> list[Any]:
+    """No tree, and those named."""
+    return [None, *(read_method("tree", text) for text in arguments.trees)]
 
 
 def count_trees(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -88,8 +91,7 @@ def count_trees(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     prompts = make_prompts(tokenizer, arguments.count, arguments.prompt)
     options: dict[str, Any] = {"max_new_tokens": arguments.tokens, "eos_token_id": None}
     options |= {"pad_token_id": tokenizer.pad_token_id, "top_k": 0}
-    named = (read_method("tree", text) for text in arguments.trees)
-    trees = [None, *named]
+    trees = read_trees(arguments)
     rows = []
 
     def decode(policy: Any, temperature: float) -> tuple[list[Tensor], int]:
@@ -211,7 +213,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     arguments.positions = arguments.prompt
-    if arguments.trees:
+    if arguments.trees and arguments.model is None:
         with torch.no_grad():
             write_report(arguments, text_trees=count_trees(arguments))
         return
