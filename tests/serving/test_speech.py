@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
 import wave
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import ClientDisconnect
 
 from mmaccel import Autoregressive, TextToSpeech
 from mmaccel.batch.prompts import make_items, make_row
 from mmaccel.batch.speech import SpeechSetup
 from mmaccel.commands.serve import SpeechFlags
 from mmaccel.outputs.sound_files import to_pcm, to_wav
-from mmaccel.serving.app import JobsResponse
-from mmaccel.serving.jobs import Job, Ticket
+from mmaccel.serving.routes import SpeechRoute
+from mmaccel.serving.server import open_engine
 from mmaccel.serving.settings import ServerSettings
-from mmaccel.serving.speech import SpeechBackend
-from mmaccel.serving.start import open_service
 from tests.fixtures.speech import FAMILIES, SECONDS, TEXTS
 from tests.fixtures.voices import build_voices, endless, silent
 from tests.serving.conftest import run_server
@@ -42,9 +38,7 @@ def served(request: Any, speech_folders: Folders) -> Iterator[tuple[Running, Tex
     model, codec = speech_folders[request.param]
     seconds = SECONDS[request.param]
     setup = SpeechSetup(str(model), Path(), codec=str(codec), max_seconds=seconds)
-    backend = SpeechBackend(setup)
-    backend.warm_up()
-    with run_server(backend) as running:
+    with run_server(SpeechRoute(setup)) as running:
         yield running, TextToSpeech.from_pretrained(str(model), codec=str(codec), device="cpu")
 
 
@@ -73,14 +67,9 @@ def test_shapes(served: tuple[Running, TextToSpeech], say: Say) -> None:
 
 
 def test_alone_in_company_and_at_the_command_line(
-    served: tuple[Running, TextToSpeech], say: Say, monkeypatch: pytest.MonkeyPatch
+    served: tuple[Running, TextToSpeech], say: Say
 ) -> None:
     running, pipe = served
-    clients = []
-    put = Ticket.put
-    monkeypatch.setattr(
-        Ticket, "put", lambda self, event: (clients.append(self.client), put(self, event))
-    )
     seconds = 0.05 if pipe.speech.sample_rate == 16000 else 0.008
     asked = [(TEXTS[k % 3], 60 + k) for k in range(4)]
     alone = [say(text, seed=seed).content for text, seed in asked]
@@ -93,7 +82,6 @@ def test_alone_in_company_and_at_the_command_line(
         gate.open()
         assert [each.result().content for each in together] == alone
         assert max(gate.rows) > 1
-    assert clients == ["127.0.0.1"] * 8
     for (text, seed), sound in zip(asked, alone):
         (made,) = pipe(text, seed=[seed], max_seconds=seconds).utterances
         assert sound == to_wav(made.waveform, made.sample_rate)
@@ -104,9 +92,9 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, 
     """The same of a model whose codec decodes chunks, of 0.2 s, and which speaks for 1.2 s."""
     folder = build_voices(tmp_path_factory.mktemp("voices"))
     setup = SpeechSetup(str(folder), Path(), policy="autoregressive", max_seconds=1.2)
-    backend = SpeechBackend(setup, chunk_seconds=0.2)
+    route = SpeechRoute(setup, chunk_seconds=0.2)
     alone = TextToSpeech.from_pretrained(folder)
-    with endless(backend.pipe), endless(alone), run_server(backend) as running:
+    with endless(route.pipe), endless(alone), run_server(route) as running:
         yield running, alone
 
 
@@ -152,9 +140,7 @@ def test_chunks_of_sound(voices: tuple[Running, TextToSpeech]) -> None:
 
 def test_an_utterance_without_sound_is_a_wav_too(voices: tuple[Running, TextToSpeech]) -> None:
     running, _ = voices
-    backend = running.service.backend
-    assert isinstance(backend, SpeechBackend)
-    with silent(backend.pipe):
+    with silent(running.engine.route.pipe):
         heard = running.http.post(SPEECH, json=STREAM).content
         text = running.http.post(SPEECH, json=STREAM | {"stream_format": "sse"}).text
     events = [json.loads(line[6:]) for line in text.splitlines() if line[:6] == "data: "]
@@ -187,41 +173,21 @@ def test_a_text_is_said_in_parts(voices: tuple[Running, TextToSpeech]) -> None:
 def test_by_default_the_length_is_what_a_text_leaves(tmp_path: Path) -> None:
     """It is that of `mmaccel speak --prompts`; parts without room in the queue follow others."""
     settings = ServerSettings(name="tiny", port=0, rows=2, queue=1)
-    service = open_service(settings, "speech", str(build_voices(tmp_path)), **asdict(SpeechFlags()))
-    backend = service.backend
+    engine = open_engine(settings, "speech", str(build_voices(tmp_path)), **asdict(SpeechFlags()))
+    route = engine.route
     said = {}
     for text in ("a red fox", LONG):
         (item,) = make_items([make_row(prompt=text, seed=4)], 0)
-        options = dict(backend.setup.plan(item, backend.pipe).options)
-        (made,) = backend.pipe(text, seed=[4], **options).utterances
+        options = dict(route.setup.plan(item, route.pipe).options)
+        (made,) = route.pipe(text, seed=[4], **options).utterances
         said[text] = to_wav(made.waveform, made.sample_rate)
-    running = Running(service)
+    running = Running(engine)
     try:
         for text, sound in said.items():
             assert running.http.post(SPEECH, json={"input": text, "seed": 4}).content == sound
         assert running.metric('mmaccel_rows_total{end="done"}') == 1 + 3
     finally:
         running.close()
-
-
-def test_a_client_that_goes_before_the_first_piece_frees_its_row() -> None:
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"sound"
-
-    async def gone(message: Any) -> None:
-        raise OSError
-
-    async def receive() -> Any:
-        return {"type": "http.disconnect"}
-
-    async def answer() -> Job:
-        job = Job(None, "speech", 1, Ticket("client"))
-        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
-        with pytest.raises(ClientDisconnect):
-            await JobsResponse([job], pieces())(scope, receive, gone)
-        return job
-
-    assert asyncio.run(answer()).is_cancelled
 
 
 def test_sound_comes_before_the_end_and_a_client_may_go(
@@ -299,13 +265,10 @@ def _fail_after(n: int) -> Callable[[int], None]:
 
 
 WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
-    ({"text": ""}, "input", "missing_field"),
-    ({"text": "a\x00"}, "input", "invalid_value"),
+    ({"text": ""}, "input", "invalid_value"),
     ({"text": "a" * 4001}, "input", "string_too_long"),
     ({"text": "a " * 1500}, "input", "invalid_value"),  # more than the model has positions for
     ({"voice": "nobody:"}, "voice", "invalid_value"),
-    ({"response_format": "mp3"}, "response_format", "invalid_value"),
-    ({"stream_format": "mp3"}, "stream_format", "invalid_value"),
     ({"speed": 2.0}, "speed", "invalid_value"),
     ({"instructions": "whisper"}, "instructions", "unknown_parameter"),
 )
@@ -318,6 +281,4 @@ def test_wrong_fields(say: Say, fields: dict[str, Any], param: str, code: str) -
 
 def test_a_speech_model_draws_nothing(served: tuple[Running, TextToSpeech]) -> None:
     answer = served[0].http.post("/v1/images/generations", json={"prompt": "a"})
-    message = assert_error(answer, 404, None, "unknown_url")
-    listed = message.partition("; ")[2]
-    assert SPEECH in listed and "/v1/models" in listed and "/v1/images" not in listed
+    assert SPEECH in assert_error(answer, 404, None, "unknown_url")
