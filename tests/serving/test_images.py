@@ -55,23 +55,14 @@ def test_nulls_and_a_slash_at_the_end_say_nothing(server: Running) -> None:
     assert server.http.get("/v1/models/tiny/").status_code == 200
 
 
-@pytest.mark.parametrize("allowed", [None, "https://a.org"])
-def test_pages_of_other_origins_ask_where_they_may(start: Start, allowed: str | None) -> None:
-    """Of whole answers, streams, errors and what browsers ask before."""
-    server = start(cors_origin=allowed and f"https://b.org,{allowed}", api_keys=("key",))
-    page = {"origin": "https://a.org"}
-    name = "access-control-allow-origin"
-    for fields, key, status in (
-        ({}, "key", 200),
-        ({"stream": True}, "key", 200),
-        ({"n": 0}, "key", 400),
-        ({}, "other", 401),
-    ):
-        headers = page | {"authorization": f"Bearer {key}"}
-        answer = server.http.post(IMAGES, json={"prompt": RED, **fields}, headers=headers)
-        assert (answer.status_code, answer.headers.get(name)) == (status, allowed)
-    asked = server.http.options(IMAGES, headers=page | {"access-control-request-method": "POST"})
-    assert (asked.status_code, asked.headers.get(name)) == (200 if allowed else 405, allowed)
+def test_pages_of_other_origins_ask_where_they_may(start: Start) -> None:
+    server = start(cors_origin="https://b.org,https://a.org", api_keys=("key",))
+    for origin, status in (("https://a.org", 200), ("https://c.org", 400)):
+        asked = {"origin": origin, "access-control-request-method": "POST"}
+        assert server.http.options(IMAGES, headers=asked).status_code == status
+    answer = server.http.post(IMAGES, headers={"origin": "https://a.org"})
+    assert answer.status_code == 401
+    assert answer.headers["access-control-allow-origin"] == "https://a.org"
 
 
 def test_files_are_those_of_the_command_line(
@@ -159,12 +150,12 @@ def test_a_prompt_without_room_waits_for_the_next_run(
             assert set(gate.rows) == rows
 
 
-@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
-def test_output_formats(server: Running, kind: str) -> None:
-    answer = server.post(seed=1, size="auto", output_format=kind, output_compression=80)
-    with Image.open(io.BytesIO(files(answer)[0])) as image:
-        assert image.format == kind.upper() and image.size == (16, 16)
-    assert answer.json()["output_format"] == kind
+def test_output_formats(server: Running) -> None:
+    for kind in ("png", "jpeg", "webp"):
+        answer = server.post(seed=1, size="auto", output_format=kind, output_compression=80)
+        with Image.open(io.BytesIO(files(answer)[0])) as image:
+            assert image.format == kind.upper() and image.size == (16, 16)
+        assert answer.json()["output_format"] == kind
 
 
 def test_partial_images_are_streamed(server: Running) -> None:
@@ -202,13 +193,10 @@ def test_metrics(start: Start) -> None:
         "mmaccel_passes_total": passes,
         "mmaccel_tokens_total": 5 * 16,
         'mmaccel_rows_total{end="done"}': 5,
-        "mmaccel_tokens_per_pass_count": 5,
         f'{requests}"200"': 5,
         f'{requests}"400"': 1,
         "mmaccel_queue_rows": 0,
         "mmaccel_running_rows": 0,
-        f'mmaccel_request_seconds_count{{route="{IMAGES}"}}': 6,
         "mmaccel_queue_seconds_count": 5,
     }.items():
         assert server.metric(name) == value, name
-    assert server.metric("mmaccel_row_passes_total") >= passes
