@@ -75,7 +75,7 @@ class Serve:
         check_choice("--task", self.task, ("image", "speech"))
         image = {"size": self.sides.join(), "decoder": self.decoder}
         decoding: dict[str, Any] = image
-        refused = {"codec": self.speech.codec}
+        refused: dict[str, object] = {"codec": self.speech.codec}
         if self.task == "speech":
             decoding = asdict(self.speech)
             refused = {**image, "guidance-scale": self.sampling.guidance_scale}
