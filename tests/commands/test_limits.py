@@ -52,10 +52,8 @@ BAD: list[tuple[str, list[str], str]] = [  # command, options, message
         "device: expected a device of this machine, received 'hpu'",
     ),
     ("generate x", ["--device", "\x1b[31mcuda"], r"received '\x1b[31mcuda'"),
-    ("generate x", ["--out", LONG], "--out: expected a name that this system takes"),
-    ("generate x", ["--out", "short/" * 1000], "--out: expected a name that this system takes"),
-    ("generate x", ["--out", f"new/{LONG}"], "--out: expected a name that this system takes"),
-    ("speak x --model y", ["--out", LONG], "--out: expected a name that this system takes"),
+    ("generate x", ["--out", LONG], "expected a name that this system takes"),
+    ("generate x", ["--out", "short/" * 1000], "expected a name that this system takes"),
     ("gallery", [LONG], "expected a name that this system takes"),
     ("doctor", ["--out", LONG], "expected a name that this system takes"),
 ]
