@@ -51,7 +51,6 @@ _SPELLINGS = {  # of the command line, and of diffusers
 _SIDES = ("width", "height")  # of a size, as two columns
 _SEPARATORS = ",;\t"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)
 _NOT_IN_ID = re.compile("[^A-Za-z0-9]+")
 _NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")
 _WHOLE = re.compile(r"\s*(-?\d{1,20})(?:\.0*)?\s*")  # tables write 1.0 where a cell is empty
@@ -60,7 +59,7 @@ _TO_JSON = json.JSONEncoder(sort_keys=True).encode
 _DIGITS = 12  # hexadecimal digits of a hash; in a million rows, two collide in 1 file of 500
 _MAX_SHOWN = 60  # characters of a value in a message
 _MAX_NAMED = 20  # wrong rows that a message names
-_MAX_WRONG = 10_000  # after so many wrong rows, the file is not read further
+_MAX_WRONG = 1_000  # after so many wrong rows, the file is not read further
 
 
 @dataclass(frozen=True)
@@ -101,19 +100,21 @@ _ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 
 @dataclass(frozen=True)
 class Item:
-    """One image or clip to generate.
+    """One image, clip or utterance to make.
 
     Attributes:
         row: the row that asks for it.
-        k: index among the images of the row, from 0.
+        k: index among the items of the row, from 0.
         seed: 0..2**64-1.
         suffix: of its file.
+        name: of its file; empty takes one from id, index and seed.
     """
 
     row: Row
     k: int
     seed: int
     suffix: str = ".png"
+    name: str = ""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -123,7 +124,7 @@ class Item:
     @property
     def file(self) -> str:
         """Name of its file."""
-        return f"{self.row.id}_{self.k}_{self.seed}{self.suffix}"
+        return self.name or f"{self.row.id}_{self.k}_{self.seed}{self.suffix}"
 
 
 def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Item]:
@@ -176,11 +177,12 @@ def read_prompts(source: str) -> list[Row]:
     Raises:
         OptionError: no such file, not UTF-8, no rows; or wrong rows, each with its line number.
     """
-    data, kind = _read(source)
+    title = "standard input" if source == "-" else f"--prompts {show(source)}"
+    data, kind = _read(source, title)
     rows: list[Row] = []
     wrong: list[str] = []
     named = set()  # line numbers of rows with an id of their own
-    for line, values in _rows(data, kind, wrong):
+    for line, values in (_table if kind == "csv" else _lines)(data, kind, wrong):
         try:
             rows.append(check_row(values, line))
         except OptionError as error:
@@ -191,28 +193,31 @@ def read_prompts(source: str) -> list[Row]:
             break
     rows = _make_ids_unique(rows, named, wrong)
     if wrong:
-        more = f" (and {len(wrong) - _MAX_NAMED} more)" if len(wrong) > _MAX_NAMED else ""
-        least = "at least " if len(wrong) >= _MAX_WRONG else ""
-        said, known, rest = ". ".join(wrong[:_MAX_NAMED]).partition(_ALL)
         raise OptionError(
-            f"{_title(source)}: expected rows that can be read, received {least}{len(wrong)} that "
-            f"cannot. {said}{known}{rest.replace(_ALL, 'those')}{more}"
+            f"{title}: expected rows that can be read, received {len(wrong)} that cannot. "
+            f"{name_wrong(wrong)}"
         )
     if not rows:
-        raise OptionError(f"{_title(source)}: expected at least one prompt, received none")
+        raise OptionError(f"{title}: expected at least one prompt, received none")
     images = sum(row.n for row in rows)
     if images > MAX_ITEMS:
         raise OptionError(
-            f"{_title(source)}: expected at most {MAX_ITEMS} images, received {images} (n of "
-            "all rows together); split the file"
+            f"{title}: expected at most {MAX_ITEMS} images, received {images} (n of all rows "
+            "together); split the file"
         )
     return rows
 
 
-def _read(source: str) -> tuple[bytes, str]:
+def name_wrong(complaints: list[str]) -> str:
+    """The first of many complaints, and how many more there are."""
+    more = len(complaints) - _MAX_NAMED
+    return ". ".join(complaints[:_MAX_NAMED]) + (f" (and {more} more)" if more > 0 else "")
+
+
+def _read(source: str, title: str) -> tuple[bytes, str]:
     """The bytes of a prompt file, which are a text within the limits, and its format."""
     if source == "-":
-        data = read_stream(sys.stdin.buffer, _title(source))
+        data = read_stream(sys.stdin.buffer, title)
         is_json = data[:MAX_LINE].removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"{"
         kind = "jsonl" if is_json else "txt"
     else:
@@ -224,15 +229,12 @@ def _read(source: str) -> tuple[bytes, str]:
                 f"{source!r}; rename it"
             )
         data = read_whole(source, "--prompts")
-    check_text(data, _title(source))
+    check_text(data, title)
     return data, kind
 
 
-def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _lines(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Line number and fields of every row; complaints about lines without one go to `wrong`."""
-    if kind == "csv":
-        yield from _table(data, wrong)
-        return
     for line, content in enumerate(open_text(data), 1):
         content = content.strip()
         if not content:
@@ -242,44 +244,40 @@ def _rows(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mappi
             continue
         try:
             values = parse_json(content, unique_names=True)
+            if not isinstance(values, dict):
+                raise ValueError("no object in braces")
         except ValueError as error:
             wrong.append(
                 f"line {line}: expected JSON, received {show(content)} ({error}); write one object "
                 'a line, such as {"prompt": "a red circle"}'
             )
             continue
-        if isinstance(values, dict):
-            yield line, values
-        else:
-            wrong.append(f"line {line}: expected an object in braces, received {show(content)}")
+        yield line, values
 
 
-def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _table(data: bytes, kind: str, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The same of a table."""
+    first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
+    separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
+    reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
     previous = csv.field_size_limit(MAX_LINE)
     try:
-        first = (data[:MAX_LINE].splitlines() or [b""])[0].decode("utf-8")
-        separator = max(_SEPARATORS, key=first.count)  # no name of a field contains one
-        reader = csv.reader(open_text(data, ""), delimiter=separator, strict=True)
         head = [spell(name.strip().lower().replace(" ", "_")) for name in next(reader, [])]
-        if not head:
-            return
-        if "prompt" not in head or len(set(head)) < len(head):
+        if head and ("prompt" not in head or len(set(head)) < len(head)):
             wrong.append(
                 f"line 1: expected a heading out of {_ALL}, each once, with prompt among them, "
                 f"received {show(', '.join(head))}; rename or remove columns"
             )
             return
         for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if len(cells) != len(head):
+            if len(cells) == len(head):
+                yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
+            elif any(cell.strip() for cell in cells):
                 wrong.append(
                     f"line {reader.line_num}: expected {len(head)} cells, received {len(cells)}; "
                     f"quote text that holds {separator!r}, leave no cell out, an empty one takes "
                     "the default"
                 )
-                continue
-            yield reader.line_num, {name: cell for name, cell in zip(head, cells) if cell != ""}
     except csv.Error as error:
         wrong.append(
             f"line {reader.line_num}: expected CSV, received other text ({error}); quote cells "
@@ -291,33 +289,27 @@ def _table(data: bytes, wrong: list[str]) -> Iterator[tuple[int, Mapping[str, An
 
 def _make_ids_unique(rows: list[Row], named: set[int], wrong: list[str]) -> list[Row]:
     """Give derived ids a number where they repeat; an id that the file repeats goes to `wrong`."""
-    first: dict[str, int] = {}
+    lines: dict[str, int] = {}  # of an id; on some file systems a and A are one file
     for row in rows:
         if row.line in named:
-            key = row.id.casefold()  # on some file systems a and A are one file
-            if key in first:
+            first = lines.setdefault(row.id.casefold(), row.line)
+            if first != row.line:
                 wrong.append(
                     f"line {row.line}: expected an id of its own, received {show(row.id)}, which "
-                    f"line {first[key]} has"
+                    f"line {first} has"
                 )
-            first.setdefault(key, row.line)
-    found, seen = [], set(first)
-    last: dict[str, int] = {}  # number that the last row of the same derived id got
+    numbers: dict[str, int] = {}  # the last one of a derived id
+    unique = []
     for row in rows:
-        name, key = row.id, row.id.casefold()
+        name, number = row.id, numbers.get(row.id.casefold(), 1)
         if row.line not in named:
-            n = last.get(key, 1)
-            while name.casefold() in seen:
-                n += 1
-                name = f"{row.id}-{n}"
-            last[key] = n
-            seen.add(name.casefold())
-        found.append(row if name == row.id else replace(row, id=name))
-    return found
-
-
-def _title(source: str) -> str:
-    return "standard input" if source == "-" else f"--prompts {show(source)}"
+            while name.casefold() in lines:
+                number += 1
+                name = f"{row.id}-{number}"
+            numbers[row.id.casefold()] = number
+            lines[name.casefold()] = row.line
+        unique.append(row if name == row.id else replace(row, id=name))
+    return unique
 
 
 def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
@@ -445,11 +437,6 @@ def _id(value: Any) -> str:
         raise OptionError(
             "id: expected 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
             f"received {show(value)}; it becomes part of a file name"
-        )
-    if _WINDOWS_DEVICE.match(text):
-        raise OptionError(
-            f"id: expected no Windows device name before a dot, received {show(value)}; Windows "
-            "cannot create such files, change it"
         )
     return text
 
