@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.manifest import Record
 from mmaccel.batch.prompts import Item, Row, make_items
 from mmaccel.batch.ray_executor import RayExecutor
-from mmaccel.batch.worker import Setup, Worker
+from mmaccel.batch.modalities import Images
+from mmaccel.batch.worker import ItemsFailed, Worker
 from mmaccel.errors import OptionError
 from tests.batch.jobs import Jobs, content, lines
 from tests.fixtures.tiny_model import CAPTIONS
@@ -82,7 +82,7 @@ def test_a_killed_actor_loses_nothing_and_repeats_nothing(
 ) -> None:
     for name in ("one", "ray"):
         (tmp_path / name).mkdir()
-    setup = Setup(str(tiny_folder), tmp_path / "ray", rows=2)
+    setup = Images(model=str(tiny_folder), out=tmp_path / "ray", rows=2)
     executor = RayExecutor(setup, 2)
     made: list[Record] = []
     written: dict[Path, int] = {}
@@ -116,7 +116,7 @@ def test_an_item_that_kills_its_process_fails(
     items: list[Item], tiny_folder: Path, tmp_path: Path
 ) -> None:
     items = items[:1]
-    executor = RayExecutor(Setup(str(tiny_folder), tmp_path, rows=1), 1)
+    executor = RayExecutor(Images(model=str(tiny_folder), out=tmp_path, rows=1), 1)
     start, deaths = executor._start, []
 
     class Deadly:
@@ -151,4 +151,4 @@ def test_wrong_options_of_actors_are_refused(
     assert Jobs(tmp_path, tmp_path / "none").run(*ray_of_one) == 2
     assert "none" in capsys.readouterr().err
     with pytest.raises(OptionError, match=r"--actors: expected 1..2"):
-        RayExecutor(Setup("none", tmp_path), 3)
+        RayExecutor(Images(model="none", out=tmp_path), 3)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mmaccel.batch.job import ItemsFailed
 from mmaccel.batch.prompts import Item, Row, make_items
 from mmaccel.batch.ray_executor import WorkerActor
-from mmaccel.batch.worker import Setup, Worker
+from mmaccel.batch.modalities import Images
+from mmaccel.batch.worker import ItemsFailed, Worker
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.pipelines.text_to_image.generator import ImageGenerator
 from tests.batch.jobs import Jobs, content, records
@@ -22,7 +22,7 @@ N_ITEMS = 6
 
 @pytest.fixture(scope="module")
 def opened(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Worker:
-    return Worker(Setup(str(tiny_folder), tmp_path_factory.mktemp("out"), rows=3))
+    return Worker(Images(model=str(tiny_folder), out=tmp_path_factory.mktemp("out"), rows=3))
 
 
 def failed_of(
@@ -40,8 +40,8 @@ def test_a_row_is_planned_once_and_its_items_have_fingerprints_of_their_own(
     opened: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Item] = []
-    plan = Setup.plan
-    monkeypatch.setattr(Setup, "plan", lambda *a: planned.append(a[1]) or plan(*a))
+    plan = Images.plan
+    monkeypatch.setattr(Images, "plan", lambda *a: planned.append(a[1]) or plan(*a))
     items = make_items([Row("many", CAPTIONS[0], n=500)], 0)
     find = opened.check(items)
     assert len(planned) == 1 and len({find(item) for item in items}) == 500
@@ -108,7 +108,7 @@ def without_grass(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_prompt_with_nan_logits_fails_alone(without_grass: Path, tmp_path: Path) -> None:
     rows = [{"id": f"r{k}", "prompt": CAPTIONS[k % 3]} for k in range(N_ITEMS)]
-    worker = Worker(Setup(str(without_grass), tmp_path, rows=4))
+    worker = Worker(Images(model=str(without_grass), out=tmp_path, rows=4))
     items = make_items([Row(row["id"], row["prompt"]) for row in rows], 3)
     assert [item.row.id for item in failed_of(worker, items)[0].items] == ["r1"]
     jobs = Jobs(tmp_path / "job", without_grass)
