@@ -14,13 +14,14 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmaccel.catalog import POLICIES
-from mmaccel.checks import check_choice, check_int, check_number
+from mmaccel.checks import check_choice, check_int, check_number, is_one
 from mmaccel.errors import OptionError
 from mmaccel.limits import (
     MAX_IMAGES,
@@ -94,7 +95,6 @@ class Row:
 
 
 FIELDS = tuple(each.name for each in fields(Row) if each.name != "line")
-_FIELDS = frozenset(FIELDS)
 _ALL = ", ".join((*FIELDS, *SAMPLING_FIELDS))
 
 
@@ -128,14 +128,7 @@ class Item:
 
 
 def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Item]:
-    """All images or clips of a file, row by row.
-
-    Args:
-        rows: checked rows.
-        base: seed of the job. A row with a seed s of its own has s, s + 1, ... instead.
-        suffix: of the files that are written.
-
-    """
+    """The items of a file, row by row; a row with a seed s of its own has s, s + 1, ..."""
     items = []
     for row in rows:
         for k in range(row.n):
@@ -147,12 +140,7 @@ def make_items(rows: Iterable[Row], base: int, suffix: str = ".png") -> list[Ite
 def seed_of(base: int, id: str, k: int) -> int:
     """The seed of image k of a row: the first 64 bits of SHA-256 over (base, id, k).
 
-    The order and number of rows, shards and batches do not change it.
-
-    Args:
-        base: seed of the job.
-        id: of the row.
-        k: from 0.
+    The order and number of rows, shards and batches do not change it. `base` is the job's seed.
     """
     text = json.dumps([base % SEEDS, id, k])
     return int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest()[:8], "big")
@@ -322,21 +310,13 @@ def check_row(values: Mapping[str, Any], line: int = 0) -> Row:
     Raises:
         OptionError: the first wrong field; the message does not name the line.
     """
-    if None in values.values():
-        values = {name: value for name, value in values.items() if value is not None}
-    if not values.keys() <= _FIELDS:
-        values = _gather_fields(values)
-    checked = {name: _READERS[name](value) for name, value in {"prompt": "", **values}.items()}
+    found = _gather_fields({name: value for name, value in values.items() if value is not None})
+    checked = {name: _READERS[name](name, value) for name, value in found.items()}
     return make_row(line, **checked)
 
 
 def make_row(line: int = 0, **checked: Any) -> Row:
-    """A row of checked fields, whose id is derived where it has none.
-
-    Args:
-        line: see `check_row`.
-        **checked: fields of `Row`.
-    """
+    """A row of checked fields, whose id is derived where it has none."""
     row = Row(**{"id": "", **checked}, line=line)
     return row if row.id else replace(row, id=_make_id(row))
 
@@ -347,7 +327,8 @@ def spell(name: str) -> str:
 
 
 def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields under their names here; sampling parameters are put into `params`.
+    """Fields under their names here, a prompt among them; width and height are put into `size`,
+    sampling parameters into `params`.
 
     Raises:
         OptionError: an unknown field, or one that is given twice.
@@ -359,34 +340,24 @@ def _gather_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         pairs.append(("size", [values.get(name) for name in _SIDES]))
     for given, value in pairs:
         name = spell(given)
-        if name not in _FIELDS and name not in SAMPLING_FIELDS:
-            raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
         if name in found or name in sampling:
             raise OptionError(
                 f"{show(given)}: expected {name} once, received it twice; leave one out"
             )
-        if name in _FIELDS:
+        if name in SAMPLING_FIELDS:
+            sampling[name] = _number(given, value)
+        elif name in FIELDS:
             found[name] = value
         else:
-            sampling[name] = _number(given, value)
+            raise OptionError(f"{show(given)}: expected fields out of {_ALL}; leave it out")
     if sampling:
-        params = _params(found.get("params", {}))
+        params = _params("params", found.get("params", {}))
         for name in params.keys() & sampling.keys():
             raise OptionError(
                 f"{name}: expected it once, received it in params too; leave one of them out"
             )
         found["params"] = {**params, **sampling}
-    return found
-
-
-def _number(name: str, value: Any) -> Any:
-    """A number; the model says later which it takes."""
-    if isinstance(value, str):  # a CSV cell
-        value = read_text(name, value, float)
-    check_number(
-        name, value, -math.inf, math.inf, "write one without quotes, with a point as in 0.5"
-    )
-    return value
+    return {"prompt": "", **found}
 
 
 def _make_id(row: Row) -> str:
@@ -399,11 +370,7 @@ def _make_id(row: Row) -> str:
         del own["voice"]
     text = _TO_JSON(own)
     digits = hashlib.sha256(text.encode("utf-8")).hexdigest()[:_DIGITS]
-    first = split_words(row.prompt[:200])[:3]
-    words = [
-        (word if word.isascii() and word.isalnum() else _NOT_IN_ID.sub("", word))[:20]
-        for word in first
-    ]
+    words = [_NOT_IN_ID.sub("", word)[:20] for word in split_words(row.prompt[:200])[:3]]
     return "-".join([*filter(None, words), digits])
 
 
@@ -418,21 +385,27 @@ def show(value: Any) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise OptionError(f"{name}: expected text, received {show(value)}; write it in quotes")
+    if not isinstance(value, str) or _NO_TEXT.search(value):
+        raise OptionError(
+            f"{name}: expected text without NUL and surrogates, received {show(value)}; write it "
+            "in quotes"
+        )
     if len(value) > MAX_PROMPT:
         raise OptionError(
             f"{name}: expected at most {MAX_PROMPT} characters, received {len(value)}; shorten it"
         )
-    if _NO_TEXT.search(value):
-        raise OptionError(
-            f"{name}: expected text, received {show(value)}; remove NUL and surrogates"
-        )
     return value
 
 
-def _id(value: Any) -> str:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+def _prompt(name: str, value: Any) -> str:
+    text = _text(name, value)
+    if not text.strip():
+        raise OptionError("prompt: expected text, received none; write a prompt")
+    return text
+
+
+def _id(name: str, value: Any) -> str:
+    text = str(value) if is_one(value, int) else value
     if not isinstance(text, str) or not _ID.fullmatch(text):
         raise OptionError(
             "id: expected 1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit, "
@@ -441,23 +414,25 @@ def _id(value: Any) -> str:
     return text
 
 
-def _prompt(value: Any) -> str:
-    text = _text("prompt", value)
-    if not text.strip():
-        raise OptionError("prompt: expected text, received none; write a prompt")
-    return text
+def _number(name: str, value: Any) -> Any:
+    """A number; the model says later which it takes."""
+    if isinstance(value, str):  # a CSV cell
+        value = read_text(name, value, float)
+    hint = "write one without quotes, with a point as in 0.5"
+    check_number(name, value, -math.inf, math.inf, hint)
+    return value
 
 
-def _integer(name: str, low: int, high: int, value: Any) -> int:
+def _integer(low: int, high: int, name: str, value: Any) -> int:
     if isinstance(value, str) and (found := _WHOLE.fullmatch(value)):
         value = int(found[1])  # a CSV cell
     check_int(name, value, low, high, hint="write another one, or leave it out")
     return int(value)
 
 
-def _seed(value: Any) -> int | None:
+def _seed(name: str, value: Any) -> int | None:
     """A seed; None, as without one, for -1."""
-    value = _integer("seed", -1, SEEDS - 1, value)
+    value = _integer(-1, SEEDS - 1, name, value)
     return None if value == -1 else value
 
 
@@ -467,7 +442,7 @@ def read_size(value: Any) -> tuple[int, int]:
     Raises:
         OptionError: anything else.
     """
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    text = str(value) if is_one(value, int) else value
     if isinstance(value, list) and len(value) == 2:
         text = f"{value[0]}x{value[1]}"
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None
@@ -480,34 +455,32 @@ def read_size(value: Any) -> tuple[int, int]:
     return width, height
 
 
-def _policy(value: Any) -> str:
+def _policy(name: str, value: Any) -> str:
     remedy = ONLY_TYPED if is_module_name(value) else "choose one of these"
-    check_choice("policy", value, (*POLICIES, *installed("policies")), hint=remedy)
+    check_choice(name, value, (*POLICIES, *installed("policies")), hint=remedy)
     return str(value)
 
 
-def _params(value: Any) -> dict[str, Any]:
+def _params(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):  # a CSV cell
-        try:
+        with suppress(ValueError):
             value = parse_json(value, unique_names=True)
-        except ValueError:
-            pass
-    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+    if not isinstance(value, dict):
         raise OptionError(
-            f'params: expected names and values such as {{"temperature": 0.9}}, received '
+            f'{name}: expected names and values such as {{"temperature": 0.9}}, received '
             f"{show(value)}; write an object in braces"
         )
     return value
 
 
-_READERS: Mapping[str, Callable[[Any], Any]] = {
+_READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "id": _id,
     "prompt": _prompt,
-    "negative": partial(_text, "negative"),
+    "negative": _text,
     "seed": _seed,
-    "n": partial(_integer, "n", 1, MAX_IMAGES),
-    "size": read_size,
+    "n": partial(_integer, 1, MAX_IMAGES),
+    "size": lambda name, value: read_size(value),
     "policy": _policy,
     "params": _params,
-    "voice": partial(_text, "voice"),
+    "voice": _text,
 }

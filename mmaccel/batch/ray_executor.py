@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,7 +25,6 @@ from mmaccel.checks import importing
 from mmaccel.errors import OptionError
 
 _CHUNK = 4  # batches that an actor receives at once
-_MAX_DEATHS = 2  # of actors with the same item in progress; the item then counts as failed
 _WAIT = 0.05  # seconds between two looks for records
 
 
@@ -66,7 +65,6 @@ class RayExecutor:
         self._actors = [remote.remote(modality, self._records) for _ in range(count)]
         for actor in self._actors[1:]:
             actor.load.remote()  # while the first checks the items
-        self._deaths: Counter[Key] = Counter()
 
     def check(self, items: Sequence[Item]) -> Fingerprint:
         """See `Worker.check`; one actor does it."""
@@ -109,8 +107,7 @@ class RayExecutor:
                 try:
                     keys, cause = self._ray.get(task)
                 except self._ray.exceptions.RayActorError as error:
-                    self._deaths.update(list(own)[:rows])
-                    keys = [key for key in own if self._deaths[key] >= _MAX_DEATHS]
+                    keys = list(own)[:rows]  # in progress; they are tried again alone
                     cause = RuntimeError(f"its process died ({str(error).partition(chr(10))[0]})")
                 except self._ray.exceptions.RayTaskError as error:
                     raise error.cause from None
