@@ -122,7 +122,9 @@ class Sheet:
             sheet = draw_sheet([make_panel(title_of(name, policy), note, images, foot)], columns=4)
         else:
             return f"{modality.out / self._items[0].file}: {stats.summary}"
-        digits = short_hash({"files": [item.file for item in self._items]})
+        # the same images have the same sheet, however their policy is spelled
+        own = [[item.seed, item.name.rpartition("-")[2]] for item in self._items]
+        digits = short_hash({"images": own})
         file = modality.out / f"{kind}-{policy_word(name)}-{digits}.png"
         write_whole(file, partial(sheet.save, format="PNG"))
         return f"{what}, and {file}: {stats.summary}{faster}"

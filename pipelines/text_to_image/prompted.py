@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
-from torch.nn import functional as F
 
-from mmaccel.contracts import FinishedRow
+from mmaccel.contracts import Arrivals, FinishedRow
 from mmaccel.options import takes
 from mmaccel.pipelines.call_options import ServeOptions
 from mmaccel.pipelines.loading.checkpoint import LoadConfig
-from mmaccel.pipelines.media import RowPlan
+from mmaccel.pipelines.media import RowPlan, RunningRequests
 from mmaccel.pipelines.pipeline import Pipeline
 from mmaccel.pipelines.text_to_image.model import (
-    Encoded,
     PromptedModel,
     check_params,
+    encode_prompts,
     make_rows,
 )
 from mmaccel.pipelines.text_to_image.outputs import Request, check_requests
-from mmaccel.pipelines.text_to_image.requests import RunningRequests
 from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.run_lock import alone
@@ -35,7 +32,6 @@ class PromptServe(ServeOptions):
     """The arguments of `PromptPipeline.serve`, which explains them."""
 
     params: SamplingParams = field(kw_only=False)
-    encoded: Encoded | None = None
 
 
 class PromptPipeline(Pipeline):
@@ -104,8 +100,6 @@ class PromptPipeline(Pipeline):
             prefix_tree: a `mmaccel.PrefixTree`: requests whose prompts begin with what it holds
                 process what follows, and leave their prompts in it, for this `serve` and those
                 that are given the same tree. None: every request processes its whole prompt.
-            encoded: the prompts of `requests`, from `encode_prompts` for this model and `params`;
-                None encodes them.
 
         Returns:
             Stats of all requests; `seconds` excludes the time spent in pixels and in `deliver`.
@@ -122,28 +116,37 @@ class PromptPipeline(Pipeline):
         params = call.params
         check_params(params)
         call.check()
-        running = RunningRequests(self.prompted_model, requests, params, self.finish)
-        encoded = running.encode(requests) if call.encoded is None else call.encoded
-        noise = running.make_noise(requests)
         decoding = self.choose(call)
-        arrivals = call.arrivals
+
+        def begin(joined: dict[int, Request]) -> Arrivals:
+            asked = list(joined.values())
+            texts = [request.prompt for request in asked]
+            negatives = [request.negative for request in asked]
+            encoded = encode_prompts(self.prompted_model, texts, negatives, params)
+            noise = Noise.from_seed(
+                [request.seed for request in asked], len(asked), self.model.device
+            )
+            return Arrivals(make_rows(self.prompted_model, encoded, params), noise)
+
+        def finish(row: FinishedRow) -> Any:
+            request = running.end(row)
+            return self.finish(request, row) if len(row.tokens) == self.length else None
+
+        running = RunningRequests(begin)
         with alone(self.model), self._at_work():
             with torch.no_grad():
-                prompt = make_rows(self.prompted_model, encoded, params)
-            room = self.fit_prompt(call.prompt_width, self.length) - prompt.tokens.shape[1]
-            if arrivals is not None and room > 0:
-                prompt = replace(prompt, tokens=F.pad(prompt.tokens, (0, room)))
+                prompt, noise = running.admit(requests)
             plan = RowPlan(
-                prompt=prompt,
+                prompt=self.make_room(prompt, call, self.length),
                 length=self.length,
                 max_num_seqs=call.rows,
                 params=params,
                 noise=noise,
-                arrivals=None if arrivals is None else partial(running.receive, arrivals),
+                arrivals=running.joining(call.arrivals, check_requests),
                 prefix_tree=call.prefix_tree,
             )
             return self.decode_rows(
-                decoding, plan, finish=running.finish, deliver=call.deliver, on_step=call.on_step
+                decoding, plan, finish=finish, deliver=call.deliver, on_step=call.on_step
             )
 
     def _render_row(self, request: Request, row: FinishedRow) -> Any:
