@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from mmaccel.checks import check_choice, importing
 from mmaccel.commands import options as shared
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags, SizeFlags
 from mmaccel.commands.process import resume_collector
-from mmaccel.errors import MissingBackendError, OptionError
-from mmaccel.limits import MAX_BATCH, MAX_PROMPT
+from mmaccel.errors import OptionError
 from mmaccel.options import LoadOptions, SamplingOptions, given, option
 from mmaccel.serving.settings import ServerSettings
 
 KEYS = "MMACCEL_API_KEY"
 
 _HELP_KEY = f"requests need this bearer key, or another one given; also in {KEYS}, with commas"
-_MAX_QUEUE = 100_000
-_MAX_PREFIXES = 1_000_000_000  # tokens
-_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+_NEEDED = (
+    "serve: expected fastapi, uvicorn and prometheus_client, received not all of them; run pip "
+    'install "mmaccel[serve]"'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,94 +65,58 @@ class Serve:
 
     def run(self) -> None:
         """Check the flags, load the model and serve it."""
-        _check_packages()
+        with importing(_NEEDED):
+            from mmaccel.serving.server import open_engine, run
         from mmaccel.loading import place
         from mmaccel.pipelines.loading.tasks import check_task
         from mmaccel.pipelines.text_to_image.model import choose_params
         from mmaccel.samplers.sampling_params import SamplingParams
-        from mmaccel.serving.start import open_service, run
 
-        if self.task not in ("image", "speech"):
-            raise OptionError(
-                f"--task: expected image or speech, received {self.task!r}; choose one"
-            )
-        command = "generate" if self.task == "image" else "speak"
-        check_task(self.model, command, is_served=True)
-        _check(self.server)
+        check_choice("--task", self.task, ("image", "speech"))
+        image = {"size": self.sides.join(), "decoder": self.decoder}
+        decoding: dict[str, Any] = image
+        refused = {"codec": self.speech.codec}
+        if self.task == "speech":
+            decoding = asdict(self.speech)
+            refused = {**image, "guidance-scale": self.sampling.guidance_scale}
+        for name, value in refused.items():
+            if value is not None:
+                raise OptionError(f"--{name}: expected none for this --task, received {value}")
+        check_task(self.model, {"image": "generate", "speech": "speak"}[self.task], is_served=True)
+        _check_address(self.server.host, self.server.port)
         name = self.server.name or self.model
         settings = replace(self.server, name=name, api_keys=_read_keys(self.api_key))
-        size = self.sides.join()
-        load = place(self.load)
         shared.set_threads(self.threads)
-        options = self.method.read()
         choose_params(SamplingParams(), **given(self.sampling))
-        decoding: dict[str, Any] = dict(
-            policy=self.method.policy, options=options, sampling=self.sampling, load=load
+        engine = open_engine(
+            settings,
+            self.task,
+            self.model,
+            policy=self.method.policy,
+            options=self.method.read(),
+            sampling=self.sampling,
+            load=place(self.load),
+            **decoding,
         )
-        if self.task == "image":
-            _refuse(codec=self.speech.codec)
-            decoding |= {"decoder": self.decoder, "size": size}
-        else:
-            guidance = self.sampling.guidance_scale
-            _refuse(guidance_scale=guidance, size=size, decoder=self.decoder)
-            decoding |= asdict(self.speech)
-        service = open_service(settings, self.task, self.model, **decoding)
         resume_collector()
-        run(service)
+        run(engine)
 
 
 serve = as_command(Serve)
 
 
-def _check(server: ServerSettings) -> None:
-    """Check the options of the server.
-
-    Raises:
-        OptionError: a value outside its domain, or an address that is not free.
-    """
-    shared.check_count("batch-size", server.rows, MAX_BATCH)
-    shared.check_count("queue", server.queue, _MAX_QUEUE)
-    shared.check_count("max-prompt", server.max_prompt, MAX_PROMPT)
-    kept = {"prefix-cache": server.prefix_cache, "prefix-shared-from": server.prefix_shared_from}
-    for name, tokens in kept.items():
-        if not 0 <= tokens <= _MAX_PREFIXES:
-            raise OptionError(
-                f"--{name}: expected 0..{_MAX_PREFIXES} tokens, received {tokens}; 0 is without"
-            )
-    if server.prefix_shared_from and not server.prefix_cache:
-        raise OptionError(
-            f"--prefix-shared-from: expected prompts that are kept, received "
-            f"{server.prefix_shared_from} without --prefix-cache; give both"
-        )
-    if not 0 <= server.port < 2**16:
-        raise OptionError(f"--port: expected 0..65535, received {server.port}; 0 takes a free one")
-    _check_address(server.host, server.port)
-    for name, seconds in (("timeout", server.timeout), ("body-timeout", server.body_timeout)):
-        if not 0 < seconds < 1e6:
-            raise OptionError(f"--{name}: expected seconds above 0, received {seconds:g}")
-
-
-def _read_keys(given_keys: list[str] | None) -> tuple[str, ...]:
+def _read_keys(keys: list[str] | None) -> tuple[str, ...]:
     """The keys of the command line, else those of the environment.
 
     Raises:
         OptionError: an empty key.
     """
-    keys = os.environ.get(KEYS, "").split(",") if given_keys is None else given_keys
-    found = tuple(key.strip() for key in keys if key.strip())
-    if given_keys is not None and len(found) < len(given_keys):
+    if keys is None:
+        named = os.environ.get(KEYS, "").split(",")
+        return tuple(key.strip() for key in named if key.strip())
+    if not all(key.strip() for key in keys):
         raise OptionError("--api-key: expected a key, received an empty text; write one")
-    return found
-
-
-def _refuse(**options: str | float | Path | None) -> None:
-    """Refuse options of the other task."""
-    for name, value in options.items():
-        if value is not None:
-            option = name.replace("_", "-")
-            raise OptionError(
-                f"--{option}: expected none for this --task, received {value}; leave it out"
-            )
+    return tuple(key.strip() for key in keys)
 
 
 def _check_address(host: str, port: int) -> None:
@@ -164,27 +128,10 @@ def _check_address(host: str, port: int) -> None:
     import socket
 
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as opened:
-            if os.name == "posix":  # elsewhere it would take a port that is in use
-                opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            opened.bind(address)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        socket.create_server(found[4], family=found[0]).close()
     except OSError as error:
         raise OptionError(
             f"--host, --port: expected an address that is free, received {host} and {port} "
             f"({error.strerror or error}); choose another port, --port 0 takes a free one"
         ) from error
-
-
-def _check_packages() -> None:
-    """Check that the packages of the extra are installed, before the model is loaded."""
-    from importlib.util import find_spec
-
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise MissingBackendError(
-            f"serve: expected {', '.join(_NEEDED)}, received no {missing[0]}; "
-            'run pip install "mmaccel[serve]"'
-        )

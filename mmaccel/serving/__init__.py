@@ -1,6 +1,6 @@
 """The HTTP server `mmaccel serve`: OpenAI's image and speech calls over continuous batching.
 
-A request passes through these modules: `server` (uvicorn, signals), `app` (routes), `bodies`
-(what a body may say), `jobs` (the bounded queue), `engine` (the thread that decodes), and `images`
-or `speech` (the model).
+`app` answers requests and `server` runs it; `engine` lets rows wait, decodes them together and
+delivers them. `images` and `speech` are the two modalities: what a request may say, how it is
+decoded, and what its answer is.
 """

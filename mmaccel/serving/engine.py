@@ -1,10 +1,12 @@
-"""The decoding thread: one model, whose running batch the jobs of the queue join.
+"""The life of a row: it waits, joins the batch that is decoded, and is delivered or cancelled.
 
-A run begins with the next job of the queue and others of its group, and takes further ones in turn
-between two passes, while there is room; it ends when all rows have finished and none fits. A job
-that does not fit (another image size, a prompt longer than there is room for) ends the taking: the
-run empties, and the next one begins with it. So no client waits for more than the rows with which a
-run begins.
+A run begins with the next row that waits and others of its group, and takes further ones between
+two passes while there is room; it ends when all have finished and none fits. A row that does not
+fit (another image size, a prompt longer than there is room for) ends the taking: the run empties,
+and the next one begins with it.
+
+Clients take turns, as in J. Nagle, RFC 970, 1985: "On packet switches with infinite storage": the
+k-th row of a client that waits has its place behind the k-th turn of all others.
 
 What the model raises ends a run, not the server. Rows that the error names fail; the others begin
 again, up to `MAX_TRIES` times, or fail too where a client has heard their beginning. With too
@@ -13,358 +15,292 @@ little memory there are half as many rows from then on.
 
 from __future__ import annotations
 
-import logging
+import math
 import time
-import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import partial
+from bisect import insort
+from collections.abc import AsyncIterator, Callable, Hashable
+from dataclasses import dataclass, field
 from itertools import count
-from threading import Event as Flag
-from threading import Thread
-from typing import Any, ClassVar
+from operator import attrgetter
+from threading import Condition, Thread
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmaccel.batch.worker import Setup
-from mmaccel.samplers.prefix_tree import PrefixTree
-from mmaccel.serving.jobs import Job, JobQueue
+from mmaccel.serving.errors import ApiError, log_fault, shutting_down
 from mmaccel.serving.metrics import Metrics
+from mmaccel.serving.settings import ServerSettings
 
 MAX_TRIES = 2  # of a job, in runs that failed because of others
 _WIDTHS = 16  # a run has room for prompts of a multiple of so many tokens
-
-Receiver = Callable[[Job, Any], None]
-
-logger = logging.getLogger(__package__)
+_MOST_SECONDS = 60  # of Retry-After
 
 
-class Backend(ABC):
-    """A model behind the engine.
-
-    Args:
-        setup: how it is opened, and what decides what it makes, as for a prompt file.
-        prefix_tree: keeps prompts for later requests; None: nothing does.
+@dataclass(eq=False)
+class Job:
+    """A row that a request asks for.
 
     Attributes:
-        prefix_tree: see above.
-        pipe: the loaded model.
-        route: path of its requests.
-
-    Raises:
-        OptionError, UnsupportedModelError: the model cannot be opened.
+        item: of a prompt file with the same fields.
+        settings: how it is made.
+        group: jobs of one group may run together.
+        width: tokens of its prompt.
+        request: what the pipeline is asked for; its tag is this job.
+        partials: numbers of tokens after which a piece is wanted, ascending.
+        following: joins when this one is done.
+        client: who asks.
+        tell: called with this job and "partial" and a piece, "done" and all of it, or "failed" and
+            an exception.
+        place: where it waits, the least first: its turn, and its number among all.
+        number: in its run.
+        is_heard: whether a piece was handed out that cannot be taken back.
     """
 
-    route: ClassVar[str]
-
-    def __init__(self, setup: Setup, prefix_tree: PrefixTree | None = None) -> None:
-        self.prefix_tree = prefix_tree
-        self.setup = setup
-        self.pipe: Any = setup.open()
-
-    @property
-    @abstractmethod
-    def example(self) -> str:
-        """A text that the model takes."""
-
-    @abstractmethod
-    def jobs(self, fields: Mapping[str, Any], ticket: Any, partials: int) -> list[Job]:
-        """Check a request and make its jobs. Called in any thread; nothing is decoded.
-
-        Args:
-            fields: of a row of a prompt file. Texts and numbers are within their limits, which the
-                request's body has checked.
-            ticket: receives what becomes of them.
-            partials: unfinished payloads that are wanted of each; speech comes in chunks for any.
-
-        Raises:
-            OptionError: what this model cannot make.
-        """
-
-    @abstractmethod
-    def request(self, job: Job) -> Any:
-        """What the pipeline is asked for."""
-
-    @abstractmethod
-    def call(self, first: Job, finish: Receiver, hand_out: Receiver) -> Callable[..., Any]:
-        """A pipeline's `serve` with the arguments that jobs of a group share.
-
-        Args:
-            first: one of them.
-            finish: receives jobs and what is made of them.
-            hand_out: receives pieces of it before.
-        """
-
-    def run(self, run: Run, rows: int) -> None:
-        """Decode the jobs of a run and those that join it, `rows` at a time at most."""
-        call = self.call(run.jobs[0], run.finish, run.hand_out)
-        options = {"rows": rows, "on_step": run.step, "prompt_width": run.width}
-        self._serve(call, run.jobs, run.arrivals, **options)
-
-    def warm_up(self) -> None:
-        """Run two passes of an example, which also shows whether this model can be served.
-
-        Raises:
-            OptionError, UnsupportedModelError: it cannot.
-        """
-
-        def stop(progress: Any) -> Any:
-            return torch.zeros_like(progress.lengths) if progress.passes >= 2 else None
-
-        jobs = self.jobs({"prompt": self.example, "seed": 0}, None, 0)
-        call = self.call(jobs[0], lambda *made: None, lambda *made: None)
-        self._serve(call, jobs, lambda most: [], rows=1, on_step=stop)
-
-    def _serve(
-        self,
-        call: Callable[..., Any],
-        jobs: list[Job],
-        arrivals: Callable[[int], list[Job]],
-        **options: Any,
-    ) -> None:
-        call(
-            [self.request(job) for job in jobs],
-            arrivals=lambda most: [self.request(job) for job in arrivals(most)],
-            prefix_tree=self.prefix_tree,
-            **options,
-        )
-
-    def render_partial(self, job: Job, tokens: Tensor, is_known: Tensor) -> Any:
-        """The payload of an unfinished row; only of models whose jobs have `partials`.
-
-        Args:
-            job: of the row.
-            tokens: `[L]` int64, meaningful where `is_known`.
-            is_known: `[L]` bool.
-        """
-        raise NotImplementedError
+    item: Any
+    settings: Any
+    group: Any
+    width: int
+    request: Any = None
+    partials: list[int] = field(default_factory=list)
+    following: Job | None = None
+    client: Hashable = None
+    tell: Any = None
+    place: tuple[int, int] = (0, 0)
+    number: int = 0
+    tries: int = 0
+    arrived: float = 0.0
+    is_heard: bool = False
+    is_cancelled: bool = False
 
 
-class Run:
-    """One run of the engine, as a backend sees it.
-
-    Args:
-        engine: it belongs to.
-        jobs: with which it begins, of one group.
-
-    Attributes:
-        jobs: see above.
-        group: of the jobs.
-        width: tokens of the longest prompt that has room.
-        running: jobs that are decoded, by number.
-    """
-
-    def __init__(self, engine: Engine, jobs: list[Job]) -> None:
-        self._engine = engine
-        self.jobs = jobs
-        self.group: Any = jobs[0].group
-        longest = max(job.width for job in jobs)
-        self.width = -(-max(longest, engine.widest) // _WIDTHS) * _WIDTHS
-        engine.widest = self.width
-        self.running: dict[int, Job] = {}
-        self._numbers = count()
-        self._n_passes = 0
-        self._begin(jobs)
-
-    def arrivals(self, most: int) -> list[Job]:
-        """Jobs that join the run now, at most `most`."""
-        jobs = self._engine.queue.take(most, self.fits)
-        self._begin(jobs)
-        return jobs
-
-    def fits(self, job: Job) -> bool:
-        """Whether a job may join this run."""
-        return job.group == self.group and job.width <= self.width
-
-    def _begin(self, jobs: list[Job]) -> None:
-        now = time.monotonic()
-        for job in jobs:
-            job.tries += 1
-            self.running[next(self._numbers)] = job
-            self._engine.metrics.queue_seconds.observe(now - job.arrived)
-        self._engine.metrics.running.set(len(self.running))
-
-    def step(self, progress: Any) -> Tensor | None:
-        """Called after every pass: ends the rows that nobody waits for, and shows unfinished ones.
-
-        Args:
-            progress: `mmaccel.results.Progress`, or `CanvasProgress`.
-        """
-        self._engine.metrics.passes.inc(progress.passes - self._n_passes)
-        self._n_passes = progress.passes
-        self._engine.count_prefixes()
-        cancelled = []
-        for batch_slot, number in enumerate(progress.rows):
-            job = self.running.get(number)
-            if job is None:
-                continue
-            if job.is_cancelled:
-                cancelled.append(batch_slot)
-                self.drop(number)
-            elif job.partials and int(progress.lengths[batch_slot]) >= job.partials[0]:
-                self._show(job, progress, batch_slot)
-        if not cancelled:
-            return None
-        limits = torch.full_like(progress.lengths, progress.tokens.shape[1] + 1)
-        limits[cancelled] = 0
-        return limits
-
-    def _show(self, job: Job, progress: Any, batch_slot: int) -> None:
-        tokens = progress.tokens[batch_slot]
-        n = int(progress.lengths[batch_slot])
-        job.partials = [at for at in job.partials if at > n]
-        if n >= len(tokens):
-            return
-        known = getattr(progress, "is_committed", None)
-        if known is None:
-            is_known = torch.arange(len(tokens), device=tokens.device) < n
-        else:
-            is_known = known[batch_slot]
-        job.tell("partial", self._engine.backend.render_partial(job, tokens, is_known))
-
-    def hand_out(self, job: Job, piece: Any) -> None:
-        """Hand out a piece of a job's payload, after which the job cannot begin again."""
-        if not job.is_heard:
-            self._engine.metrics.first_audio_seconds.observe(time.monotonic() - job.arrived)
-        job.is_heard = True
-        job.tell("partial", piece)
-
-    def finish(self, job: Job, payload: Any) -> None:
-        """Hand out what was made of a job; the one that follows it is next."""
-        for number, other in self.running.items():
-            if other is job:
-                del self.running[number]
-                break
-        metrics = self._engine.metrics
-        metrics.running.set(len(self.running))
-        now = time.monotonic()
-        seconds = now - job.arrived
-        metrics.finish_row(len(payload.tokens), payload.passes, seconds)
-        self._engine.seconds_per_row += 0.1 * (
-            seconds / max(1, len(self.running) + 1) - self._engine.seconds_per_row
-        )
-        job.tell("done", payload)
-        if job.following is not None:
-            job.following.arrived = now
-            job.following.is_heard = job.is_heard
-            self._engine.queue.put_back([job.following])
-
-    def drop(self, number: int) -> None:
-        """Forget a job that nobody waits for."""
-        self.running.pop(number, None)
-        self._engine.metrics.running.set(len(self.running))
-        self._engine.metrics.rows.labels("cancelled").inc()
+Events = AsyncIterator[tuple[Job, str, Any]]
+"""What the jobs of a request are told, until all are done."""
 
 
 class Engine:
-    """The thread.
+    """A model, the thread that decodes, and the jobs that wait for it or run.
 
     Args:
-        backend: the model.
-        queue: of jobs.
-        metrics: of the server.
-        rows: decoded at a time at most.
-        log_messages: whether the log may contain the messages of errors, which may quote prompts.
+        route: the model, see `mmaccel.serving.routes.Route`.
+        settings: of the server.
 
     Attributes:
-        widest: tokens of the longest prompt so far, rounded up.
-        rows: see above; less after memory was too little.
-        has_stopped: set when the thread has ended.
-        seconds_per_row: a row's share of the time, lately; for `Retry-After`.
+        waiting: jobs by their places.
+        running: jobs that are decoded, by their numbers.
+        width: tokens of the longest prompt that has room.
+        rows: decoded at a time at most; less after memory was too little.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        queue: JobQueue,
-        metrics: Metrics,
-        rows: int,
-        log_messages: bool = False,
-    ) -> None:
-        self.backend = backend
-        self.queue = queue
-        self.metrics = metrics
-        self.rows = rows
-        self.widest = 0
-        self.has_stopped = Flag()
-        self.seconds_per_row = 1.0
-        self._log_messages = log_messages
+    def __init__(self, route: Any, settings: ServerSettings) -> None:
+        self.route = route
+        self.settings = settings
+        self.waiting: list[Job] = []
+        self.running: dict[int, Job] = {}
+        self.width = 0
+        self.rows = settings.rows
+        self.metrics = Metrics(self)
+        self._changed = Condition()
+        self._is_closed = False
+        self._arrivals = count()
+        self._turn = 0  # of the jobs that were taken last
+        self._group: Any = None
+        self._numbers = count()
+        self._n_passes = 0
         self._n_read = 0  # tokens of prompts that the metrics have counted
-        self._run: Run | None = None
+        self._row_seconds = 1.0  # of the last row, its share of the time
         self._thread = Thread(target=self._serve, name="mmaccel-decoding", daemon=True)
-
-    def count_prefixes(self) -> None:
-        """Count the tokens of prompts that were read from the prefix tree."""
-        tree = self.backend.prefix_tree
-        if tree is not None:
-            self.metrics.prefix_tokens.inc(tree.n_read - self._n_read)
-            self._n_read = tree.n_read
 
     def start(self) -> None:
         """Begin to decode."""
         self._thread.start()
 
+    def drain(self) -> None:
+        """Take no new jobs; those that wait or run are finished."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
     def close(self) -> None:
-        """End at once: forget all jobs and wait for the pass that runs."""
-        self.queue.close()
-        self.queue.cancel_all()
-        run = self._run
-        for job in [] if run is None else list(run.running.values()):
-            job.is_cancelled = True
+        """Wait for the end of what waits or runs."""
+        self.drain()
         self._thread.join()
 
+    @property
+    def is_healthy(self) -> bool:
+        """Whether new jobs are taken."""
+        return not self._is_closed and self._thread.is_alive()
+
+    def put(self, jobs: list[Job], client: Hashable, tell: Callable[..., object]) -> None:
+        """Let the jobs of a request wait, all or none; those that follow others come later.
+
+        A client of which none waits finds room for a quarter more, so that no other client can fill
+        the queue before it.
+
+        Raises:
+            ApiError: there is no room.
+        """
+        for job in jobs:
+            job.client = client
+            job.tell = tell
+        later = {job.following for job in jobs}
+        first = [job for job in jobs if job not in later]
+        most = self.settings.queue
+        if len(first) > most:
+            raise ApiError(400, f"n: expected at most {most}, received {len(first)}", param="n")
+        with self._changed:
+            if self._is_closed:
+                raise shutting_down()
+            turns = [job.place[0] for job in self.waiting if job.client == client]
+            if not turns:
+                most += -(-most // 4)
+            if len(self.waiting) + len(first) > most:
+                seconds = math.ceil(self._row_seconds * len(self.waiting))
+                wait = str(min(max(1, seconds), _MOST_SECONDS))
+                message = f"queue: expected at most {most} that wait; ask again in {wait} s"
+                raise ApiError(429, message, "queue_full", **{"retry-after": wait})
+            for turn, job in enumerate(first, max([self._turn, *turns]) + 1):
+                job.place = (turn, next(self._arrivals))
+            self._wait(first)
+
+    def _wait(self, jobs: list[Job]) -> None:
+        with self._changed:
+            for job in jobs:
+                job.arrived = job.arrived or time.monotonic()
+                if not job.is_cancelled:
+                    insort(self.waiting, job, key=attrgetter("place"))
+            self._changed.notify()
+
+    def cancel(self, jobs: list[Job]) -> None:
+        """Forget jobs that nobody waits for; rows that run are freed after the next pass."""
+        with self._changed:
+            for job in jobs:
+                job.is_cancelled = True
+            self.waiting = [job for job in self.waiting if not job.is_cancelled]
+
+    def _admit(self, most: int, *, passes_over: bool = False) -> list[Any]:
+        """Let jobs of the group join the run, in turn; returns their requests.
+
+        Args:
+            most: jobs at most.
+            passes_over: whether jobs that do not fit keep their places; else the first one ends it.
+        """
+        taken: list[Job] = []
+        with self._changed:
+            for job in self.waiting:
+                if job.group == self._group and job.width <= self.width:
+                    taken.append(job)
+                elif not passes_over:
+                    break
+                if len(taken) == most:
+                    break
+            if taken:
+                self._turn = max(self._turn, taken[0].place[0])
+                self.waiting = [job for job in self.waiting if job not in taken]
+            for job in taken:
+                job.number = next(self._numbers)
+                job.tries += 1
+                self.running[job.number] = job
+                self.metrics.queue_seconds.observe(time.monotonic() - job.arrived)
+        return [job.request for job in taken]
+
     def _serve(self) -> None:
-        try:
-            while (first := self.queue.wait()) is not None:
-                in_group = partial(_is_in_group, first.group)
-                jobs = self.queue.take(self.rows, in_group, passes_over=True)
-                if jobs:
-                    self._decode(jobs)
-        finally:
-            self.has_stopped.set()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.waiting or self._is_closed)
+                if not self.waiting:
+                    return
+                self._group = self.waiting[0].group
+                widths = [job.width for job in self.waiting if job.group == self._group]
+                self.width = -(-max(self.width, *widths) // _WIDTHS) * _WIDTHS
+                self._numbers = count()
+                self._n_passes = 0
+                requests = self._admit(self.rows, passes_over=True)
+            error = None
+            try:
+                self.route.serve(
+                    self.running[0],
+                    requests,
+                    self._deliver,
+                    self._hand_out,
+                    rows=self.rows,
+                    on_step=self._step,
+                    arrivals=self._admit,
+                    prompt_width=self.width,
+                )
+            except Exception as caught:
+                error = caught
+                log_fault("a run", caught, self.settings.log_prompts)
+            self._settle(error)
 
-    def _decode(self, jobs: list[Job]) -> None:
-        run = Run(self, jobs)
-        self._run = run
-        error: Exception | None = None
-        try:
-            self.backend.run(run, self.rows)
-        except Exception as caught:
-            error = caught
-            self._report(caught)
-        self._run = None
-        left = list(run.running)  # without an error none, unless the backend forgot some
-        if left:
-            self._settle(run, left, error)
-        self.metrics.running.set(0)
-
-    def _settle(self, run: Run, left: list[int], error: Exception | None) -> None:
-        """Fail or repeat the jobs that a run left."""
+    def _settle(self, error: Exception | None) -> None:
+        """Fail or repeat the jobs that a run left, which are none without an error."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             self.rows = max(1, self.rows // 2)
-            if self.backend.prefix_tree is not None:
-                self.backend.prefix_tree.clear()
-        named = set(getattr(error, "rows", None) or ())
+            if self.route.prefix_tree is not None:
+                self.route.prefix_tree.clear()
+        left = list(self.running.values())
+        self.running.clear()
+        named = getattr(error, "rows", None) or ()
         again = []
-        for number in left:
-            job = run.running[number]
-            is_guilty = number in named or (not named and len(left) == 1)
+        for job in left:
+            is_guilty = job.number in named or (not named and len(left) == 1)
             if job.is_cancelled:
                 self.metrics.rows.labels("cancelled").inc()
             elif is_guilty or job.is_heard or job.tries >= MAX_TRIES:
                 self.metrics.rows.labels("failed").inc()
-                job.tell("failed", error)
+                job.tell(job, "failed", error)
             else:
                 again.append(job)
-        self.queue.put_back(again)
+        self._wait(again)
 
-    def _report(self, error: Exception) -> None:
-        """Log an error of a run, without its message unless prompts may be logged."""
-        lines = traceback.format_tb(error.__traceback__)
-        message = f": {error}" if self._log_messages else ""
-        logger.error("a run failed: %s%s\n%s", type(error).__name__, message, "".join(lines))
+    def _step(self, progress: Any) -> Tensor | None:
+        """Called after every pass: ends the rows that nobody waits for, and shows unfinished ones.
 
+        Args:
+            progress: `mmaccel.results.Progress`, or `CanvasProgress`.
+        """
+        self.metrics.passes.inc(progress.passes - self._n_passes)
+        self._n_passes = progress.passes
+        n_read = getattr(self.route.prefix_tree, "n_read", 0)
+        self.metrics.prefix_tokens.inc(n_read - self._n_read)
+        self._n_read = n_read
+        length = progress.tokens.shape[1]
+        limits = None
+        for slot, number in enumerate(progress.rows):
+            job = self.running.get(number)
+            if job is None:
+                continue
+            if job.is_cancelled:
+                del self.running[number]
+                self.metrics.rows.labels("cancelled").inc()
+                limits = torch.full_like(progress.lengths, length + 1) if limits is None else limits
+                limits[slot] = 0
+            elif job.partials and job.partials[0] <= (n := int(progress.lengths[slot])) < length:
+                job.partials = [at for at in job.partials if at > n]
+                job.tell(job, "partial", self.route.show(job, progress, slot))
+        return limits
 
-def _is_in_group(group: Any, job: Job) -> bool:
-    return bool(job.group == group)
+    def _hand_out(self, job: Job, piece: Any) -> None:
+        """Hand out a piece of a job, after which the job cannot begin again."""
+        if not job.is_heard:
+            self.metrics.first_audio_seconds.observe(time.monotonic() - job.arrived)
+        job.is_heard = True
+        job.tell(job, "partial", piece)
+
+    def _deliver(self, job: Job, made: Any) -> None:
+        """Hand out what was made of a job; the one that follows it is next."""
+        if self.running.pop(job.number, None) is None:  # it was cancelled
+            return
+        seconds = time.monotonic() - job.arrived
+        self._row_seconds = seconds / (len(self.running) + 1)
+        metrics = self.metrics
+        metrics.rows.labels("done").inc()
+        metrics.tokens.inc(len(made.tokens))
+        metrics.row_passes.inc(made.passes)
+        metrics.tokens_per_pass.observe(len(made.tokens) / max(1, made.passes))
+        metrics.row_seconds.observe(seconds)
+        job.tell(job, "done", made)
+        if job.following is not None:
+            job.following.place = job.place
+            self._wait([job.following])

@@ -1,83 +1,64 @@
 """Errors that a client gets, in the shape of OpenAI's API.
 
-https://platform.openai.com/docs/guides/error-codes: `{"error": {"message", "type", "param",
-"code"}}`.
+https://platform.openai.com/docs/guides/error-codes
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import logging
+import traceback
 
-from mmaccel.errors import MMAccelError
+from fastapi import HTTPException
+from pydantic import ValidationError
 
-_MAX_MESSAGE = 1000  # characters
+logger = logging.getLogger(__package__)
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_CODES = {  # of pydantic's errors
+    "missing": "missing_field",
+    "extra_forbidden": "unknown_parameter",
+    "json_invalid": "invalid_json",
+    "model_type": "invalid_json",
+}
 
 
-class ApiError(MMAccelError):
-    """An answer that is an error.
-
-    Args:
-        status: of HTTP.
-        message: for people.
-        code: for programs.
-        param: the field of the request that is wrong.
-        headers: of the answer.
-    """
+class ApiError(HTTPException):
+    """An answer `{"error": {"message", "type", "param", "code"}}`; `param` is the wrong field."""
 
     def __init__(
         self,
         status: int,
         message: str,
-        code: str | None = None,
+        code: str = "invalid_value",
         param: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        **headers: str,
     ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.headers = dict(headers or {})
-
-    def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
-        message = str(self)
-        if len(message) > _MAX_MESSAGE:
-            message = f"{message[: _MAX_MESSAGE - 3]}..."
-        return {
-            "error": {
-                "message": message,
-                "type": _type_of(self.status),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        super().__init__(status, {"error": error}, headers)
 
 
-def _type_of(status: int) -> str:
-    if status == 401:
-        return "authentication_error"
-    if status == 429:
-        return "rate_limit_error"
-    return "server_error" if status >= 500 else "invalid_request_error"
-
-
-def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """A request with a wrong field."""
-    return ApiError(400, message, code, param)
+def invalid(error: ValidationError) -> ApiError:
+    """The answer to a body, by the first thing that is wrong in it."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = str(first["loc"][0])[:100] if first["loc"] else None
+    code = _CODES.get(first["type"], "invalid_value")
+    return ApiError(400, f"{param or 'body'}: {first['msg']}", code, param)
 
 
 def internal() -> ApiError:
     """What a client is told of a fault of the server."""
-    return ApiError(
-        500,
-        "server: expected to answer, received a fault; see its log for this request",
-        "internal",
-    )
+    return ApiError(500, "server: a fault; see its log for this request", "internal")
 
 
-def shutting_down(message: str) -> ApiError:
-    """A request to a server that ends."""
-    return ApiError(
-        503, f"{message}; ask another one", "shutting_down", headers={"retry-after": "10"}
-    )
+def shutting_down() -> ApiError:
+    """The answer of a server that ends."""
+    message = "server: it ends; ask another one"
+    return ApiError(503, message, "shutting_down", **{"retry-after": "10"})
+
+
+def log_fault(what: str, error: Exception, with_message: bool) -> None:
+    """Log a fault; its message may quote a prompt."""
+    message = f": {error}" if with_message else ""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("%s failed: %s%s\n%s", what, type(error).__name__, message, frames)

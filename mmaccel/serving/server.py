@@ -1,4 +1,4 @@
-"""The server process: uvicorn with stricter limits, and signals that let it finish its work.
+"""The server process: uvicorn, with a limit for slow heads, and signals that let work finish.
 
 SIGTERM, SIGINT and SIGHUP drain: the socket is closed, requests that were accepted are answered,
 and the process ends with 0. At a second signal they are answered 503, and the process ends after
@@ -7,42 +7,60 @@ the pass that runs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
+import torch
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from mmaccel.batch.speech import SpeechSetup
+from mmaccel.batch.worker import Setup
+from mmaccel.samplers.prefix_tree import PrefixTree
 from mmaccel.serving.app import create_app
-from mmaccel.serving.protocol import LimitedProtocol
-from mmaccel.serving.service import Service
-from mmaccel.serving.settings import MAX_HEAD
+from mmaccel.serving.engine import Engine
+from mmaccel.serving.routes import ImageRoute, SpeechRoute
+from mmaccel.serving.settings import MAX_HEAD, ServerSettings
 
 logger = logging.getLogger(__package__)
 
 # seconds, as nginx: a client may lose a request on a connection that is just closed
 _KEEP_ALIVE = 75
-_LAST_SECONDS = 1.0  # after a second signal, for answers to be read and bodies to arrive
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last is not on Windows
+
+
+class LimitedProtocol(H11Protocol):
+    """uvicorn's protocol; closes a connection that sends no request, or goes on sending its head or
+    a body that was answered, for longer than `seconds`, or twice as long.
+    """
+
+    seconds: ClassVar[float]
+    _is_late = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._look()
+
+    def _look(self) -> None:
+        is_served = self.cycle is not None and not self.cycle.response_complete
+        is_idle = self.timeout_keep_alive_task is not None  # between two requests
+        if self._is_late and not is_served and not is_idle:
+            self.transport.abort()
+        self._is_late = not is_served and not is_idle
+        if not self.transport.is_closing():
+            self.loop.call_later(self.seconds, self._look)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server for a service; a signal drains it.
+    """uvicorn's server for an engine, which the caller starts; a signal drains it."""
 
-    Args:
-        service: started by the caller.
-    """
-
-    def __init__(self, service: Service) -> None:
-        settings = service.settings
-        protocol = type("Protocol", (LimitedProtocol,), {"head_timeout": settings.body_timeout})
+    def __init__(self, engine: Engine) -> None:
+        settings = engine.settings
+        protocol = type("Protocol", (LimitedProtocol,), {"seconds": settings.body_timeout})
         config = uvicorn.Config(
-            create_app(service),
+            create_app(engine),
             settings.host,
             settings.port,
             http=protocol,
@@ -57,66 +75,30 @@ class Server(uvicorn.Server):
             timeout_keep_alive=_KEEP_ALIVE,
         )
         super().__init__(config)
-        self._service = service
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's."""
-        self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, without raising the signal again at the end: the process ends with 0."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-        taken = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]  # as under nohup
-        before = {number: signal.signal(number, self.handle_exit) for number in taken}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        self._engine = engine
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's; then the log says where it listens."""
         await super().startup(sockets)
-        settings = self._service.settings
-        if self.started:
-            logger.info(
-                "serving %s at http://%s:%s/v1 (%s rows, %s may wait, %s)",
-                settings.name,
-                settings.host,
-                self.port,
-                settings.rows,
-                settings.queue,
-                "with keys" if settings.api_keys else "without keys",
-            )
+        settings = self._engine.settings
+        logger.info("serving %s at http://%s:%s/v1", settings.name, settings.host, self.port)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Drain; at the second signal, abort."""
+        """Drain; at the second signal, end at once."""
         if self.should_exit:
-            self.abort()
+            self.servers[0].get_loop().call_soon_threadsafe(self.abort)
         self.drain()
-
-    def abort(self) -> None:
-        """Refuse what was accepted, then end. Called in any thread while the server runs."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._service.aborted.set)
-        self._loop.call_soon_threadsafe(self._loop.call_later, _LAST_SECONDS, self._cancel)
-
-    def _cancel(self) -> None:
-        """End the requests whose body has not arrived, or whose answer is not read."""
-        self.force_exit = True
-        for task in self.server_state.tasks:
-            task.cancel()
 
     def drain(self) -> None:
         """Answer what was accepted, then end."""
         self.should_exit = True
-        self._service.drain()
+        self._engine.drain()
+
+    def abort(self) -> None:
+        """Refuse what was accepted, then end."""
+        self.force_exit = True
+        for task in self.server_state.tasks:
+            task.cancel()
 
     @property
     def port(self) -> int:
@@ -125,10 +107,57 @@ class Server(uvicorn.Server):
         return port
 
 
-def serve(service: Service) -> None:
-    """Serve until a signal has drained the server."""
-    service.engine.start()
+def open_engine(settings: ServerSettings, task: str, model: str, **options: Any) -> Engine:
+    """Load a model and show that it can be served.
+
+    Args:
+        settings: of the server.
+        task: "image" or "speech".
+        model: name, folder, file or hub id.
+        **options: fields of `mmaccel.batch.worker.Setup` or `mmaccel.batch.speech.SpeechSetup`,
+            which write to no folder.
+
+    Raises:
+        OptionError, UnsupportedModelError: it cannot.
+    """
+    tree = None
+    if settings.prefix_cache:
+        tree = PrefixTree(settings.prefix_cache, shared_from=settings.prefix_shared_from or None)
+    options["rows"] = min(settings.rows, settings.queue)  # parts of a text that find room together
+    route: ImageRoute | SpeechRoute
+    if task == "image":
+        route = ImageRoute(Setup(model, Path(), **options), tree)
+    else:
+        route = SpeechRoute(SpeechSetup(model, Path(), **options), tree)
+    _warm_up(route)
+    return Engine(route, settings)
+
+
+def _warm_up(route: ImageRoute | SpeechRoute) -> None:
+    """Run a pass of an example, which also shows whether a model can be served.
+
+    Raises:
+        OptionError, UnsupportedModelError: it cannot.
+    """
+
+    def stop(progress: Any) -> torch.Tensor:
+        return torch.zeros_like(progress.lengths)
+
+    body: Any = route.body.model_validate({route.body.text_field: route.example})
+    job = route.jobs(body)[0]
+    route.serve(job, [job.request], print, print, rows=1, on_step=stop, arrivals=lambda _: [])
+
+
+def run(engine: Engine) -> None:
+    """Serve until a signal has drained the server; the log goes to standard error."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logger.setLevel(logging.INFO)
+    server = Server(engine)
+    hang_up = getattr(signal, "SIGHUP", signal.SIGTERM)  # Windows has none
+    if signal.getsignal(hang_up) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(hang_up, server.handle_exit)
+    engine.start()
     try:
-        Server(service).run()
+        server.run()
     finally:
-        service.engine.close()
+        engine.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mmaccel.checks import Domain, check_fields
+from mmaccel.errors import OptionError
+from mmaccel.limits import MAX_BATCH, MAX_PROMPT
 from mmaccel.options import option
 
-MAX_ROWS = 10  # images of one request, as OpenAI's `n`
 MAX_BODY = 256 * 1024  # bytes: two prompts of 4000 characters, each written as \ud83d\ude00
 MAX_HEAD = 16 * 1024  # bytes of a request's line and headers together
-MAX_PARTIAL_IMAGES = 3  # of one request, as OpenAI's `partial_images`
+_TOKENS = Domain(0, 10**9, "0 is without")
+_SECONDS = Domain(0, 1e6, "give seconds above 0", above_low=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,38 +20,39 @@ class ServerSettings:
     """Options of a server; `mmaccel serve` has a flag for each field with a `help`.
 
     Attributes:
-        host, port: where it listens; port 0 takes a free one.
-        name: the model's name in requests and answers.
-        rows: images or utterances decoded at a time at most.
-        queue: those that may wait at most.
-        timeout: seconds from a request to its answer at most.
-        body_timeout: seconds that a request's head, and then its body, may take to arrive.
-        max_prompt: characters of a prompt or text at most.
-        prefix_cache: tokens of prompts that are kept for later requests, see
-            `mmaccel.samplers.prefix_tree`; 0 keeps none.
-        prefix_shared_from: tokens of a beginning from which on rows read it together; 0: each has
-            a copy.
-        log_prompts: whether the log may contain prompts.
-        max_connections: connections at a time at most; others are answered 503.
-        cors_origin: of web pages that may read answers, with commas; None: of none.
+        max_connections: at a time at most; others are answered 503.
         api_keys: a request needs one of these; none is needed where this is empty.
+
+    Raises:
+        OptionError: a value outside its domain.
     """
 
     host: str = option("127.0.0.1", "0.0.0.0 listens to other machines")
-    port: int = option(8000, "0 takes a free one")
+    port: int = option(
+        8000, "0 takes a free one", domain=Domain(0, 2**16 - 1, "0 takes a free one")
+    )
     name: str | None = option(
         None, "the model's name in requests; by default as --model", names=("--served-model-name",)
     )
-    rows: int = option(16, "images or utterances decoded at a time", names=("--batch-size",))
-    queue: int = option(32, "how many more may wait; then 429")
-    timeout: float = option(600.0, "seconds from request to answer at most")
-    body_timeout: float = option(10.0, "seconds that a request may take to arrive")
-    max_prompt: int = option(4000, "characters of a prompt at most")
+    rows: int = option(
+        16,
+        "images or utterances decoded at a time",
+        names=("--batch-size",),
+        domain=Domain(1, MAX_BATCH),
+    )
+    queue: int = option(32, "how many more may wait; then 429", domain=Domain(1, 100_000))
+    timeout: float = option(600.0, "seconds from request to answer at most", domain=_SECONDS)
+    body_timeout: float = option(10.0, "seconds that a request may take to arrive", domain=_SECONDS)
+    max_prompt: int = option(4000, "characters of a prompt at most", domain=Domain(1, MAX_PROMPT))
     prefix_cache: int = option(
-        0, "tokens of prompts that are kept for later ones that begin alike; 0 keeps none"
+        0,
+        "tokens of prompts that are kept for later ones that begin alike; 0 keeps none",
+        domain=_TOKENS,
     )
     prefix_shared_from: int = option(
-        0, "a common beginning of so many tokens is stored once for all rows; 0: each has a copy"
+        0,
+        "a common beginning of so many tokens is stored once for all rows; 0: each has a copy",
+        domain=_TOKENS,
     )
     log_prompts: bool = option(False, "write prompts to the log")
     cors_origin: str | None = option(
@@ -56,3 +60,11 @@ class ServerSettings:
     )
     max_connections: int = 1024
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.prefix_shared_from and not self.prefix_cache:
+            raise OptionError(
+                f"--prefix-shared-from: expected prompts that are kept, received "
+                f"{self.prefix_shared_from} without --prefix-cache; give both"
+            )

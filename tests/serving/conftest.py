@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from mmaccel.batch.worker import Setup
-from mmaccel.serving.engine import Backend
-from mmaccel.serving.images import ImageBackend
-from mmaccel.serving.service import Service
+from mmaccel.serving.engine import Engine
+from mmaccel.serving.routes import ImageRoute
 from mmaccel.serving.settings import ServerSettings
 from tests.serving.running import Running
 
@@ -34,18 +33,15 @@ def _close_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def backend(tiny_folder: Path) -> ImageBackend:
+def route(tiny_folder: Path) -> ImageRoute:
     """The tiny model."""
-    made = ImageBackend(Setup(str(tiny_folder), Path()))
-    made.warm_up()
-    return made
+    return ImageRoute(Setup(str(tiny_folder), Path()))
 
 
 @contextmanager
-def run_server(backend: Backend, **options: Any) -> Iterator[Running]:
+def run_server(route: Any, **options: Any) -> Iterator[Running]:
     """A server of a tiny model, on a free port."""
-    settings = ServerSettings(name="tiny", port=0, **options)
-    running = Running(Service(settings, backend))
+    running = Running(Engine(route, ServerSettings(name="tiny", port=0, **options)))
     try:
         yield running
     finally:
@@ -53,10 +49,10 @@ def run_server(backend: Backend, **options: Any) -> Iterator[Running]:
 
 
 @pytest.fixture
-def start(backend: ImageBackend) -> Iterator[Start]:
+def start(route: ImageRoute) -> Iterator[Start]:
     """Starts servers of the tiny model; they end with the test."""
     with ExitStack() as running:
-        yield lambda **options: running.enter_context(run_server(backend, **options))
+        yield lambda **options: running.enter_context(run_server(route, **options))
 
 
 @pytest.fixture

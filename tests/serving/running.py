@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import openai
 
+from mmaccel.serving.engine import Engine
 from mmaccel.serving.server import Server
-from mmaccel.serving.service import Service
 from tests.fixtures.tiny_model import CAPTIONS
 
 IMAGES = "/v1/images/generations"
@@ -23,17 +23,14 @@ HEAD = f"POST {IMAGES} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n
 RED = CAPTIONS[0]
 
 
-def assert_error(answer: httpx.Response, status: int, param: str | None, code: str | None) -> str:
+def assert_error(answer: httpx.Response, status: int, param: str | None, code: str) -> str:
     """The message of an error in OpenAI's shape."""
     assert answer.status_code == status, answer.text
-    assert set(answer.json()) == {"error"}
-    error = answer.json()["error"]
+    (error,) = answer.json().values()
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["param"], error["code"]) == (param, code)
-    assert "Traceback" not in answer.text and ".py" not in answer.text
-    assert len(answer.content) < 2500 and answer.headers["content-type"] == "application/json"
+    assert "Traceback" not in answer.text and len(answer.content) < 2500
     message: str = error["message"]
-    assert message.count("\n") == 0 and "\x1b" not in message
     return message
 
 
@@ -49,8 +46,7 @@ class Gate:
     """Stands before the passes of a token model.
 
     Attributes:
-        passes: begun so far.
-        rows: of each.
+        rows: of each pass begun so far.
         check: called with the rows of each; may raise.
     """
 
@@ -58,7 +54,7 @@ class Gate:
         self._model, self._open, self._permits = model, threading.Event(), threading.Semaphore(0)
         self._forward = model.forward
         self.rows: list[int] = []
-        self.check: Callable[[int], None] = lambda rows: None
+        self.check: Callable[[int], object] = lambda rows: None
         self._open.set()
         model.forward = self.forward
 
@@ -89,28 +85,24 @@ class Gate:
         for _ in range(n):
             self._permits.release()
 
+    def step_until(self, condition: Callable[[], bool]) -> None:
+        """Let pass after pass through until a condition holds."""
+        while not condition():
+            n = self.passes
+            self.permit(1)
+            wait_until(lambda n=n: self.passes > n or condition())  # type: ignore[misc]
+
     def open(self) -> None:
         """Let all passes through."""
         self._open.set()
 
-    def remove(self) -> None:
-        """Leave the model as it was."""
-        self.open()
-        del self._model.forward
-
 
 class Running:
-    """A server that listens on a port of this machine.
+    """A server that listens on a port of this machine."""
 
-    Attributes:
-        service, server: see there.
-        url: without a path.
-        http: a client of it.
-    """
-
-    def __init__(self, service: Service) -> None:
-        self.service, self.server = service, Server(service)
-        service.engine.start()
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.server = engine, Server(engine)
+        engine.start()
         self._thread = threading.Thread(target=self.server.run, daemon=True)
         self._thread.start()
         wait_until(lambda: self.server.started)
@@ -123,31 +115,34 @@ class Running:
         self.server.drain()
         self._thread.join(20)
         assert not self._thread.is_alive()
-        self.service.engine.close()
+        self.engine.close()
 
     def openai(self, key: str = "none") -> openai.OpenAI:
         """The official client."""
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
 
-    def post(self, prompt: Any = RED, **fields: Any) -> httpx.Response:
+    def post(self, prompt: Any = RED, key: str = "", **fields: Any) -> httpx.Response:
         """Ask for images."""
-        return self.http.post(IMAGES, json={"prompt": prompt, **fields})
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return self.http.post(IMAGES, json={"prompt": prompt, **fields}, headers=headers)
 
     def draw(self, prompt: str = RED, **fields: Any) -> list[bytes]:
         """Ask for images, which are made."""
         return files(self.post(prompt, **fields))
 
-    def later(self, prompt: str = RED, **fields: Any) -> Future[Any]:
+    def later(self, prompt: str = RED, key: str = "", **fields: Any) -> Future[Any]:
         """Ask for images in another thread."""
-        return later(lambda: self.post(prompt, **fields))
+        return later(lambda: self.post(prompt, key, **fields))
 
     def wait_for(self, n: int) -> None:
         """Wait until n jobs wait."""
-        wait_until(lambda: len(self.service.queue) == n)
+        wait_until(lambda: len(self.engine.waiting) == n)
 
-    def connect(self) -> socket.socket:
-        """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+    def connect(self, data: bytes = b"") -> socket.socket:
+        """A bare connection on which something was sent."""
+        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+        connection.sendall(data)
+        return connection
 
     def metric(self, name: str) -> float:
         """A value of /metrics; 0 where there is none yet."""
@@ -157,18 +152,19 @@ class Running:
     @contextmanager
     def gate(self, is_closed: bool = False) -> Iterator[Gate]:
         """A gate before the passes of the model."""
-        backend = self.service.backend
-        gate = Gate(backend.pipe.model)
+        model = self.engine.route.pipe.model
+        gate = Gate(model)
         if is_closed:
             gate.close()
         try:
             yield gate
         finally:
-            gate.remove()
+            gate.open()
+            del model.forward
 
 
 def later(call: Callable[[], Any]) -> Future[Any]:
-    """A call in a thread, whose result is asked for with a limit of time."""
+    """A call in a thread, whose result is waited for half a minute at most."""
     future: Future[Any] = TimedFuture()
 
     def run() -> None:
@@ -182,7 +178,7 @@ def later(call: Callable[[], Any]) -> Future[Any]:
 
 
 class TimedFuture(Future[Any]):
-    """A future that is waited for half a minute at most."""
+    """A future with a limit of its own."""
 
     def result(self, timeout: float | None = 30) -> Any:
         """What the call returned."""
@@ -195,3 +191,11 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come"
         time.sleep(0.005)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What a server sends until it closes."""
+    received = b""
+    while part := connection.recv(65_536):
+        received += part
+    return received

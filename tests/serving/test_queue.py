@@ -1,20 +1,16 @@
-"""Where a server listens, its bounded queue, time-outs, clients that go, and its end."""
+"""Where a server listens, its bounded queue, turns, time-outs, clients that go, and its end."""
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import re
 import signal
 import socket
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,6 +18,10 @@ import openai
 import pytest
 
 from mmaccel.cli import main
+from mmaccel.errors import NumericsError
+from mmaccel.serving.engine import MAX_TRIES, Engine, Job
+from mmaccel.serving.errors import ApiError
+from mmaccel.serving.settings import ServerSettings
 from tests.fixtures.forking import Child, Forker
 from tests.fixtures.tiny_model import CAPTIONS
 from tests.serving.conftest import Start
@@ -33,34 +33,131 @@ from tests.serving.running import (
     assert_error,
     files,
     later,
+    read_all,
     wait_until,
 )
+
+
+def fill(engine: Engine, names: str, group: str = "") -> None:
+    """Let a job for each name wait: "a1" is the first of client a."""
+    for name in names.split():
+        engine.put([Job(name, None, group, 1, name)], name[0], print)
+
+
+def take(engine: Engine, most: int = 99, **options: Any) -> str:
+    return " ".join(engine._admit(most, **options))
+
+
+def open_queue(limit: int) -> Engine:
+    """An engine that decodes nothing."""
+    engine = Engine(None, ServerSettings(queue=limit))
+    engine._group, engine.width = "", 1
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("came", "n_each", "taken", "came_later", "left"),
+    [
+        ("a1 a2 a3 a4 b1 b2 c1", 2, ["a1 b1"], "d1 b3", "c1 a2 b2 d1 a3 b3 a4"),
+        ("a1 a2 a3 b1", 1, ["a1", "b1"], "b2 a4", "a2 b2 a3 a4"),  # one at a time
+    ],
+)
+def test_clients_take_turns(
+    came: str, n_each: int, taken: list[str], came_later: str, left: str
+) -> None:
+    """A client that came with many is not first again, and jobs that begin again are next."""
+    engine = open_queue(20)
+    fill(engine, came)
+    assert [take(engine, n_each) for _ in taken] == taken
+    fill(engine, came_later)
+    first = engine.waiting[0]
+    begun = take(engine, 1)
+    engine._wait([first])
+    assert begun == first.item and take(engine) == left
+
+
+def test_a_group_that_does_not_fit_keeps_its_turn() -> None:
+    """A run begins with as many of its group as there are; then those passed over are next."""
+    engine = open_queue(20)
+    for names, group in (("a1 a2", ""), ("b1 b2", "tall"), ("c1", "")):
+        fill(engine, names, group)
+    assert take(engine, 1) == "a1"
+    assert take(engine) == ""  # the turn is that of b
+    assert take(engine, passes_over=True) == "c1 a2"
+    assert [job.item for job in engine.waiting] == ["b1", "b2"]
+
+
+def test_no_client_fills_the_queue_before_another() -> None:
+    engine = open_queue(4)
+    fill(engine, "a1 a2 a3 a4")
+    with pytest.raises(ApiError, match="429"):
+        fill(engine, "a5")
+    fill(engine, "b1")
+    for name in ("a5", "b2", "c1"):
+        with pytest.raises(ApiError, match="429"):
+            fill(engine, name)
+    engine.cancel(engine.waiting[:1])
+    fill(engine, "c1")
+    assert take(engine) == "b1 c1 a2 a3 a4"
+
+
+def test_what_a_run_leaves_begins_again_unless_it_was_heard() -> None:
+    """Or named by the error, or begun often enough; without memory there are fewer rows."""
+    engine = Engine(SimpleNamespace(prefix_tree=None), ServerSettings(rows=8))
+    told: list[str] = []
+
+    def leave(error: Exception, *names: str, **fields: Any) -> list[str]:
+        told.clear()
+        jobs = [Job(name, None, "", 1, **fields) for name in names]
+        for number, job in enumerate(jobs):
+            job.tell = lambda job, kind, value: told.append(job.item)
+            engine.running[number] = job
+            job.number = number
+        jobs[-1].is_heard = jobs[-1].item == "heard"
+        engine._settle(error)
+        engine.waiting.clear()
+        return told
+
+    assert leave(RuntimeError(), "alone") == ["alone"]
+    assert leave(RuntimeError(), "a", "b", "heard") == ["heard"]
+    assert leave(NumericsError("", (1,)), "a", "b") == ["b"]
+    assert leave(RuntimeError(), "a", "b", tries=MAX_TRIES) == ["a", "b"]
+    assert leave(MemoryError(), "a", "b") == [] and engine.rows == 4
+
+
+def test_a_key_or_an_address_is_a_client(start: Start) -> None:
+    """One image does not wait for the ten of another key; without keys, no header makes another
+    client.
+    """
+    for keys, clients in ((("many", "one"), ["many", "one", "many"]), ((), ["127.0.0.1"] * 3)):
+        server = start(rows=1, api_keys=keys)
+        with server.gate(is_closed=True) as gate:
+            first = server.later(key="many")
+            gate.wait_for(1)
+            many = server.later(key="many", n=10)
+            server.wait_for(10)
+            one = server.later(key="one")
+            server.wait_for(11)
+            assert [job.client for job in server.engine.waiting][:3] == clients
+            gate.open()
+            assert [len(files(each.result())) for each in (first, many, one)] == [1, 10, 1]
 
 
 def test_a_taken_port_is_refused_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", "--port", port, "--model", "not-there"]) == 2
-        said = capsys.readouterr().err
-        assert f"received 127.0.0.1 and {port} (" in said and "--port 0 takes a free one" in said
-    for more, said in (
-        (["--host", "no such host"], "received no such host and 8000"),
-        (["--port", port], "model: expected"),  # it is free now
-    ):
-        assert main(["serve", *more, "--model", "not-there"]) == 2
-        assert said in capsys.readouterr().err
+        assert f"received 127.0.0.1 and {port} (" in capsys.readouterr().err
+    assert main(["serve", "--port", port, "--model", "not-there"]) == 2
+    assert "model: expected" in capsys.readouterr().err  # it is free now
 
 
 def connect(server: Running, **fields: Any) -> socket.socket:
     """A connection that asks for an image, and that the test closes when it likes."""
     body = json.dumps({"prompt": RED, **fields}).encode()
-    connection = server.connect()
-    connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
-    return connection
+    return server.connect(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
 
 
 def test_a_full_queue_answers_429_and_takes_requests_again(start: Start) -> None:
@@ -71,16 +168,14 @@ def test_a_full_queue_answers_429_and_takes_requests_again(start: Start) -> None
         asked.append(server.later(seed=1, n=2))
         server.wait_for(2)
         answer = server.post(n=2)  # one has room, two have not
-        message = assert_error(answer, 429, None, "queue_full")
-        assert int(answer.headers["retry-after"]) >= 1 and "ask again" in message
+        assert_error(answer, 429, None, "queue_full")
+        assert int(answer.headers["retry-after"]) >= 1
         asked.append(server.later(seed=3))
         server.wait_for(3)
-        assert_error(server.http.post(IMAGES, content=b"no JSON"), 429, None, "queue_full")
         with pytest.raises(openai.RateLimitError):
             server.openai().images.generate(prompt=RED)
         gate.open()
         assert [len(files(each.result())) for each in asked] == [1, 2, 1]
-    assert len(server.draw(n=3)) == 3
     assert_error(server.post(n=4), 400, "n", "invalid_value")  # never fits
 
 
@@ -93,9 +188,9 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
         clients = []
         for k, fields in enumerate(({}, {"stream": True, "partial_images": 2}, {})):
             clients.append(connect(server, seed=1, **fields))
-            wait_until(lambda k=k: gate.passes == 1 and len(server.service.queue) == k)  # type: ignore[misc]
+            wait_until(lambda k=k: gate.passes == 1 and len(server.engine.waiting) == k)  # type: ignore[misc]
         gate.permit(1)
-        wait_until(lambda: gate.passes == 2 and len(server.service.queue) == 1)
+        wait_until(lambda: gate.passes == 2 and len(server.engine.waiting) == 1)
         kept = server.later(CAPTIONS[1], seed=5)
         server.wait_for(2)
         for client in clients:
@@ -105,41 +200,25 @@ def test_a_client_that_goes_frees_its_row(start: Start) -> None:
         assert files(kept.result()) == alone
         assert gate.rows[2:] == [2] * (gate.passes - 2)  # its own row alone
     assert server.metric('mmaccel_rows_total{end="cancelled"}') == 2
-    assert server.metric("mmaccel_running_rows") == len(server.service.queue) == 0
+    assert server.metric("mmaccel_running_rows") == len(server.engine.waiting) == 0
 
 
-@pytest.mark.parametrize("fields", [{}, {"stream": True}])
-def test_a_client_that_sends_no_more_is_answered(start: Start, fields: dict[str, Any]) -> None:
-    """It has closed its sending side alone, as `nc -N` does."""
-    server = start()
-    wanted = base64.b64encode(server.draw(seed=5)[0])
-    with server.gate(is_closed=True) as gate, connect(server, seed=5, **fields) as client:
-        client.shutdown(socket.SHUT_WR)
-        gate.wait_for(1)
-        time.sleep(0.6)  # both interim answers
-        gate.open()
-        received = b""
-        while chunk := client.recv(65_536):
-            received += chunk
-    assert b"HTTP/1.1 200" in received and wanted in received
-
-
-def test_time_is_over(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = start(rows=1, timeout=0.001)
-    put = server.service.put
+def test_time_is_over(start: Start) -> None:
+    """Before an answer has begun, of a row that runs and one that waits, and after that."""
+    server = start(rows=1, timeout=1.0)
     with server.gate(is_closed=True) as gate:
-
-        def put_and_begin(jobs: Any) -> None:
-            put(jobs)
-            gate.wait_for(1)
-
-        monkeypatch.setattr(server.service, "put", put_and_begin)
-        assert_error(server.post(), 504, None, "timeout")  # its row runs
-        streamed = server.post(stream=True)  # it waits, and its answer has begun
-        assert '"code": "timeout"' in streamed.text and "event: error" in streamed.text
+        asked = [server.later(), server.later(stream=True)]
+        for each in asked:
+            assert_error(each.result(), 504, None, "timeout")
+        gate.permit(1)
+        server.wait_for(0)
+        begun = server.later(stream=True, partial_images=3)
+        gate.step_until(lambda: gate.passes > 8)
+        text = begun.result().text
+        assert "partial_image" in text and "event: error" in text and '"code": "timeout"' in text
         gate.open()
         wait_until(lambda: server.metric("mmaccel_running_rows") == 0)
-    server.service.settings = replace(server.service.settings, timeout=60.0)
+    server.engine.settings = replace(server.engine.settings, timeout=60.0)
     assert server.draw()
 
 
@@ -151,7 +230,7 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(start: Start) -
         gate.wait_for(1)
         asked.append(server.later(seed=2))
         server.wait_for(1)
-        server.service.drain()
+        server.engine.drain()
         answer = server.post()
         assert_error(answer, 503, None, "shutting_down")
         assert answer.headers["retry-after"] and server.http.get("/health").status_code == 503
@@ -161,6 +240,26 @@ def test_draining_answers_what_was_accepted_and_refuses_the_rest(start: Start) -
     server.close()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.url}/health")
+
+
+def test_what_was_accepted_is_answered_when_a_server_ends_at_once(start: Start) -> None:
+    """A row that runs, one that waits, a stream, and a body that has not arrived."""
+    server = start(rows=1)
+    with server.gate(is_closed=True) as gate:
+        asked = [server.later()]
+        gate.wait_for(1)
+        asked += [server.later(), server.later(stream=True)]
+        server.wait_for(2)
+        with server.connect(HEAD + b"content-length: 1000\r\n\r\n{") as slow:
+            wait_until(lambda: len(server.server.server_state.tasks) == 4)
+            for _ in range(2):
+                server.server.handle_exit(signal.SIGTERM, None)
+            for each in asked:
+                assert_error(each.result(), 503, None, "shutting_down")
+            assert read_all(slow).startswith(b"HTTP/1.1 503")
+        gate.open()
+        server.close()
+    assert gate.passes == 1
 
 
 @contextmanager
@@ -189,23 +288,23 @@ CausalLMWindow.forward = slowly
 """
 
 
-@pytest.mark.parametrize("n_signals", [1, 2])
-def test_sigterm_drains_the_process_and_a_second_one_ends_it(
-    forker: Forker, tiny_folder: Path, n_signals: int
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGINT)])
+def test_a_signal_drains_the_process_and_a_second_one_ends_it(
+    forker: Forker, tiny_folder: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
-    slow = SLOW if n_signals == 1 else SLOW.replace("0.1", "1.0")
+    slow = SLOW if len(signals) == 1 else SLOW.replace("0.1", "1.0")
     with command(forker, tiny_folder, slow) as (child, url):
         call = later(lambda: httpx.post(url + IMAGES, json={"prompt": RED, "seed": 1}, timeout=30))
         wait_until(lambda: "mmaccel_running_rows 1.0" in httpx.get(f"{url}/metrics").text)
-        child.send(signal.SIGTERM)
-        wait_until(lambda: has_closed(url))
-        if n_signals == 2:
-            child.send(signal.SIGTERM)
+        for number in signals:
+            child.send(number)
+            wait_until(lambda: has_closed(url))
+        if len(signals) == 2:
             assert_error(call.result(), 503, None, "shutting_down")
         else:
             assert len(files(call.result())) == 1
         assert child.wait() == 0
-        assert "Traceback" not in child.printed()[1] and has_closed(url)
+        assert "Traceback" not in child.printed()[1]
 
 
 def has_closed(url: str) -> bool:
@@ -215,65 +314,3 @@ def has_closed(url: str) -> bool:
     except httpx.TransportError:
         return True
     return False
-
-
-def test_what_was_accepted_is_answered_when_a_server_ends_at_once(start: Start) -> None:
-    """A row that runs, one that waits, a stream, and a body that has not arrived."""
-    server = start(rows=1)
-    with server.gate(is_closed=True) as gate:
-        runs = server.later()
-        gate.wait_for(1)
-        waits, streams = server.later(), server.later(stream=True)
-        server.wait_for(2)
-        with server.connect() as slow:
-            slow.sendall(HEAD + b"content-length: 1000\r\n\r\n{")
-            wait_until(lambda: len(server.server.server_state.tasks) == 4)
-            server.server.drain()
-            server.server.abort()
-            for each in (runs, waits):
-                answer = each.result()
-                message = assert_error(answer, 503, None, "shutting_down")
-                assert "ask another one" in message and answer.headers["retry-after"]
-            events = streams.result()
-            assert events.status_code == 200 and "event: error" in events.text
-            assert '"code": "shutting_down"' in events.text
-            received = b""
-            while part := slow.recv(65_536):
-                received += part
-            assert received.startswith(b"HTTP/1.1 503") and b'"code":"shutting_down"' in received
-        gate.open()
-        server.close()
-    assert gate.passes == 1
-
-
-def count_memory() -> int:
-    """Bytes that this process holds."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.slow
-def test_two_hundred_clients_at_once(start: Start) -> None:
-    """Every request is answered with its image or with 429, and memory stays."""
-    server = start(rows=8, queue=32)
-    wanted = {seed: server.draw(seed=seed) for seed in range(8)}
-    client, sizes = server.openai(), []
-
-    def ask(seed: int, barrier: threading.Barrier) -> bytes | None:
-        barrier.wait()
-        try:
-            (image,) = files(client.images.generate(prompt=RED, extra_body={"seed": seed}))
-            return image
-        except openai.RateLimitError:
-            return None
-
-    for _ in range(3):
-        barrier = threading.Barrier(200)
-        with ThreadPoolExecutor(200) as pool:
-            answers = list(pool.map(ask, [k % 8 for k in range(200)], [barrier] * 200))
-        done = [(k % 8, image) for k, image in enumerate(answers) if image is not None]
-        assert 32 <= len(done) and all([image] == wanted[seed] for seed, image in done)
-        sizes.append(count_memory())
-    client.close()
-    assert server.metric("mmaccel_running_rows") == len(server.service.queue) == 0
-    assert sizes[2] < sizes[1] + 32 * 1024**2
