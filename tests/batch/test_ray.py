@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mmaccel.batch.manifest import Record
+from mmaccel.batch.modalities import Images
 from mmaccel.batch.prompts import Item, Row, make_items
 from mmaccel.batch.ray_executor import RayExecutor
-from mmaccel.batch.modalities import Images
 from mmaccel.batch.worker import ItemsFailed, Worker
 from mmaccel.errors import OptionError
 from tests.batch.jobs import Jobs, content, lines

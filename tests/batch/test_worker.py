@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from mmaccel.batch.modalities import Images
 from mmaccel.batch.prompts import Item, Row, make_items
 from mmaccel.batch.ray_executor import WorkerActor
-from mmaccel.batch.modalities import Images
 from mmaccel.batch.worker import ItemsFailed, Worker
 from mmaccel.errors import NumericsError, OptionError
 from mmaccel.pipelines.text_to_image.generator import ImageGenerator
