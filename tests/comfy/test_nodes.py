@@ -248,22 +248,15 @@ def test_a_preview_shows_whole_rows_of_a_window_and_grey_below() -> None:
     assert red[1] == [(13, 0, 0), (14, 0, 0), grey, grey] and red[2] == [grey] * 4
 
 
-def test_a_preview_shows_every_cell_of_a_canvas() -> None:
+def test_a_preview_shows_every_cell_of_a_canvas_and_four_images_at_most() -> None:
     painter: Any = Painter()
-    progress = window([[5, 99, 99, 7, 99, 99]], [2])
-    progress.is_committed = torch.tensor([[True, False, False, True, False, False]])
-    draw_progress(painter, progress, "a", [0])
-    assert painter.asked[0][0] == [[5, 5, 5, 7, 5, 7]]
-
-
-def test_nothing_is_drawn_where_there_is_nothing_to_see_and_four_images_at_most() -> None:
-    one_line, ended = Painter(rows=1, width=6), Painter(image_end=9)
-    for painter, n_tokens in ((Painter(), 1), (one_line, 6), (ended, 7)):
-        state = window([[1] * n_tokens], [n_tokens])
-        assert draw_progress(painter, state, "a", [0]) is None  # type: ignore[arg-type]
+    progress = window([[5, 99, 99, 7, 99, 99]] * 6, [2] * 6)
+    progress.is_committed = torch.tensor([[True, False, False, True, False, False]] * 6)
+    shown = draw_progress(painter, progress, "abcdef", range(6))
+    assert painter.asked[0][0] == [[5, 5, 5, 7, 5, 7]] * 4 and shown.size == (16, 6)
     lined: Any = Painter(rows=2, width=2, row_end=50)
     draw_progress(lined, window([[1, 2, 50, 3, 0, 0]], [4]), "a", [0])
     assert lined.asked[0][0] == [[1, 2, 50, 1, 2, 50]]  # structural columns stay
-    many: Any = Painter()
-    shown = draw_progress(many, window([[k] * 6 for k in range(6)], [6] * 6), "abcdef", range(6))
-    assert shown is not None and shown.size == (16, 6)
+    for other, n_tokens in ((Painter(), 1), (Painter(rows=1, width=6), 6)):  # no whole row, no grid
+        state = window([[1] * n_tokens], [n_tokens])
+        assert draw_progress(other, state, "a", [0]) is None  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,46 +45,12 @@ return app.graph.nodes.map(n => [n.pos[0], n.pos[1] - title, n.size[0], n.size[1
 """
 _SHOWN = """
 const shown = app.graph.getNodeById(given[0]).imgs ?? [];
-return shown.map(i => [i.naturalWidth, i.naturalHeight])
+return shown.every(i => i.naturalWidth) ? shown.map(i => [i.naturalWidth, i.naturalHeight]) : []
 """
 
 
-class Page:
-    """A page of a running server.
-
-    Args:
-        url: of the server.
-        profile: an empty folder for the browser.
-    """
-
-    def __init__(self, url: str, profile: Path) -> None:
-        ask(f"{url}/settings", _SETTINGS)
-        self.driver = open_browser(profile)
-        self.driver.set_window_size(1500, 900)
-        self.driver.set_script_timeout(120)
-        self.driver.get(url)
-        for _ in range(600):
-            if self.driver.execute_script(_READY):
-                return
-            time.sleep(0.1)
-        raise AssertionError("the page did not get there")
-
-    def open(self, name: str) -> None:
-        """Open a workflow, and show all of it."""
-        workflow = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
-        self.call("await app.loadGraphData(given[0], true, true, given[1])", workflow, name)
-        self.call("await app.extensionManager.command.execute('Comfy.Canvas.FitView')")
-
-    def call(self, script: str, *given: Any) -> Any:
-        """What an asynchronous function of the page returns; `given` are its arguments."""
-        wrapped = (
-            "const done = arguments[arguments.length - 1], given = arguments[0];"
-            f"(async () => {{ {script} }})().then(value => done([true, value]),"
-            " error => done([false, String(error)]))"
-        )
-        is_good, value = self.driver.execute_async_script(wrapped, list(given))
-        assert is_good, value
-        return value
+Page = Callable[..., Any]
+"""What an asynchronous function of the page returns, by its body; `given` are its arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +59,44 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     if subprocess.run(asked, capture_output=True, check=False).returncode:
         pytest.skip("needs comfyui-frontend-package in the Python of ComfyUI")
     with running(tmp_path_factory.mktemp("page") / "base") as url:
-        opened = Page(url, tmp_path_factory.mktemp("profile"))
+        ask(f"{url}/settings", _SETTINGS)
+        driver = open_browser(tmp_path_factory.mktemp("profile"))
+
+        def call(script: str, *given: Any) -> Any:
+            wrapped = (
+                "const done = arguments[arguments.length - 1], given = arguments[0];"
+                f"(async () => {{ {script} }})().then(value => done([true, value]),"
+                " error => done([false, String(error)]))"
+            )
+            is_good, value = driver.execute_async_script(wrapped, list(given))
+            assert is_good, value
+            return value
+
         try:
-            yield opened
+            driver.set_window_size(1500, 900)
+            driver.set_script_timeout(120)
+            driver.get(url)
+            wait(lambda: driver.execute_script(_READY))
+            call.save = driver.save_screenshot  # type: ignore[attr-defined]
+            yield call
         finally:
-            opened.driver.quit()
+            driver.quit()
+
+
+def wait(ask: Callable[[], Any]) -> Any:
+    """An answer that is not empty."""
+    for _ in range(600):
+        if found := ask():
+            return found
+        time.sleep(0.1)
+    raise AssertionError("the page did not get there")
+
+
+def open_workflow(page: Page, name: str) -> None:
+    """Open a workflow, and show all of it."""
+    workflow = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+    page("await app.loadGraphData(given[0], true, true, given[1])", workflow, name)
+    page("await app.extensionManager.command.execute('Comfy.Canvas.FitView')")
 
 
 @pytest.mark.parametrize(
@@ -106,31 +105,27 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 )
 def test_an_image_of_the_screen(name: str, saving: int, page: Page, tmp_path: Path) -> None:
     """As it is shown in docs/comfyui.md: the workflow as it is, with what it made."""
-    page.open(name)
-    said, data = page.call(_RUN)
+    open_workflow(page, name)
+    said, data = page(_RUN)
     assert said == "execution_success", data
-    for _ in range(100):
-        shown = page.call(_SHOWN, saving)
-        if shown and all(width for width, _ in shown):
-            break
-        time.sleep(0.1)
+    shown = wait(lambda: page(_SHOWN, saving))
     sizes = {"mmaccel_text_to_image": [[64, 64]], "mmaccel_generate": [[64, 64]] * 2}
     assert shown == sizes.get(name, shown) and shown[0][0] >= 64
-    boxes = page.call(_BOXES)  # nothing lies on anything else once all is there
+    boxes = page(_BOXES)  # nothing lies on anything else once all is there
     for i, (x, y, w, h) in enumerate(boxes):
         for a, b, c, d in boxes[i + 1 :]:
             assert x + w <= a or a + c <= x or y + h <= b or b + d <= y, boxes
-    page.call("app.canvas.draw(true, true)")
+    page("app.canvas.draw(true, true)")
     time.sleep(1)  # the page fades messages in and out
     folder = Path(os.environ.get("MMACCEL_SCREENSHOTS") or tmp_path)
     file = folder / f"{name.replace('mmaccel_', 'comfyui-').replace('_', '-')}.png"
-    assert page.driver.save_screenshot(str(file))
+    assert page.save(str(file))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
 def test_the_page_reads_a_workflow_as_the_other_format_says(file: Path, page: Page) -> None:
-    page.open(file.stem)
-    sent = page.call("return (await app.graphToPrompt()).output")
+    open_workflow(page, file.stem)
+    sent = page("return (await app.graphToPrompt()).output")
     wanted = read_graph(file.stem)
     assert set(sent) == set(wanted)
     for number, node in wanted.items():
