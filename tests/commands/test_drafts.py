@@ -13,7 +13,6 @@ from mmaccel import Coarse, Jacobi, OptionError, TextToImage
 from mmaccel.catalog import make_policy
 from mmaccel.cli import main
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.values import refusal, to_arguments
 from mmaccel.commands.options import WindowPolicyFlags
 from mmaccel.samplers.drafting.coarse_model import WEIGHTS, describe_coarse
 from tests.fixtures.tiny_coarse import MINUTES, build_coarse
@@ -75,9 +74,9 @@ def test_every_command_and_the_nodes_take_a_folder(coarse: str) -> None:
         WindowPolicyFlags(drafts=coarse, set_fields=["drafts=left"]).choose("window")
     spec = NODES["MMAccelJacobiPolicy"]
     values = {"drafts": "left", "coarse_folder": f'"{coarse}" '}
-    (made,) = spec.run(None, **to_arguments(spec, values)).values
-    assert refusal(spec, values) is None and made.policy.drafts == Coarse(coarse)
-    assert "no coarse.json" in str(refusal(spec, {"coarse_folder": str(Path(coarse).parent)}))
+    (made,) = spec.run(**spec.read(values))
+    assert made.policy.drafts == Coarse(coarse)
+    assert "no coarse.json" in str(spec.refusal({"coarse_folder": str(Path(coarse).parent)}))
     assert "coarse_folder" not in [w.name for w in NODES["MMAccelPromptLookupPolicy"].widgets]
 
 
