@@ -1,7 +1,7 @@
 """Items on Ray actors: one worker each, on the CPUs or GPUs of one machine or of several.
 
-Actors write files and send their records; only the calling process writes the manifest. Ray starts
-an actor again that dies, and items whose records arrived are not made again.
+Actors write files and send their records; only the calling process writes the manifest. Another
+actor replaces one that dies, and items whose records arrived are not made again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -61,9 +61,10 @@ class RayExecutor:
                 "choose fewer"
             )
         each = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": max(1, n_devices // count)}
-        remote = ray.remote(max_restarts=-1, max_task_retries=0, **each)(WorkerActor)
+        remote = ray.remote(max_restarts=0, max_task_retries=0, **each)(WorkerActor)
         self._records = ray.util.queue.Queue(actor_options={"num_cpus": 0})
-        self._actors = [remote.remote(modality, self._records) for _ in range(count)]
+        self._start = partial(remote.remote, modality, self._records)
+        self._actors = [self._start() for _ in range(count)]
         for actor in self._actors[1:]:
             actor.load.remote()  # while the first checks the items
         self._deaths: Counter[Key] = Counter()
@@ -109,6 +110,7 @@ class RayExecutor:
                 try:
                     keys, cause = self._ray.get(task)
                 except self._ray.exceptions.RayActorError as error:
+                    idle[-1] = self._actors[self._actors.index(actor)] = self._start()
                     self._deaths.update(list(own)[:rows])
                     keys = [key for key in own if self._deaths[key] >= _MAX_DEATHS]
                     cause = RuntimeError(f"its process died ({str(error).partition(chr(10))[0]})")
