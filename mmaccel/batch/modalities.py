@@ -161,7 +161,9 @@ class Modality(ABC):
             **describe_settings(settings.name, settings.policy, settings.params),
             **{slot: repr(method) for slot, method in self.layers.items()},
             **coarse_facts(settings.policy, model),
-            "exactness": exactness_in(settings.policy.exactness, self.load.dtype),
+            "exactness": exactness_in(
+                "relaxed" if self.layers else settings.policy.exactness, self.load.dtype
+            ),
             "versions": versions(),
         }
 
@@ -420,6 +422,8 @@ class Speech(Modality):
         options = self.sampling_of(row)
         if self.repetition_penalty is not None:
             options.setdefault("repetition_penalty", self.repetition_penalty)
+        if not self.has_manifest:  # whose fingerprints leave out what the authors recommend
+            options.setdefault("repetition_penalty", pipe.speech.repetition_penalty)
         params = pick_params(pipe.speech, **options)
         options["voice"] = self.voice if row.voice is None else row.voice
         planned = make_plan(

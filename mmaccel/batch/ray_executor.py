@@ -1,18 +1,18 @@
 """Items on Ray actors: one worker each, on the CPUs or GPUs of one machine or of several.
 
-Actors write files and send their records; only the calling process writes the manifest. Ray starts
-an actor again that dies, and items whose records arrived are not made again.
+Actors write files and send their records; only the calling process writes the manifest. Another
+actor replaces one that dies, and items whose records arrived are not made again.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -25,6 +25,7 @@ from mmaccel.checks import importing
 from mmaccel.errors import OptionError
 
 _CHUNK = 4  # batches that an actor receives at once
+_MAX_DEATHS = 2  # of actors with the same item in progress; the item then counts as failed
 _WAIT = 0.05  # seconds between two looks for records
 
 
@@ -60,11 +61,13 @@ class RayExecutor:
                 "choose fewer"
             )
         each = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": max(1, n_devices // count)}
-        remote = ray.remote(max_restarts=-1, max_task_retries=0, **each)(WorkerActor)
+        remote = ray.remote(max_restarts=0, max_task_retries=0, **each)(WorkerActor)
         self._records = ray.util.queue.Queue(actor_options={"num_cpus": 0})
-        self._actors = [remote.remote(modality, self._records) for _ in range(count)]
+        self._start = partial(remote.remote, modality, self._records)
+        self._actors = [self._start() for _ in range(count)]
         for actor in self._actors[1:]:
             actor.load.remote()  # while the first checks the items
+        self._deaths: Counter[Key] = Counter()
 
     def check(self, items: Sequence[Item]) -> Fingerprint:
         """See `Worker.check`; one actor does it."""
@@ -107,7 +110,9 @@ class RayExecutor:
                 try:
                     keys, cause = self._ray.get(task)
                 except self._ray.exceptions.RayActorError as error:
-                    keys = list(own)[:rows]  # in progress; they are tried again alone
+                    idle[-1] = self._actors[self._actors.index(actor)] = self._start()
+                    self._deaths.update(list(own)[:rows])
+                    keys = [key for key in own if self._deaths[key] >= _MAX_DEATHS]
                     cause = RuntimeError(f"its process died ({str(error).partition(chr(10))[0]})")
                 except self._ray.exceptions.RayTaskError as error:
                     raise error.cause from None

@@ -145,7 +145,7 @@ def _draw(answers: Answers, picture: Path, asked: Path | None) -> Path | None:
     try:
         write_whole(picture, partial(drawn.save, format="PNG"))
     except OSError as error:
-        raise not_written(picture.name, picture.parent, "the answer is not", error) from error
+        raise not_written(picture.name, picture.parent, "the answer is", error) from error
     say(f"the patches that stay: {picture}")
     return picture
 

@@ -193,19 +193,18 @@ class FileCommand:
         usual = 1 if self.file.prompt_file is None else _BATCH_ROWS
         return usual if self.batch_size is None else self.batch_size
 
-    def check_together(self, **single: Any) -> None:
+    def check_together(self, single: dict[str, Any]) -> None:
         """Refuse options of the other way to give prompts, see `FileFlags.check`, and a policy that
         cannot be.
 
         Args:
-            **single: options of the command line alone, those of layers left out.
+            single: options of the command line alone by name, those of layers left out.
 
         Raises:
             OptionError: with the first that is wrong.
         """
-        named = {f"--{name.replace('_', '-')}": value for name, value in single.items()}
         layers = {"--kv-cache": self.layer.kv_cache, "--attention": self.layer.attention}
-        self.file.check(named | layers)
+        self.file.check(single | layers)
         self.method.read()
 
     def basis(self, load: LoadOptions) -> dict[str, Any]:
@@ -257,7 +256,7 @@ class Speak(CodecFlags, FileCommand):
     def check(self) -> None:
         from mmaccel.pipelines.text_to_speech.plan import check_call
 
-        self.check_together(text=self.texts, play=self.play, stdout=self.stdout)
+        self.check_together({"text": self.texts, "--play": self.play, "--stdout": self.stdout})
         if self.play and self.stdout:
             raise OptionError("--play: expected it or --stdout, received both; leave one out")
         if (self.play or self.stdout) and self.batch_size is not None:
@@ -358,7 +357,7 @@ class Animate(CodecFlags, FileCommand):
                     f"{remedy}"
                 )
         count = self.count if self.count != 1 else None
-        self.check_together(prompt=self.inputs, start=self.start, count=count)
+        self.check_together({"prompt": self.inputs, "--start": self.start, "--count": count})
         if self.is_continued and not self.inputs:
             raise OptionError(
                 f"FILE: expected images or videos that {self.model} continues, received none; give "
@@ -484,7 +483,8 @@ class Generate(MediaFlags, FileCommand):
     file: FileFlags
 
     def check(self) -> None:
-        self.check_together(prompt=self.prompts, num_images=self.count, compare=self.compare)
+        single = {"prompt": self.prompts, "--num-images": self.count, "--compare": self.compare}
+        self.check_together(single)
         if self.count is not None:
             many = MAX_IMAGES // max(1, len(self.prompts or ()))
             shared.check_count("num-images", self.count, many, "a file takes more, see --prompts")

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import typer
 
 from mmaccel.cli import main
 from tests.fuzz.cases import Case
@@ -168,22 +169,20 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     """Load each model once, and end commands where their work would begin, or after a token."""
     from mmaccel import loading
     from mmaccel.batch.job import Job
+    from mmaccel.batch.worker import Worker
     from mmaccel.commands.bench import canvas as bench_canvas
     from mmaccel.commands.bench import peers as bench_peers
     from mmaccel.commands.bench import window as bench_window
-    from mmaccel.commands.jobs import codec as codec_job
-    from mmaccel.commands.jobs import media as media_job
-    from mmaccel.commands.jobs.answer import AnswerJob
-    from mmaccel.commands.jobs.image import ImageJob
     from mmaccel.evaluation.exactness import report
     from mmaccel.evaluation.speed import measure
 
-    for module, name in ((loading, "open_pipeline"), (codec_job, "open_pipe")):
-        patch.setattr(module, name, _once(getattr(module, name)))
-    patch.setattr(Job, "run", lambda self, executor: self.outcome)
-    patch.setattr(ImageJob, "run", lambda self: None)
-    patch.setattr(media_job.MediaJob, "run", lambda self: None)
-    patch.setattr(AnswerJob, "run", lambda self: self.decode(None))  # a token, with its methods
+    def end(*_: Any, **__: Any) -> None:
+        raise typer.Exit
+
+    for name in ("open_pipeline", "open_with_codec"):
+        patch.setattr(loading, name, _once(getattr(loading, name)))
+    patch.setattr(Job, "run", lambda *_: None)
+    patch.setattr(Worker, "run_all", end)
     patch.setattr(report, "check_all", lambda plan: [])
     patch.setattr(measure, "measure", lambda *_: iter(()))
     patch.setattr(bench_window, "measure_images", lambda *_: [])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmaccel.cli import main
-from mmaccel.commands.jobs import image as image_job
+from mmaccel.commands import sheets as image_job
 from mmaccel.pipelines.runner.threads import (
     choose_threads,
     is_chosen_already,

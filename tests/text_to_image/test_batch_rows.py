@@ -14,8 +14,9 @@ from PIL import Image
 
 import mmaccel
 from mmaccel import TextToImage
+from mmaccel.batch.modalities import Images
 from mmaccel.batch.prompts import Row, make_items
-from mmaccel.batch.worker import Setup, Worker
+from mmaccel.batch.worker import Worker
 from mmaccel.cli import main
 from mmaccel.errors import OptionError
 from mmaccel.pipelines.models import glm_image
@@ -122,20 +123,21 @@ def test_sizes_of_a_file_share_one_model(
     sizes = [second, None, third]
     text = captions(family)
     rows = [Row(f"r{k}", text[k % 2], seed=k, size=size) for k, size in enumerate(sizes)]
-    opened, whole = [], Setup.open
+    opened, whole = [], Images.open
 
-    def count(setup: Setup) -> TextToImage:
-        opened.append(whole(setup))
+    def count(images: Images) -> TextToImage:
+        opened.append(whole(images))
         return opened[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(Setup, "open", count)
-        setup = Setup(str(built(family)), tmp_path, size="x".join(map(str, first)), rows=2)
-        worker, items = Worker(setup), make_items(rows, 0)
+        patch.setattr(Images, "open", count)
+        size = "x".join(map(str, first))
+        images = Images(model=str(built(family)), out=tmp_path, size=size, rows=2)
+        worker, items = Worker(images), make_items(rows, 0)
         pointers = parameters(opened[0])
         worker.check(items)
         worker.run_all(items, lambda record: None)
-    assert len(opened) == 1 and parameters(worker._generator.pipe) == pointers and pointers
+    assert len(opened) == 1 and parameters(worker.pipe) == pointers and pointers
     found = read_images(tmp_path)
     for row in rows:
         facts, _, pixels = found[row.id]
