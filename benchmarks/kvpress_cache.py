@@ -36,8 +36,8 @@ from torch import Tensor  # noqa: E402
 
 from mmaccel.demo.recall.documents import list_questions  # noqa: E402
 from mmaccel.demo.recall.words import to_text  # noqa: E402
-from mmaccel.evaluation.cache.questions import TextQuestion, digest_questions  # noqa: E402
-from mmaccel.evaluation.cache.suite import draw_suite  # noqa: E402
+from mmaccel.evaluation.questions import Question, digest_questions  # noqa: E402
+from mmaccel.evaluation.suite import draw_suite  # noqa: E402
 
 FULL = "full cache"
 Side = tuple[str, float | None]  # name of a press, and the budget
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "prompt_tokens": [min(map(len, encoded)), max(map(len, encoded))],
         "batch": 1,
         "dtype": "float32",
-        "task_names": sorted({question.task for question in asked}),
+        "task_names": sorted({question.kind for question in asked}),
         "records": records,
     }
     for index, (question, ids) in enumerate(zip(asked[: args.first], encoded, strict=False)):
@@ -217,11 +217,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(index, len(ids), {key: records[key]["right"][-1] for key in wanted}, flush=True)
 
 
-def _ask_recall(per_task: int, length: int) -> list[TextQuestion]:
+def _ask_recall(per_task: int, length: int) -> list[Question]:
     found = []
     for document, question in list_questions(per_task, length):
         ids = (*document.tokens, *question.prompt)[1:]  # the tokenizer adds the first one
-        found.append(TextQuestion(question.task, to_text(ids), to_text(question.answer[:-1])))
+        found.append(Question(question.task, to_text(ids), to_text(question.answer[:-1])))
     return found
 
 

@@ -151,7 +151,7 @@ def describe(methods: Any) -> str:
 @functools.cache
 def open_questions(n: int) -> tuple[Any, list[Any]]:
     """`scenes-vqa`, and n questions of each kind."""
-    from mmaccel.evaluation.visual_tokens.questions import draw_questions, open_model
+    from mmaccel.evaluation.visual_tokens import draw_questions, open_model
 
     return open_model("scenes-vqa", "cpu", torch.float32), list(draw_questions(n))
 
@@ -160,8 +160,7 @@ def right_answers(methods: Any, n: int) -> float | None:
     """The share of right answers to n questions of each kind; None without questions, and for
     methods in layers that its encoder lacks.
     """
-    from mmaccel.evaluation.visual_tokens import measure
-    from mmaccel.evaluation.visual_tokens.questions import is_right
+    from mmaccel.evaluation import visual_tokens as measure
 
     if not n:
         return None
@@ -176,7 +175,7 @@ def right_answers(methods: Any, n: int) -> float | None:
             )
         except mmaccel.OptionError:
             return None
-        right += sum(is_right(text, one) for text, one in zip(texts, batch, strict=True))
+        right += sum(one.is_right(text) for text, one in zip(texts, batch, strict=True))
     return right / len(asked)
 
 

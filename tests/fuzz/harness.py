@@ -171,10 +171,8 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     from mmaccel.batch.job import Job
     from mmaccel.batch.worker import Worker
     from mmaccel.commands.bench import canvas as bench_canvas
-    from mmaccel.commands.bench import peers as bench_peers
-    from mmaccel.commands.bench import window as bench_window
+    from mmaccel.evaluation import measure
     from mmaccel.evaluation.exactness import report
-    from mmaccel.evaluation.speed import measure
 
     def end(*_: Any, **__: Any) -> None:
         raise typer.Exit
@@ -184,10 +182,8 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Job, "run", lambda *_: None)
     patch.setattr(Worker, "run_all", end)
     patch.setattr(report, "check_all", lambda plan: [])
-    patch.setattr(measure, "measure", lambda *_: iter(()))
-    patch.setattr(bench_window, "measure_images", lambda *_: [])
-    patch.setattr(bench_peers, "_measure", lambda *_: [])
-    patch.setattr(bench_canvas, "_measure", lambda *_: iter(()))
+    patch.setattr(measure, "measure", lambda *_, **__: iter(()))
+    patch.setattr(bench_canvas, "measure_models", lambda *_: iter(()))
 
 
 def _once(function: Any) -> Any:
