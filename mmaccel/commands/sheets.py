@@ -33,7 +33,6 @@ from mmaccel.pipelines.text_to_image.contact_sheet import (
     make_plain,
     title_of,
 )
-from mmaccel.pipelines.text_to_image.generator import warm_up
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
 from mmaccel.results import Stats, add_stats, exactness_in
 
@@ -143,7 +142,7 @@ class Sheet:
         """Seconds of a pass under a policy, after some that are not measured."""
         rows = min(self._worker.modality.rows, len(self._items))
         prompt = self._items[0].row.prompt
-        return warm_up(self._worker.pipe, policy, self._settings.params, prompt, rows)
+        return float(self._worker.pipe.warm_up(policy, self._settings.params, prompt, rows))
 
     def _choose_threads(self) -> None:
         """Measure passes with several numbers of CPU threads, and take the fastest; says so where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -25,6 +26,8 @@ from mmaccel.results import Stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
+
+_WARM_UP_PASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +151,38 @@ class PromptPipeline(Pipeline):
             return self.decode_rows(
                 decoding, plan, finish=finish, deliver=call.deliver, on_step=call.on_step
             )
+
+    def warm_up(
+        self, policy: Any, params: SamplingParams, text: str, rows: int, on_pass: Any = None
+    ) -> float:
+        """Run a few passes, so that the first measured image does not pay for allocations. Tokens
+        are not decoded to pixels, which takes some models long.
+
+        Args:
+            policy, params: as they will be measured.
+            text: prompt of the images, which are thrown away.
+            rows: images decoded together.
+            on_pass: called after every pass; an exception from it ends the warming up.
+
+        Returns:
+            Seconds of a pass, without the first.
+        """
+        ends: list[float] = []
+
+        def stop(progress: Any) -> Any:
+            ends.append(time.perf_counter())
+            if on_pass is not None:
+                on_pass()
+            is_last = progress.passes >= _WARM_UP_PASSES
+            return torch.zeros_like(progress.lengths) if is_last else None
+
+        noise = Noise.from_seed(0, rows, self.model.device)
+        encoded = [self.prompted_model.encode(text)] * rows
+        with alone(self.model), torch.no_grad():
+            prompt = self.prompted_model.prompt(encoded, params.guidance_scale != 1)
+            self.engine.prepare(self.model, prompt, policy, params)
+            policy.sample(self.model, prompt, self.length, params=params, noise=noise, on_step=stop)
+        return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
     def _render_row(self, request: Request, row: FinishedRow) -> Any:
         """What `render` makes of one row."""
