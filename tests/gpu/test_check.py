@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from benchmarks.gpu.parts import CheckError, Part, Report, failed_parts, run_parts
-from benchmarks.gpu.tables import FIGURES
 from benchmarks.gpu.timing import TIMINGS, timing_parts
-from benchmarks.report import fill_tables
+from benchmarks.report import FIGURES, fill_tables
 from mmaccel.errors import OptionError
 from mmaccel.kernels.dispatch import KERNELS
 from tests.architecture.source import ROOT
