@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,14 +29,8 @@ _LENGTHS = (40, 26, 33, 40)
 _N_NEW = 32
 
 
-@dataclass(frozen=True)
-class Call:
-    """A method, and a call with it.
-
-    Attributes:
-        name: in the report.
-        make: tokens `[B, L]` and statistics of the call on a device.
-    """
+class Call(NamedTuple):
+    """A method's name in the report, and tokens `[B, L]` and statistics of a call on a device."""
 
     name: str
     make: Callable[[torch.device], tuple[Tensor, Any]]

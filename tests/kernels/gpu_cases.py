@@ -6,25 +6,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import CheckError, Part
+from benchmarks.gpu.parts import CheckError
 from mmaccel.kernels.device_errors import is_device_error
 from tests.kernels.case import Case, Lane, cases_of, lanes_of
 
 
-def cases_part(kernel: str) -> Part:
-    """All cases of a kernel in all their dtypes."""
-    return Part(f"cases-{kernel}", lambda device: run_cases(cases_of(kernel), device))
-
-
-def run_cases(cases: list[Case], device: torch.device) -> dict[str, Any]:
-    """Run every case, large ones and bfloat16 on GPUs alone.
+def run_cases(kernel: str, device: torch.device) -> dict[str, Any]:
+    """Run every case of a kernel in all its dtypes, large ones and bfloat16 on GPUs alone.
 
     Raises:
         CheckError: some failed; every one of them is named with its message.
         RuntimeError: the device failed.
     """
     passed, failed = 0, {}
-    for case in cases:
+    for case in cases_of(kernel):
         for lane in lanes_of(case, "triton", device):
             fault = find_fault(case, lane)  # the others still run
             if fault:
