@@ -368,46 +368,6 @@ def cache_tables(reports: Reports) -> Iterator[Block]:
         yield Block("Right answers by task, %:", ("method", "budget", *tasks), by_task)
 
 
-def visual_prefill_tables(reports: Reports) -> Iterator[Block]:
-    """Seconds to the first token by method, beside those of all visual tokens."""
-    for report in (r for r in reports.values() if "visual_prefill" in r):
-        first, *others = (
-            {"encoder_seconds": report["encoder_seconds"]} | row for row in report["visual_prefill"]
-        )
-        whole = first["encoder_seconds"] + first["seconds"]
-        rows = []
-        for row in (first, *others):
-            own = row["encoder_seconds"] + row["seconds"]
-            saved = whole - own
-            share = f"{100 * row['selection_seconds'] / saved:.1f} %" if saved > 0 else "–"
-            name = f"`{row['settings']}`"
-            left = re.search(r"(\d+ of \d+) visual tokens", row.get("reference", ""))
-            if left and row["method"].endswith("of a screen"):
-                name += f" of a screen, {left[1]} tokens"
-            row |= {
-                "name": row["method"] if row is first else name,
-                "times": first["seconds"] / row["seconds"],
-                "times_with": whole / own,
-                "share": share,
-                "right": "-" if row.get("right") is None else f"{100 * row['right']:.1f}",
-            }
-            rows.append(row)
-        columns: Columns = {
-            "method": "{name}",
-            "s in the encoder": "{encoder_seconds:.2f}",
-            "s to the first token after it": "{seconds:.2f}",
-            "against all tokens": "{times:.2f}×",
-            "with the encoder": "{times_with:.2f}×",
-            "selection, of the saved time": "{share}",
-            "MB cached": "{cache_megabytes:.1f}",
-            "right on `scenes-vqa`, %": "{right}",
-        }
-        says = (
-            "{model}; {visual_tokens} visual and {text_tokens} text tokens, batch 1; " + TORCH
-        ) + ". Made by `{command}`."
-        yield fill_block(says.format_map(report), columns, rows)
-
-
 def _describe_steps(report: Report) -> str:
     """Layers and heads; reports that do not say have as many key heads as heads."""
     heads = report.get("heads", 16)
@@ -919,7 +879,6 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "baselines": baseline_tables,
     "canvas": canvas_tables,
     "choosing": choosing_table,
-    "visual-prefill": visual_prefill_tables,
     "visual-tokens": visual_tokens_tables,
     "cache": cache_tables,
     "long-context": LONG_CONTEXT,

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.rows import write_report
 from mmaccel.errors import OptionError
 from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.outputs.machine import package_version, versions
-from mmaccel.outputs.whole_files import write_whole
 
 Report = dict[str, Any]
 Part = Callable[[torch.device], dict[str, Any]]
@@ -162,28 +162,6 @@ def attempt(part: Part, device: torch.device) -> tuple[dict[str, Any], Exception
 def failed_parts(report: Report) -> list[str]:
     """Names of the parts whose last run failed."""
     return [name for name, part in report.get("parts", {}).items() if part["status"] == "failed"]
-
-
-def write_report(file: Path, report: Report) -> None:
-    """Write a report whole, a line for each part."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = to_lines(report)
-    write_whole(file, lambda path: path.write_text(text, encoding="utf-8"))
-
-
-def to_lines(report: Report) -> str:
-    """A report as JSON: a line for each fact, and for each of its rows or parts."""
-    lines = []
-    for key, value in report.items():
-        text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value)
-            text = f"[\n  {rows}\n ]"
-        elif key == "parts":
-            own = (f"{json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
-            text = "{\n  " + ",\n  ".join(own) + "\n }"
-        lines.append(f" {json.dumps(key)}: {text}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _now() -> str:

@@ -14,7 +14,6 @@ import torch
 
 import mmaccel
 from mmaccel.catalog import METHODS, make
-from mmaccel.commands.evaluate.measuring import RecordFile
 from mmaccel.demo.recall.words import EOS, make_tokenizer
 from mmaccel.errors import OptionError, UnsupportedModelError
 from mmaccel.evaluation.cache import documents, measure, plots, summary
@@ -33,7 +32,6 @@ from mmaccel.evaluation.cache.questions import TextQuestion, digest_questions
 from mmaccel.evaluation.cache.suite import TASKS, draw_suite
 from mmaccel.evaluation.shares import paired_difference
 from mmaccel.pipelines.layers.methods import LayerMethods
-from tests.architecture.source import ROOT
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_recall import build_recall, save_recall
 from tests.matrix.examples import Target
@@ -235,25 +233,6 @@ def test_blocks_that_were_read_by_hand(text_model: TextModel, asked: list[TextQu
     )
     found = measure.answer(window, prompts, some, [], max_new_tokens=N_NEW)[1].blocks
     assert found is not None and 0 < found < 1
-
-
-def test_a_report_without_blocks_goes_on(tmp_path: Path) -> None:
-    file = ROOT / "benchmarks/results/recall-cache-cpu.json"
-    report = json.loads(file.read_text(encoding="utf-8"))
-    for record in report["records"].values():  # as the first release of the command wrote it
-        record.pop("blocks", None)
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps(report))
-    known = RecordFile(old, ("weights", "digest"), measure.PER_ROUND, added=("blocks",))
-    records, sessions = known.read(report)
-    assert sessions == report["sessions"] and records.keys() == report["records"].keys()
-    assert all(set(record["blocks"]) == {None} for record in records.values())
-    tasks = [report["task_names"][int(k)] for k in report["tasks"].split()]
-    rows = summary.summarise([Side()], records, tasks, report["batch"])
-    assert rows[0]["blocks"] is None and rows[0]["accuracy"]["all"]["right"] == 1.0
-    strict = RecordFile(old, ("weights",), measure.PER_ROUND)
-    with pytest.raises(OptionError, match="a report of this command"):
-        strict.read(report)
 
 
 def test_answers_end_with_the_last_row(text_model: TextModel, asked: list[TextQuestion]) -> None:

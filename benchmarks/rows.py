@@ -1,0 +1,41 @@
+"""How results are written: JSON with a line for each fact, and for each row."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from mmaccel.outputs.machine import describe_machine
+from mmaccel.outputs.whole_files import write_whole
+
+Report = dict[str, Any]
+
+
+def write_measured(file: Path | None, **facts: Any) -> None:
+    """Write what a script here has measured on a CPU, with its command and the machine, where a
+    file is given.
+    """
+    if file is not None:
+        module = f"benchmarks.{Path(sys.argv[0]).stem}"
+        command = shlex.join(["python", "-m", module, *sys.argv[1:]])
+        write_report(file, {"command": command, "machine": describe_machine("cpu"), **facts})
+
+
+def write_report(file: Path, report: Report) -> None:
+    """Write a report whole or not at all."""
+    lines = []
+    for key, value in report.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value)
+            text = f"[\n  {rows}\n ]"
+        elif key == "parts":  # of the check on a GPU, by name
+            parts = (f"{json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
+            text = "{\n  " + ",\n  ".join(parts) + "\n }"
+        lines.append(f" {json.dumps(key)}: {text}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    whole = "{\n" + ",\n".join(lines) + "\n}\n"
+    write_whole(file, lambda path: path.write_text(whole, encoding="utf-8"))
