@@ -29,12 +29,12 @@ def write_report(file: Path, report: Report) -> None:
     lines = []
     for key, value in report.items():
         text = json.dumps(value, ensure_ascii=False)
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in value)
-            text = f"[\n  {rows}\n ]"
-        elif key == "parts":  # of the check on a GPU, by name
-            parts = (f"{json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
-            text = "{\n  " + ",\n  ".join(parts) + "\n }"
+        if value and isinstance(value, list) and isinstance(value[0], dict):
+            rows = (json.dumps(row, ensure_ascii=False) for row in value)
+            text = "[\n  " + ",\n  ".join(rows) + "\n ]"
+        elif key in ("parts", "runs"):  # of the check on a GPU, and reference runs, by name
+            named = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in value.items())
+            text = "{\n  " + ",\n  ".join(named) + "\n }"
         lines.append(f" {json.dumps(key)}: {text}")
     file.parent.mkdir(parents=True, exist_ok=True)
     whole = "{\n" + ",\n".join(lines) + "\n}\n"
