@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mmaccel
-from benchmarks.rows import write_measured
+from benchmarks.rows import read_arguments, write_measured
 from mmaccel.contracts import Pass
 from mmaccel.evaluation.measure import Case, measure, summarise
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
@@ -81,12 +80,8 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=16)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--count", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    given = read_arguments(parser)
     given.key_heads = given.key_heads or given.heads
-    torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
     model, budget = make_model(given), given.budget
     quest, wide, top_p = (
         mmaccel.Quest(budget=budget, block=given.block),

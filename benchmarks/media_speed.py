@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -32,7 +31,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from benchmarks.rows import write_measured
+from benchmarks.rows import read_arguments, write_measured
 from mmaccel.catalog import read_method
 from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.demo.voices.stacked import open_stacked
@@ -162,11 +161,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--trees", nargs="+", default=[], help="shapes, as `--tree` has them")
     parser.add_argument("--count", type=int, default=16, help="texts")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
+    given = read_arguments(parser)
     if given.model == "moving-scenes":
         texts = list(make_captions(EVALUATION_SEED, range(given.count)))
     else:

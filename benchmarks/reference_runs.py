@@ -488,12 +488,11 @@ def _text_model(name: str) -> Any:
     return getattr(transformers, f"{kind}ForCausalLM")(config).eval()
 
 
-def _padded(rows: list[list[int]]) -> dict[str, Tensor]:
-    """Ids and mask, padded on the left."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask}
+def _padded(batch: int = 3) -> dict[str, Tensor]:
+    """Prompts, padded on the left."""
+    from tests.fixtures.tiny_lms import left_padded
+
+    return left_padded(PROMPTS[:batch])
 
 
 def text_models() -> Runs:
@@ -502,8 +501,8 @@ def text_models() -> Runs:
 
     def make(name: str, policy: Any, options: Options, batch: int = 3, **how: Any) -> Row:
         model = _text_model(name)
-        inputs = _padded(PROMPTS[:batch])
-        call = partial(model.generate, **inputs, **({"max_new_tokens": 24} | options))
+        given = {"max_new_tokens": 24} | options
+        call = partial(model.generate, **_padded(batch), **given)
         return attached(model, policy, call, **how)
 
     for k, name in enumerate((*names, "opt", "falcon", "lfm2")):
@@ -548,7 +547,7 @@ def text_models() -> Runs:
     def one_call() -> Row:
         way = mmaccel.decoder("jacobi", seed=3)
         options = {"max_new_tokens": 24, "do_sample": True, "custom_generate": way}
-        return describe(_text_model("qwen2").generate(**_padded(PROMPTS), **options))
+        return describe(_text_model("qwen2").generate(**_padded(), **options))
 
     yield "qwen2 | decoder of one call", one_call
 
@@ -658,7 +657,7 @@ def denoisers() -> Runs:
     def make(name: str, policy: Any, batch: int, given: Options) -> Row:
         """`generate` is there only while a policy is attached."""
         target = _denoiser(name)
-        inputs = _padded(PROMPTS[:batch])
+        inputs = _padded(batch)
 
         def call() -> Any:
             return target.generate(**inputs, max_new_tokens=12, **given)

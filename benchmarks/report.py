@@ -226,28 +226,35 @@ _SIDES = {
 }
 
 
+_BASELINES: Columns = {
+    "side": "{name}",
+    "passes": "{passes:.1f}",
+    "s an image": "{median:.3f}",
+    "IQR": "{iqr:.3f}",
+    "times as fast as the compiled `generate`": "{times:.2f}×",
+}
+
+
 def baseline_tables(reports: Reports) -> Iterator[Block]:
     """Seconds an image of a policy, of the plain loop and of transformers' own `generate`."""
     for report in reports.values():
         if "baselines" not in report:
             continue
-        rows = [row | row["seconds"] for row in report["rows"]]
-        slowest = next(row["median"] for row in rows if row["side"] == "compiled")
-        own = f"`{report['policy']}`"
-        columns: Columns = {
-            "side": lambda row: _SIDES.get(row["side"], own),  # noqa: B023
-            "passes": "{passes:.1f}",
-            "s an image": "{median:.3f}",
-            "IQR": "{iqr:.3f}",
-            "times as fast as the compiled `generate`": lambda row: (
-                f"{slowest / row['median']:.2f}×"  # noqa: B023
-            ),
-        }
+        medians = {row["side"]: row["seconds"]["median"] for row in report["rows"]}
+        rows = [
+            row
+            | row["seconds"]
+            | {
+                "name": _SIDES.get(row["side"], f"`{report['policy']}`"),
+                "times": medians["compiled"] / medians[row["side"]],
+            }
+            for row in report["rows"]
+        ]
         says = (
             "`{model}` in {dtype}, batch 1, guidance {guidance:g}; " + LIBRARIES + ". Medians of "
             "{runs} images a side, in turn. Made by `{command}`."
         )
-        yield fill_block(says.format_map(report), columns, rows)
+        yield fill_block(says.format_map(report), _BASELINES, rows)
 
 
 _BATCH_1, _BATCH_8 = "scenes-cpu-batch1", "scenes-cpu-batch8"
@@ -584,14 +591,14 @@ def figure_table(reports: Reports) -> Iterator[Block]:
     )
 
 
-def gpu_tables(reports: Reports, key: str, columns: Columns) -> Iterator[Block]:
+def gpu_tables(reports: Reports, key: str) -> Iterator[Block]:
     """Rows of all parts by device."""
     for device, of_device in devices_of(reports).items():
         rows = [row for part in parts_of(of_device) for row in part.get(key, ())]
         if key == "timings":  # a kernel's rows are those of the newest part
             rows = list({(row["kernel"], row["name"]): row for row in rows}.values())
         if rows:
-            yield fill_block(f"{device}:", columns, rows)
+            yield fill_block(f"{device}:", _GPU[key], rows)
 
 
 def share(field: str) -> Cell:
@@ -888,11 +895,8 @@ TABLES: dict[str, Callable[[Reports], Iterator[Block]]] = {  # by the name in th
     "voices-depth-speed": media_table("voices-depth"),
     "moving-scenes-speed": media_table("moving-scenes"),
     "gpu-figures": figure_table,
-    "gpu-kernels": partial(gpu_tables, key="timings", columns=_GPU["timings"]),
-    "gpu-steps": partial(gpu_tables, key="steps", columns=_GPU["steps"]),
-    "gpu-attention": partial(gpu_tables, key="attention", columns=_GPU["attention"]),
-    "gpu-scenes": partial(gpu_tables, key="scenes", columns=_GPU["scenes"]),
-    "gpu-canvas": partial(gpu_tables, key="canvas", columns=_GPU["canvas"]),
+    "gpu-kernels": partial(gpu_tables, key="timings"),
+    **{f"gpu-{key}": partial(gpu_tables, key=key) for key in list(_GPU)[1:]},
     "methods": methods_table,
     "layers": layers_table,
     "drafts": drafts_table,

@@ -18,19 +18,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import write_measured
+from benchmarks.rows import read_arguments, write_measured
 from mmaccel.demo.scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.evaluation.measure import Case, measure, summarise
 
 
 @contextmanager
-def serving(model: str, rows: int) -> Iterator[int]:
+def serving(model: str, rows: int, threads: int) -> Iterator[int]:
     """The port of a server of a model that decodes so many rows at a time."""
     command = [sys.executable, "-m", "mmaccel.cli", "serve", "--model", model, "--port", "0"]
-    command += ["--batch-size", str(rows), "--queue", "4096"]
+    command += ["--batch-size", str(rows), "--queue", "4096", "--threads", str(threads)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
@@ -68,10 +67,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=64, help="fresh captions")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the report here")
-    given = parser.parse_args()
+    given = read_arguments(parser)
     captions = make_captions(EVALUATION_SEED, range(given.count))
-    with serving(given.model, given.clients) as port:
+    with serving(given.model, given.clients, given.threads) as port:
         cases = [
             Case(name, lambda _, clients=clients: ask_all(port, captions, clients))
             for name, clients in (("one by one", 1), ("together", given.clients))

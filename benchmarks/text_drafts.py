@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import mmaccel
-from benchmarks.rows import write_measured
+from benchmarks.rows import read_arguments, write_measured
 from mmaccel.catalog import read_method
 from mmaccel.demo.stdlib.prompts import make_prompts
 from mmaccel.evaluation.measure import Case, by_case, measure, summarise
@@ -183,12 +183,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=16, help="prompts")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=256, help="new ones")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", default="float32", help="of a folder's model")
-    parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.set_grad_enabled(False)
+    given = read_arguments(parser)
     model, tokenizer, by_kind = open_prompts(given)
     trees = [None, *(read_method("tree", text) for text in given.trees)]
     counts_only = bool(given.trees) and given.model is None

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.parts import CheckError
+from benchmarks.gpu.parts import raise_failed
 from benchmarks.gpu.steps import make_runner
 from mmaccel.contracts import Pass, Policy, Prompt
 from mmaccel.handle import attach
@@ -91,24 +91,11 @@ class Run:
 
 def tiny_llama(device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
     """A small model whose tokens depend on each other."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from tests.fixtures.tiny_lms import build_lm
 
-    config = LlamaConfig(
-        vocab_size=_VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.25,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    torch.manual_seed(7)
-    model: Any = LlamaForCausalLM(config)
-    return model.to(device, dtype).eval()
+    sizes = {"vocab_size": _VOCAB, "hidden_size": 64, "num_key_value_heads": 2}
+    model = build_lm("llama", **sizes, max_position_embeddings=256, eos_token_id=None)
+    return model.to(device, dtype)
 
 
 def make_case(name: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Case:
@@ -328,11 +315,7 @@ def check_promise(name: str, device: torch.device, tiny: bool = False) -> dict[s
 
 
 def _report(runs: list[Row], kept: dict[str, list[Row]]) -> dict[str, Any]:
-    failed = {row["name"]: row["wrong"] for row in runs if row["wrong"]}
-    found: dict[str, Any] = {"passed": len(runs) - len(failed)}
+    found: dict[str, Any] = {"passed": sum(not row["wrong"] for row in runs)}
     found |= {"least_same": min(row["same"] for row in runs), **kept}
-    if failed:
-        named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
-        message = f"{len(failed)} of {len(runs)} runs failed: {named}"
-        raise CheckError(message, found | {"failed": failed})
+    raise_failed(runs, "runs", found)
     return found

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.bitwise import ATTACHED, CASES, check_bitwise, check_promise
-from benchmarks.gpu.kernels import HEADS, TIMINGS, time_attention, time_copy, time_kernel, time_rows
+from benchmarks.gpu.kernels import HEADS, TIMINGS, time_attention, time_kernel, time_rows
 from benchmarks.gpu.methods import KINDS, check_methods
 from benchmarks.gpu.models import SIZES
 from benchmarks.gpu.parts import CheckError, Part, describe, failed_parts, run_parts
@@ -144,7 +144,6 @@ def make_calls(
         cases = {f"cases-{kernel}": partial(run_cases, kernel) for kernel in KERNELS}
         found["correctness"] = cases | correctness
     timed = found["kernels"]
-    timed["copy"] = partial(time_copy, tiny=tiny)
     for kernel in TIMINGS:
         timed[f"time-{kernel}"] = partial(time_kernel, kernel, tiny=tiny)
     for number, name in enumerate(HEADS, 1):

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.parts import reason_of
 from mmaccel.kernels.accept_prefix import RowState
 from mmaccel.kernels.coarse_sweep import SweepSlots, SweepWeights
-from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.kernels.norm import Norm
 from mmaccel.kernels.sample import Settings
 
@@ -344,11 +344,6 @@ def copy_bandwidth(device: torch.device, tiny: bool = False) -> float:
     return 2 * n_bytes / min(copied, negated) / 1e6
 
 
-def time_copy(device: torch.device, tiny: bool = False) -> dict[str, Any]:
-    """The bandwidth, as a part of the report keeps it."""
-    return {"copy_gb_per_s": copy_bandwidth(device, tiny)}
-
-
 def time_kernel(kernel: str, device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """All timings of a kernel, as a part of the report keeps them; tiny: the first alone."""
     is_gpu, rows = device.type == "cuda", []
@@ -471,11 +466,8 @@ def _time_flex(held: Sequence[Arguments], device: torch.device) -> dict[str, Any
     """Its time, or why there is none."""
     try:
         return {"flex_ms": time_call(device, *flex_calls(held)), "flex_reason": ""}
-    except Exception as error:  # whatever its compiler raises; the row says so
-        if is_device_error(error):
-            raise
-        said = " ".join(str(error).split())[:200]
-        return {"flex_ms": None, "flex_reason": f"{type(error).__name__}: {said}"}
+    except Exception as error:  # whatever its compiler raises
+        return {"flex_ms": None, "flex_reason": reason_of(error)}
 
 
 def attention_figures(rows: list[dict[str, Any]]) -> dict[str, float]:

@@ -161,7 +161,7 @@ def weight_bytes(model: Any, n_ids: int) -> int:
     """
     head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
     apart = {id(head), id(table)}
-    body = sum(_bytes(weight) for weight in model.parameters() if id(weight) not in apart)
+    body = sum(weight.nbytes for weight in model.parameters() if id(weight) not in apart)
     return body + n_ids * head.shape[1] * head.element_size()
 
 
@@ -172,7 +172,3 @@ def key_bytes(model: Any, rows: int, positions: int) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     itemsize = model.get_output_embeddings().weight.element_size()
     return int(2 * config.num_hidden_layers * heads * width * rows * positions * itemsize)
-
-
-def _bytes(weight: torch.Tensor) -> int:
-    return weight.numel() * weight.element_size()

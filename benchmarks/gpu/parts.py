@@ -44,6 +44,22 @@ class CheckError(AssertionError):
         self.found = found
 
 
+def reason_of(error: Exception) -> str:
+    """An error on one line, for a row that says so; one of the device goes on."""
+    if is_device_error(error):
+        raise error
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def raise_failed(rows: Sequence[dict[str, Any]], what: str, found: dict[str, Any]) -> None:
+    """Raise a `CheckError` that names the rows with something `wrong`, if there are any."""
+    failed = {row["name"]: row["wrong"] for row in rows if row["wrong"]}
+    if failed:
+        named = "; ".join(f"{name}: {wrong}" for name, wrong in failed.items())
+        message = f"{len(failed)} of {len(rows)} {what} failed: {named}"
+        raise CheckError(message, found | {"failed": failed})
+
+
 def describe(root: Path, device: torch.device, command: str) -> dict[str, Any]:
     """The facts of a report: device, versions, commit and a digest of all sources, which tells code
     that was changed and not committed.

@@ -27,11 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.parts import CheckError
+from benchmarks.gpu.parts import CheckError, reason_of
 from benchmarks.gpu.steps import device_clock
 from mmaccel.contracts import CanvasPolicy
 from mmaccel.evaluation.measure import Case, measure
-from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.models.scenes_vocabulary import CaptionWords
 from mmaccel.pipelines.runner.cuda_graphs import CudaGraphRunner
 from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -155,10 +154,9 @@ def time_library(loop: Loop, fixed: Row, kind: str, tiny: bool) -> Row:
     try:
         runs = _measure(run, loop.model.device, _WARM, tiny)
     except Exception as error:
-        if not is_static or is_device_error(error):
+        if not is_static:
             raise
-        said = " ".join(str(error).split())[:200]
-        return row | {"seconds": None, "reason": f"{type(error).__name__}: {said}"}
+        return row | {"seconds": None, "reason": reason_of(error)}
     return row | _seconds(runs, fixed["batch"])
 
 

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from benchmarks.gpu.kernels import copy_bandwidth
 from benchmarks.gpu.models import Size, build, key_bytes, open_window, shrink, weight_bytes
-from benchmarks.gpu.parts import CheckError
+from benchmarks.gpu.parts import CheckError, reason_of
 from mmaccel.contracts import Policy, Prompt
-from mmaccel.kernels.device_errors import is_device_error
 from mmaccel.pipelines.causal_lm.image_vocabulary import ImageTokenWindow
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.runner.engine import Engine
@@ -255,9 +254,7 @@ def _profile(device: torch.device, step: Callable[[], object], n_rows: int) -> R
                 step()
             torch.cuda.synchronize()
     except Exception as error:  # whatever the profiler raises
-        if is_device_error(error):
-            raise
-        return {"nodes": None, "nodes_by": f"{type(error).__name__}: {error}"[:200]}
+        return {"nodes": None, "nodes_by": reason_of(error)}
     found: dict[str, Row] = {}
     for event in profiled.events() or ():
         if event.device_type == torch.autograd.DeviceType.CUDA:
@@ -327,10 +324,8 @@ def measure_steps(
     if context == CONTEXTS[0]:
         try:
             compiled, reason = time_generate(model, context, count, static=True), ""
-        except Exception as error:  # whatever its compiler raises; the row says so
-            if is_device_error(error):
-                raise
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        except Exception as error:  # whatever its compiler raises
+            reason = reason_of(error)
     for row in rows:
         row |= {"model": size.name, "generate_ms": own, "generate_ratio": own / row["step_ms"]}
         row |= {"compiled_ms": compiled, "compiled_reason": reason}

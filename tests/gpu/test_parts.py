@@ -13,10 +13,9 @@ from torch import Tensor
 
 from benchmarks.gpu import bitwise, kernels, steps
 from benchmarks.gpu.bitwise import Case, Run, compare, decode, find_mistake, tiny_llama
-from benchmarks.gpu.kernels import HEADS, TIMINGS, Timing, attention_figures, cache
+from benchmarks.gpu.kernels import TIMINGS, Timing, cache
 from benchmarks.gpu.methods import Call, check_methods
-from benchmarks.gpu.models import SIZES, Size, build, key_bytes, open_window, shrink, sketch
-from benchmarks.gpu.models import weight_bytes as bytes_of
+from benchmarks.gpu.models import SIZES, Size, build, open_window, shrink
 from benchmarks.gpu.parts import CheckError
 from benchmarks.gpu.scenes import CANVASES, scenes_figures, time_canvases
 from benchmarks.gpu.steps import Enough, Stopwatch, step_figures, time_route, time_step
@@ -36,26 +35,6 @@ from tests.fixtures.toy_models import make_prompt
 CPU, META = torch.device("cpu"), torch.device("meta")
 with META:  # torch notes at the first use which functions make tensors: the real ones, not those
     torch.empty(0)  # that conftest puts in their place
-
-
-@pytest.mark.parametrize(
-    ("name", "layers", "width", "inner", "key_width", "n_ids"),
-    [
-        ("Janus-Pro-1B", 24, 2048, 5632, 2048, 16_384),
-        ("Janus-Pro-7B", 30, 4096, 11_008, 4096, 16_384),
-        ("Chameleon-7B", 32, 4096, 11_008, 4096, 8192),
-        ("Emu3-8B", 32, 4096, 14_336, 1024, 32_768),
-    ],
-)
-def test_sizes_are_the_published_ones(
-    name: str, layers: int, width: int, inner: int, key_width: int, n_ids: int
-) -> None:
-    size = next(size for size in SIZES if size.name == name)
-    model = sketch(size)
-    assert size.codes is None or len(size.codes) == n_ids
-    matrices = layers * (2 * width**2 + 2 * width * key_width + 3 * width * inner) + n_ids * width
-    assert 0 <= bytes_of(model, n_ids) - 2 * matrices < 2 * matrices * 0.001  # norms
-    assert key_bytes(model, 2, 1000) == 2 * 1000 * layers * 2 * key_width * 2
 
 
 @pytest.mark.parametrize(
@@ -360,42 +339,3 @@ def test_all_attentions_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch, "compile", refuse)
     row = kernels._time_flex(held, CPU)
     assert row == {"flex_ms": None, "flex_reason": "ValueError: no such tile"}
-
-
-def test_figures_of_attention_are_the_worst() -> None:
-    rows = [
-        {"ours_ms": 2.0, "sdpa_ms": sdpa, "flex_ms": flex, "bytes": n_bytes, "share_of_copy": share}
-        for n_bytes, share, sdpa, flex in (
-            (10**6, 0.1, 6.0, None),
-            (2 * 10**8, 0.7, 3.0, 5.0),
-            (2 * 10**8, 0.9, 4.0, 4.0),
-        )
-    ]
-    assert attention_figures(rows) == {
-        "window_attention_share_of_copy": 0.7,  # of large caches alone
-        "window_attention_over_sdpa": 1.5,
-        "window_attention_over_flex": 2.0,
-    }
-    assert HEADS["Emu3-8B"] == (32, 8, 128)
-
-
-def test_the_slowest_row_fills_a_kernel_s_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands are there as often as a cache needs."""
-    pytest.importorskip("triton")
-    ms, n_calls = iter([9.0, 0.2, 9.0, 0.3, 9.0, 0.1]), list[int]()
-
-    def time_calls(device: torch.device, *calls: Any) -> float:
-        n_calls.append(len(calls))
-        return next(ms)
-
-    sizes = (10**6, 10**8, 10**9)
-    rows = [
-        Timing("sample_frozen", str(n), lambda device: (), n, "sample_64x131k_ms") for n in sizes
-    ]
-    monkeypatch.setattr(kernels, "copy_bandwidth", lambda *_: 100.0)
-    monkeypatch.setattr(kernels, "time_call", time_calls)
-    monkeypatch.setitem(TIMINGS, "sample", rows)
-    made = kernels.time_kernel("sample", torch.device("cuda"))
-    assert made["figures"] == {"sample_64x131k_ms": 0.3} and n_calls == [64, 64, 2, 2, 1, 1]
-    assert made["timings"][0]["gb_per_s"] == pytest.approx(5.0)
-    assert made["timings"][0]["share_of_copy"] == pytest.approx(0.05)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import CheckError
+from benchmarks.gpu.parts import raise_failed
 from mmaccel.kernels.device_errors import is_device_error
 from tests.kernels.case import Case, Lane, cases_of, lanes_of
 
@@ -18,20 +18,14 @@ def run_cases(kernel: str, device: torch.device) -> dict[str, Any]:
         CheckError: some failed; every one of them is named with its message.
         RuntimeError: the device failed.
     """
-    passed, failed = 0, {}
+    rows = []
     for case in cases_of(kernel):
-        for lane in lanes_of(case, "triton", device):
-            fault = find_fault(case, lane)  # the others still run
-            if fault:
-                failed[f"{case.name}, {str(lane.dtype).removeprefix('torch.')}"] = fault
-            else:
-                passed += 1
-    if failed:
-        raise CheckError(
-            f"{len(failed)} of {passed + len(failed)} cases failed: {', '.join(failed)}",
-            {"passed": passed, "failed": failed},
-        )
-    return {"passed": passed}
+        for lane in lanes_of(case, "triton", device):  # where one fails the others still run
+            name = f"{case.name}, {str(lane.dtype).removeprefix('torch.')}"
+            rows.append({"name": name, "wrong": find_fault(case, lane)})
+    found = {"passed": sum(not row["wrong"] for row in rows)}
+    raise_failed(rows, "cases", found)
+    return found
 
 
 def find_fault(case: Case, lane: Lane) -> str:
