@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from mmaccel.catalog import METHODS, Entry, load, make
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.tables import (
+    CACHE_COLUMNS,
     SHOWN,
-    cache_cells,
+    VISUAL_COLUMNS,
     grid,
     kind_cells,
-    visual_tokens_cells,
 )
 from mmaccel.results import EXACT_DTYPE, exactness_in
 from scripts.size import make_table, read_budget
@@ -33,7 +33,7 @@ Reports = Mapping[str, Report]
 Row = dict[str, Any]
 Cell = str | Callable[[Row], str]
 """Of a row: a format of its fields, or a function."""
-Columns = dict[str, Cell]
+Columns = Mapping[str, Cell]
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 _MARK = re.compile(r"(<!-- table: ([a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -202,7 +202,7 @@ def policy_tables(reports: Reports, policies: tuple[str, ...]) -> Iterator[Block
         if {row["policy"] for row in rows} <= {"autoregressive"}:
             continue
         is_relaxed = any(row["exactness"] == "relaxed" for row in rows)
-        columns = _POLICY | _VARIATION if is_relaxed else _POLICY
+        columns = {**_POLICY, **_VARIATION} if is_relaxed else _POLICY
         yield fill_block(_describe_policies(report), columns, rows)
 
 
@@ -330,48 +330,38 @@ def canvas_tables(reports: Reports) -> Iterator[Block]:
                 f"`{model}`, {rows[0]['rows']} rows, seed {report['seed']}; torch "
                 f"{report['machine']['versions']['torch']}. Made by `{report['command']}`.{noise}"
             )
-            yield fill_block(text, _CANVAS | shown, rows)
+            yield fill_block(text, {**_CANVAS, **shown}, rows)
 
 
 def visual_tokens_tables(reports: Reports) -> Iterator[Block]:
     """What each reducer costs, and its right answers by kind."""
-    heads = (
-        "method", "keep", "right, % (95 %)", "less all tokens", "over `RandomTokens`",
-        "of informative questions, %", "visual tokens (mean over layers)", "GFLOP of the prefill",
-        "prefill, ms", "image to answer, ms",
-    )  # fmt: skip
+    says = (
+        "`{model}`, {questions} questions of {kinds} kinds, batch {batch}, {dtype}; " + TORCH
+    ) + ". Made by `{command}`."
     for report in (r for r in reports.values() if "sides" in r):
         rows, kinds = report["sides"], report["kind_names"]
-        text = (
-            f"`{report['model']}`, {report['questions']} questions of {len(kinds)} kinds, batch "
-            f"{report['batch']}, {report['dtype']}; {TORCH.format_map(report)}. "
-            f"Made by `{report['command']}`."
-        )
-        yield Block(text, heads, [visual_tokens_cells(row) for row in rows])
+        yield fill_block(says.format_map(report | {"kinds": len(kinds)}), VISUAL_COLUMNS, rows)
         by_kind = [(r["method"], f"{r['keep']:g}", *kind_cells(r, kinds)) for r in rows]
         yield Block("Right answers by kind, %:", ("method", "keep", *kinds), by_kind)
 
 
 def cache_tables(reports: Reports) -> Iterator[Block]:
     """What each cache policy and selector costs, and its right answers by task."""
-    heads = (
-        "method", "budget", "right, % (95 %)", "less full", "over random", "entries kept, %",
-        "blocks read, %", "KiB a row", "pass, ms", "prefill, ms",
-    )  # fmt: skip
+    says = (
+        "`{model}`, {count} questions of {tasks} tasks, prompts of {prompt_tokens[0]} to "
+        "{prompt_tokens[1]} tokens, batch {batch}, {dtype}; " + LIBRARIES
+    ) + ". Made by `{command}`.{noted}"
     for report in (r for r in reports.values() if "cache_sides" in r):
         rows, tasks = report["cache_sides"], report["task_names"]
-        count, note = str(report["questions"]), report.get("note", "")
+        count = str(report["questions"])
         if report.get("suite"):
             answered = rows[0]["accuracy"]["all"]["questions"]
             count = f"of {report['suite']} the {answered} that the full cache answers of {count}"
-        shortest, longest = report["prompt_tokens"]
-        text = (
-            f"`{report['model']}`, {count} questions of {len(tasks)} tasks, prompts of {shortest} "
-            f"to {longest} tokens, batch {report['batch']}, {report['dtype']}; "
-            f"{LIBRARIES.format_map(report)}. Made by `{report['command']}`.{note and ' ' + note}"
-        )
-        yield Block(text, heads, [cache_cells(row) for row in rows])
-        by_task = [(*cache_cells(row)[:2], *kind_cells(row, tasks)) for row in rows]
+        noted = f" {report['note']}" if "note" in report else ""
+        own = {"count": count, "tasks": len(tasks), "noted": noted}
+        yield fill_block(says.format_map(report | own), CACHE_COLUMNS, rows)
+        budget = CACHE_COLUMNS["budget"]
+        by_task = [(row["method"], budget(row), *kind_cells(row, tasks)) for row in rows]
         yield Block("Right answers by task, %:", ("method", "budget", *tasks), by_task)
 
 

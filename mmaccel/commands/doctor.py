@@ -352,11 +352,12 @@ def tell_visual_tokens(
 
     import mmaccel
     from mmaccel.commands.terminal import say, stderr_console
-    from mmaccel.evaluation.visual_tokens.questions import ImageQuestion, open_model
+    from mmaccel.evaluation.questions import Question
+    from mmaccel.evaluation.visual_tokens import open_model
     from mmaccel.pipelines.loading.placement import choose_placement
 
     shown = Image.effect_noise((672, 672), 64).convert("RGB") if image is None else image
-    question = ImageQuestion("", "what is in this image?", "", shown)
+    question = Question("", "what is in this image?", "", image=shown)
     stderr_console().print("measuring whether fewer visual tokens pay")
     try:
         vlm = open_model(name, *choose_placement())

@@ -62,15 +62,17 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def as_command(kind: type[Any]) -> Callable[..., None]:
+def as_command(kind: type[Any], *, pauses: bool = True) -> Callable[..., None]:
     """A command from a dataclass of its flags, whose `run` it calls; the docstring is its help.
 
-    Cycles are not collected until the work begins, see `mmaccel.commands.process`.
+    Where it `pauses`, cycles are not collected until its work begins, see
+    `mmaccel.commands.process`.
     """
     hints = get_type_hints(kind, include_extras=True)
 
     def command(**given: Any) -> None:
-        pause_collector()
+        if pauses:
+            pause_collector()
         kind(**given).run()
 
     command.__name__ = kind.__name__.lower()

@@ -19,7 +19,7 @@ from mmaccel.batch.worker import Setup, settings_of
 from mmaccel.catalog import find_policy, make, make_policy, read_policy
 from mmaccel.cli import app, main
 from mmaccel.comfy.methods import build_policy
-from mmaccel.commands.bench.canvas import _pick_setups
+from mmaccel.commands.bench.canvas import pick_setups
 from mmaccel.commands.evaluate import evaluate
 from mmaccel.commands.options import WindowPolicyFlags, merge_fields, parse_reducers
 from mmaccel.own_code import TypedName, installed
@@ -168,7 +168,7 @@ def test_speech_clips_and_canvas_setups(folder: Path) -> None:
     assert name == "mine:ZeroDrafts" and repr(policy) == "ZeroDrafts(window=7)"
     typed = WindowPolicyFlags(drafts=TypedName("mine:LookBack"))
     assert repr(typed.choose("window")[1]) == "Jacobi(window=32, drafts=LookBack(back=16))"
-    assert _pick_setups("broken:Filler") == {"broken:Filler": ("broken:Filler", {})}
+    assert type(pick_setups(["broken:Filler"])["broken:Filler"]).__name__ == "Filler"
     assert find_policy(TypedName("broken:Filler")).slot == "canvas"
 
 

@@ -13,8 +13,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 from mmaccel import Autoregressive, Jacobi
 from mmaccel.catalog import DEMO_WEIGHTS
 from mmaccel.cli import main
-from mmaccel.evaluation.speed.transformers_baseline import BaselineDecoding
 from mmaccel.evaluation.texts import open_texts
+from mmaccel.evaluation.transformers_baseline import BaselineDecoding
 from mmaccel.pipelines.pipeline import read_loading
 from mmaccel.results import Generation
 from mmaccel.samplers.sampling_params import SamplingParams
@@ -75,7 +75,7 @@ def test_a_wrong_token_is_found_where_it_stands(
 def test_rows_of_the_speed_report(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmaccel.evaluation.speed.measure.LEAST_RUNS", 3)
+    monkeypatch.setattr("mmaccel.evaluation.speed.LEAST_RUNS", 3)
     options = ["--runs", 3, "--warm-up", 1, "--batch-sizes", "1,3", "--no-plots", "--window", 4]
     options += ["--drafts", "ngram"]
     options += ["--baseline", "transformers", "--baseline", "prompt-lookup", "--out", tmp_path]

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {  # valid and quick
     "animate": ("start.png", "--model", f"{MODELS}/video", "--codec", f"{MODELS}/video-codec"),
     "gallery": ("pictures", "--against", "pictures", "--out", "page.html"),
     "bench": ("--count", "1", "--policies", "jacobi", "--windows", "8"),
-    "bench canvas": ("--family", "canvas", "--model", "toys", "--policies", "stepwise"),
+    "bench canvas": ("--family", "canvas", "--model", "grammar-masked", "--policies", "stepwise"),
     "comfy": ("ui", "--force"),
     "doctor": ("--model", "scenes"),
     "models": (),

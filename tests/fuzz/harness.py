@@ -169,14 +169,12 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     from mmaccel import loading
     from mmaccel.batch.job import Job
     from mmaccel.commands.bench import canvas as bench_canvas
-    from mmaccel.commands.bench import peers as bench_peers
-    from mmaccel.commands.bench import window as bench_window
     from mmaccel.commands.jobs import codec as codec_job
     from mmaccel.commands.jobs import media as media_job
     from mmaccel.commands.jobs.answer import AnswerJob
     from mmaccel.commands.jobs.image import ImageJob
+    from mmaccel.evaluation import measure
     from mmaccel.evaluation.exactness import report
-    from mmaccel.evaluation.speed import measure
 
     for module, name in ((loading, "open_pipeline"), (codec_job, "open_pipe")):
         patch.setattr(module, name, _once(getattr(module, name)))
@@ -185,10 +183,8 @@ def stub_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(media_job.MediaJob, "run", lambda self: None)
     patch.setattr(AnswerJob, "run", lambda self: self.decode(None))  # a token, with its methods
     patch.setattr(report, "check_all", lambda plan: [])
-    patch.setattr(measure, "measure", lambda *_: iter(()))
-    patch.setattr(bench_window, "measure_images", lambda *_: [])
-    patch.setattr(bench_peers, "_measure", lambda *_: [])
-    patch.setattr(bench_canvas, "_measure", lambda *_: iter(()))
+    patch.setattr(measure, "measure", lambda *_, **__: iter(()))
+    patch.setattr(bench_canvas, "measure_models", lambda *_: iter(()))
 
 
 def _once(function: Any) -> Any:

@@ -17,7 +17,7 @@ import torch
 import mmaccel
 from benchmarks.rows import write_report
 from mmaccel.catalog import METHODS
-from mmaccel.evaluation.cache.measure import answer
+from mmaccel.evaluation.cache import answer
 from mmaccel.outputs.machine import describe_machine
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.layers.methods import LayerMethods

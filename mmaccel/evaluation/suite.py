@@ -19,36 +19,22 @@ import random
 import re
 import sysconfig
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
-from mmaccel.evaluation.cache.questions import TextQuestion
+from mmaccel.evaluation.questions import Question
 
 LENGTHS = (4_000, 8_000, 4_000, 14_000, 4_000, 8_000, 4_000, 20_000, 4_000, 6_000)  # characters
 _DEPTHS = 10
 _THINGS = (
-    "garage",
-    "library",
-    "boathouse",
-    "archive",
-    "greenhouse",
-    "workshop",
-    "cellar",
-    "chapel",
-    "stadium",
-    "bakery",
-    "laundry",
-    "museum",
-    "kitchen",
-    "observatory",
-    "harbour",
-    "theatre",
-)
+    "garage library boathouse archive greenhouse workshop cellar chapel stadium bakery laundry "
+    "museum kitchen observatory harbour theatre"
+).split()
 _CONSTANT = re.compile(r"^([A-Z][A-Z0-9_]{4,}) = (0x[0-9A-Fa-f]+|\d{2,})\b", re.MULTILINE)
 _FUNCTION = re.compile(r"^def ([a-z]\w{4,})\(", re.MULTILINE)
 
 
-def draw_suite(per_task: int) -> list[TextQuestion]:
+def draw_suite(per_task: int) -> list[Question]:
     """`per_task` questions of each task, the same ones at every call; short documents first, so
     that a batch has prompts of about one length.
     """
@@ -57,7 +43,7 @@ def draw_suite(per_task: int) -> list[TextQuestion]:
         for name, make in TASKS.items()
         for number in range(per_task)
     ]
-    return sorted(drawn, key=lambda question: len(question.prompt))
+    return sorted(drawn, key=lambda question: len(question.text))
 
 
 @cache
@@ -98,28 +84,16 @@ def _hide(rng: random.Random, prose: list[str], sentences: list[str], number: in
     return "\n\n".join(prose)
 
 
-def _code(rng: random.Random) -> str:
-    return str(rng.randrange(1000, 10000))
-
-
-def _fact(rng: random.Random, number: int) -> TextQuestion:
-    return _ask_codes("fact", rng, number, 1)
-
-
-def _needles(rng: random.Random, number: int) -> TextQuestion:
-    return _ask_codes("needles", rng, number, 3)
-
-
-def _ask_codes(task: str, rng: random.Random, number: int, count: int) -> TextQuestion:
+def _ask_codes(task: str, count: int, rng: random.Random, number: int) -> Question:
     things = rng.sample(_THINGS, count)
-    codes = [_code(rng) for _ in things]
+    codes = [str(rng.randrange(1000, 10000)) for _ in things]
     sentences = [
         f"The access code of the {thing} is {code}."
         for thing, code in zip(things, codes, strict=True)
     ]
     text = _hide(rng, _prose(rng, LENGTHS[number // _DEPTHS % len(LENGTHS)]), sentences, number)
     asked = rng.randrange(count)
-    return TextQuestion(
+    return Question(
         task,
         f"{text}\n\nWhat is the access code of the {things[asked]}?",
         codes[asked],
@@ -127,12 +101,12 @@ def _ask_codes(task: str, rng: random.Random, number: int, count: int) -> TextQu
     )
 
 
-def _last(rng: random.Random, number: int) -> TextQuestion:
+def _last(rng: random.Random, number: int) -> Question:
     thing = rng.choice(_THINGS)
-    codes = [_code(rng) for _ in range(3)]
+    codes = [str(rng.randrange(1000, 10000)) for _ in range(3)]
     sentences = [f"The access code of the {thing} is changed to {code}." for code in codes]
     text = _hide(rng, _prose(rng, _length(number)), sentences, number)
-    return TextQuestion(
+    return Question(
         "last",
         f"{text}\n\nTo what was the access code of the {thing} changed last?",
         codes[-1],
@@ -159,33 +133,26 @@ def _pieces(
     return "\n\n".join(parts), found
 
 
-def _defined(rng: random.Random, number: int) -> TextQuestion:
-    text, found = _pieces(rng, _length(number), _FUNCTION, 500)
-    name, match = rng.choice(found)
-    return TextQuestion(
-        "defined",
-        f"{text}\n\nFrom which file is {match[1]}?",
-        name,
-        f"# {match[1]}, from the file",
-    )
+def _ask_code(
+    task: str, pattern: re.Pattern[str], size: int, words: tuple[str, str, str],
+    rng: random.Random, number: int,
+) -> Question:  # fmt: skip
+    """A question of `words` (question, answer, primer) about a match, by its groups and file."""
+    text, found = _pieces(rng, _length(number), pattern, size)
+    file, match = rng.choice(found)
+    asked, answer, primer = (part.format(*match.groups(), file=file) for part in words)
+    return Question(task, f"{text}\n\n{asked}", answer, primer)
 
 
-def _value(rng: random.Random, number: int) -> TextQuestion:
-    text, found = _pieces(rng, _length(number), _CONSTANT, 800)
-    _, match = rng.choice(found)
-    return TextQuestion(
-        "value",
-        f"{text}\n\nWhat is the value of {match[1]}?",
-        match[2],
-        f"{match[1]} =",
-    )
+_DEFINED = ("From which file is {0}?", "{file}", "# {0}, from the file")
+_VALUE = ("What is the value of {0}?", "{1}", "{0} =")
 
 
-def _copy(rng: random.Random, number: int) -> TextQuestion:
+def _copy(rng: random.Random, number: int) -> Question:
     prose = _prose(rng, _length(number))
     words = rng.choice([part for part in prose if len(part.split()) > 30]).split()
     text = "\n\n".join(prose)
-    return TextQuestion(
+    return Question(
         "copy",
         f'{text}\n\nRepeat the paragraph that begins with "{" ".join(words[:4])}".',
         " ".join(words[12:15]),
@@ -193,11 +160,11 @@ def _copy(rng: random.Random, number: int) -> TextQuestion:
     )
 
 
-TASKS: dict[str, Callable[[random.Random, int], TextQuestion]] = {
-    "fact": _fact,
-    "needles": _needles,
+TASKS: dict[str, Callable[[random.Random, int], Question]] = {
+    "fact": partial(_ask_codes, "fact", 1),
+    "needles": partial(_ask_codes, "needles", 3),
     "last": _last,
-    "defined": _defined,
-    "value": _value,
+    "defined": partial(_ask_code, "defined", _FUNCTION, 500, _DEFINED),
+    "value": partial(_ask_code, "value", _CONSTANT, 800, _VALUE),
     "copy": _copy,
 }

@@ -24,23 +24,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mmaccel.contracts import Prompt
-from mmaccel.errors import OptionError, UnsupportedModelError
+from mmaccel.errors import UnsupportedModelError
 from mmaccel.evaluation.texts import ContinuedTexts
 from mmaccel.pipelines.attach.fallback import PassCounter
 from mmaccel.pipelines.causal_lm.model import CausalLMWindow
 from mmaccel.pipelines.models.scenes import WordImages
 from mmaccel.pipelines.runner import compiled_passes
 from mmaccel.pipelines.text_to_image.outputs import ImageOutput
-from mmaccel.results import Stats
+from mmaccel.results import Stats, add_stats
 from mmaccel.samplers.noise import Noise
 from mmaccel.samplers.run_lock import alone
 from mmaccel.samplers.sampling_params import SamplingParams
 
 _TRIED = 3  # tokens: the prompt's pass, and two that would be compiled
-BASELINES = ("transformers", "static", "compiled", "assisted", "prompt-lookup")
+BASELINES = {
+    "transformers": "transformers' generate with its growing cache",
+    "static": "transformers' generate with a cache of fixed size",
+    "compiled": "transformers' generate with a cache of fixed size and a compiled pass of a token",
+    "assisted": "compiled with drafts by prompt lookup, row after row",
+    "prompt-lookup": "transformers' generate with drafts by its prompt lookup, row after row",
+}
+_STATIC = ("static", "compiled", "assisted")
 _COMPILED = ("compiled", "assisted")
 _DRAFTED = ("prompt-lookup", "assisted")
-_ADDED = ("tokens", "passes", "row_passes", "seconds", "forward_seconds", "captures")
 _LOOKUP = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
 BACKEND = "inductor"  # of torch.compile
 
@@ -69,28 +75,16 @@ class BaselineDecoding:
         seed: Sequence[int],
         batch_size: int,
     ) -> Iterator[ImageOutput]:
-        """Batch after batch, as they are finished.
-
-        Args:
-            captions: of all images.
-            params: without a processor.
-            policy: none; `generate` is the policy.
-            seed: one for each.
-            batch_size: images of a batch; the last one may have fewer.
-        """
+        """Batch after batch, as they are finished; `generate` is the policy, and the parameters are
+        without a processor."""
         for first in range(0, len(captions), batch_size):
-            part = slice(first, first + batch_size)
-            yield self._make(captions[part], params, seed[part])
-
-    def _make(
-        self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int]
-    ) -> ImageOutput:
-        tokens, stats = self.decode(captions, params, seeds, self.pipe.length)
-        began = time.perf_counter()
-        images = self.pipe.image_model.render(tokens, captions, list(seeds))
-        stats.pixel_seconds = time.perf_counter() - began
-        passes = torch.full((len(captions),), stats.passes, dtype=torch.int64)
-        return ImageOutput(images, tokens.cpu(), passes, stats, list(captions))
+            texts, seeds = captions[first : first + batch_size], seed[first : first + batch_size]
+            tokens, stats = self.decode(texts, params, seeds, self.pipe.length)
+            began = time.perf_counter()
+            images = self.pipe.image_model.render(tokens, texts, list(seeds))
+            stats.pixel_seconds = time.perf_counter() - began
+            passes = torch.full((len(texts),), stats.passes, dtype=torch.int64)
+            yield ImageOutput(images, tokens.cpu(), passes, stats, list(texts))
 
     @torch.no_grad()
     def decode(
@@ -105,7 +99,9 @@ class BaselineDecoding:
         from transformers.generation import MaxLengthCriteria
 
         if self.name in _DRAFTED and len(captions) > 1:
-            return self._decode_in_turn(captions, params, seeds, length)
+            parts = [self.decode([c], params, [k], length) for c, k in zip(captions, seeds)]
+            tokens, stats = zip(*parts)
+            return torch.cat(tokens), add_stats(stats)
         if self.name in _COMPILED and self._size != len(captions):
             self.close()  # every size has graphs of its own, as if it were the only one
             self._size = len(captions)
@@ -159,18 +155,6 @@ class BaselineDecoding:
             captures=_count_graphs() - before,
         )
 
-    def _decode_in_turn(
-        self, captions: Sequence[str], params: SamplingParams, seeds: Sequence[int], length: int
-    ) -> tuple[Tensor, Stats]:
-        """One sequence after another; passes and seconds are added."""
-        parts = [
-            self.decode([caption], params, [seed], length) for caption, seed in zip(captions, seeds)
-        ]
-        stats = parts[0][1]
-        for name in _ADDED:
-            setattr(stats, name, sum(getattr(part, name) for _, part in parts))
-        return torch.cat([tokens for tokens, _ in parts]), stats
-
     def close(self) -> None:
         """Forget what was compiled, and leave nothing on the model."""
         model = self.model.model
@@ -180,28 +164,24 @@ class BaselineDecoding:
             torch._dynamo.reset()
 
     def _how(self) -> dict[str, Any]:
-        drafts = _LOOKUP if self.name in _DRAFTED else {}
-        if self.name in ("transformers", "prompt-lookup"):
-            return {"disable_compile": True, **drafts}
-        if self.name == "static":
-            return {"cache_implementation": "static", "disable_compile": True}
-        from transformers.generation import CompileConfig
+        how: dict[str, Any] = {"disable_compile": self.name not in _COMPILED}
+        if self.name in _STATIC:
+            how["cache_implementation"] = "static"
+        if self.name in _DRAFTED:
+            how |= _LOOKUP
+        if self.name in _COMPILED:
+            from transformers.generation import CompileConfig
 
-        is_cpu = self.model.device.type == "cpu"
-        how = CompileConfig(
-            backend=BACKEND, dynamic=False, mode="default" if is_cpu else "reduce-overhead"
-        )
-        how._compile_all_devices = True  # type: ignore[assignment]  # a processor too
-        return {"cache_implementation": "static", "compile_config": how, **drafts}
+            mode = "default" if self.model.device.type == "cpu" else "reduce-overhead"
+            how["compile_config"] = CompileConfig(backend=BACKEND, dynamic=False, mode=mode)
+            how["compile_config"]._compile_all_devices = True  # a processor too
+        return how
 
     def _align(self, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Prompts `[R, T]` int64 padded on the left, as `generate` wants them, and their mask."""
         longest = int(prompt.lengths.max())
-        longest = (
-            longest
-            if self.name in ("transformers", "prompt-lookup")
-            else max(longest, self._longest)
-        )
+        if self.name in _STATIC:
+            longest = max(longest, self._longest)
         places = torch.arange(longest, device=prompt.tokens.device) - longest
         places = places + prompt.lengths[:, None]  # [R, T], in the row; below 0 is padding
         rows = prompt.tokens.gather(1, places.clamp(0, prompt.tokens.shape[1] - 1))
@@ -265,20 +245,6 @@ def _count_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def check_names(names: list[str]) -> None:
-    """Refuse a name that is no baseline, or stands twice.
-
-    Raises:
-        OptionError: with those there are.
-    """
-    for k, name in enumerate(names):
-        if name not in BASELINES or name in names[:k]:
-            raise OptionError(
-                f"--baseline: expected some of {', '.join(BASELINES)}, each once, received "
-                f"{name!r}; leave it out, or correct it"
-            )
-
-
 def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) -> str:
     """Why a baseline cannot run; empty where it can. A few tokens are made to find out.
 
@@ -286,9 +252,7 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
         pipe: a `TextToImage`.
         name: one of `BASELINES`.
         caption: to try it with.
-        filters: of the runs.
-
-    Cost: three passes, and for `compiled` a graph of one addition.
+        params: of the runs.
     """
     if (
         not isinstance(pipe.image_model, WordImages | ContinuedTexts)

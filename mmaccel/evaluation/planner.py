@@ -18,7 +18,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,15 +29,15 @@ from torch import Tensor
 from mmaccel.catalog import read_reducers
 from mmaccel.checks import check_int
 from mmaccel.errors import OptionError
-from mmaccel.evaluation.visual_tokens.measure import count_visual
-from mmaccel.evaluation.visual_tokens.prefill import PromptCost, watch_prompt
+from mmaccel.evaluation.measure import Case, Run, by_case, measure, synchronise
+from mmaccel.evaluation.visual_tokens import PromptCost, count_visual, watch_prompt
 from mmaccel.handle import attach
 from mmaccel.pipelines.vision_language.visuals import find_placeholder
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.reduction.visual_tokens.divprune import DivPrune
 
 WORTH = 1.1  # times as fast; less does not make up for other answers
-_STEPS = 8  # decoded to measure one
+STEPS = 8  # decoded to measure one
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,9 @@ class PromptCosts:
     selection: float = 0.0
     visual_tokens: float = 0.0
 
-    def first_token(self) -> float:
-        """Seconds to the first token."""
-        return self.encoder + self.prefill
-
     def seconds(self, n_tokens: int) -> float:
         """Seconds of an answer of so many tokens."""
-        return self.first_token() + (n_tokens - 1) * self.step
+        return self.encoder + self.prefill + (n_tokens - 1) * self.step
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ class VisualTokenPlan:
         """The least and the largest speed-up of a round: wide on a busy machine."""
         n = self.max_new_tokens
         found = [whole.seconds(n) / less.seconds(n) for whole, less in self.rounds]
-        return (min(found), max(found)) if found else (self.speed_up, self.speed_up)
+        return min(found, default=self.speed_up), max(found, default=self.speed_up)
 
     @property
     def worth_it(self) -> bool:
@@ -122,7 +119,7 @@ class VisualTokenPlan:
         """Most tokens of an answer that is still worth it, 0 for none; None: no such limit, because
         steps get faster too.
         """
-        gain = self.whole.first_token() - WORTH * self.reduced.first_token()
+        gain = self.whole.seconds(1) - WORTH * self.reduced.seconds(1)
         loss = WORTH * self.reduced.step - self.whole.step  # of each further token
         if loss <= 0:
             return None
@@ -137,29 +134,19 @@ class VisualTokenPlan:
 
     def __str__(self) -> str:
         """A few lines."""
-        whole, less, (low, high) = self.whole, self.reduced, self.spread
-        verdict = "This will pay here" if self.worth_it else "This will not pay here"
-        count = self.longest_answer
-        reach = f", up to {count} tokens" if self.worth_it and count is not None else ""
-        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares.items())
-        rows = [
-            ("encoder", whole.encoder, less.encoder),
-            ("prefill", whole.prefill, less.prefill),
-            ("there selection", whole.selection, less.selection),
-            ("step", whole.step, less.step),
-            ("in all", self.seconds_without, self.seconds_with),
+        low, high = self.spread
+        said = [
+            f"{self.speed_up:.2f} times as fast (rounds: {low:.2f} to {high:.2f}; worth it: "
+            f"{self.worth_it}; longest answer: {self.longest_answer})",
+            f"{self.method!r} on {self.device}, {self.concurrency} at a time, "
+            f"{self.max_new_tokens} tokens each, {self.text_tokens:.0f} of text",
+            f"{'':16}{'all tokens':>12}{'fewer':>12}",
         ]
-        lines = [
-            f"{verdict}: {self.speed_up:.2f} times as fast "
-            f"(rounds: {low:.2f} to {high:.2f}){reach}.",
-            f"{self.method!r} on {self.device}: {less.visual_tokens:.0f} of "
-            f"{whole.visual_tokens:.0f} visual tokens a layer, {self.text_tokens:.0f} of text, "
-            f"{self.concurrency} at a time, {self.max_new_tokens} tokens each.",
-            f"{'milliseconds':16}{'all tokens':>12}{'fewer':>12}",
-            *(f"{name:16}{1000 * a:>12.4g}{1000 * b:>12.4g}" for name, a, b in rows),
-            f"Of all tokens' seconds: {shares}. Measured over {_STEPS} steps.",
-        ]
-        return "\n".join(lines)
+        whole, less = asdict(self.whole), asdict(self.reduced)
+        for name in whole:
+            scale, unit = (1, "") if name == "visual_tokens" else (1000, ", ms")
+            said.append(f"{name + unit:16}{scale * whole[name]:>12.4g}{scale * less[name]:>12.4g}")
+        return "\n".join(said)
 
 
 def plan_visual_tokens(
@@ -195,79 +182,67 @@ def plan_visual_tokens(
         UnsupportedModelError: a model that `attach` does not serve, or without what the method
             needs.
     """
-    hint = "give a number of tokens, requests or calls"
-    for name, value in (
-        ("max_new_tokens", max_new_tokens),
-        ("concurrency", concurrency),
-        ("repeats", repeats),
-    ):
-        check_int(name, value, 1, hint=hint)
+    counts = {"max_new_tokens": max_new_tokens, "concurrency": concurrency, "repeats": repeats}
+    for name, value in counts.items():
+        check_int(name, value, 1, hint="give a number of tokens, requests or calls")
     chosen = DivPrune(keep=keep) if method is None else check_reducers(read_reducers(method))[0]
-    copies = {name: _copy(value, concurrency) for name, value in inputs.items()}
+    copies = {
+        name: torch.cat([value] * concurrency) if isinstance(value, Tensor) else value
+        for name, value in inputs.items()
+    }
     n_visual = int((copies["input_ids"] == find_placeholder(model, "image")).sum())
     if not n_visual:
         raise OptionError(
             "inputs: expected prompts with an image, received none of its tokens; pass what the "
             "model's processor returns for a text and an image"
         )
-    methods = {"whole": None, "reduced": chosen}
-    rounds = []
-    for k in range(repeats + 1):
-        order = methods if k % 2 else reversed(methods)
-        measured = {name: measure_costs(model, copies, methods[name]) for name in order}
-        rounds.append((measured["whole"], measured["reduced"]))
-    del rounds[0]  # the first warms up
+    cases = [
+        Case(name, lambda _, own=own: asdict(measure_costs(model, copies, own)))
+        for name, own in (("whole", None), ("reduced", chosen))
+    ]
+    sides = by_case(measure(cases, repeats, device=model.device))
     rows = len(copies["input_ids"])
-    text = (int(copies["attention_mask"].sum()) - n_visual) / rows
-    whole, reduced = (_median(side) for side in zip(*rounds, strict=True))
     return VisualTokenPlan(
         chosen,
-        whole,
-        reduced,
+        *(_read(sides[name], median) for name in ("whole", "reduced")),
         max_new_tokens,
         rows,
-        text,
+        (int(copies["attention_mask"].sum()) - n_visual) / rows,
         str(model.device),
-        tuple(rounds),
+        tuple((_read([a], sum), _read([b], sum)) for a, b in zip(*sides.values())),
     )
 
 
-def _copy(value: Any, times: int) -> Any:
-    return torch.cat([value] * times) if isinstance(value, Tensor) and times > 1 else value
-
-
-def _median(costs: Sequence[PromptCosts]) -> PromptCosts:
-    names = PromptCosts.__dataclass_fields__
-    return PromptCosts(**{name: median(getattr(c, name) for c in costs) for name in names})
+def _read(runs: Sequence[Run], join: Callable[[list[float]], float]) -> PromptCosts:
+    names = [each.name for each in fields(PromptCosts)]
+    return PromptCosts(**{name: join([run[name] for run in runs]) for name in names})
 
 
 @torch.no_grad()
 def measure_costs(
     model: Any, inputs: Mapping[str, Any], method: TokenReducer | None
 ) -> PromptCosts:
-    """Costs of one call of `generate` that decodes a few tokens.
-
-    Args:
-        model: see `plan_visual_tokens`.
-        inputs: see `plan_visual_tokens`.
-        method: None for all visual tokens.
-
-    Raises:
-        UnsupportedModelError: see `plan_visual_tokens`.
-    """
-
-    def synchronise() -> None:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-
+    """Costs of one call of `generate` that decodes a few tokens; arguments as in
+    `plan_visual_tokens`, no method for all visual tokens."""
     cost = PromptCost()
-    timed, selection = _timed(method, synchronise, lambda: not cost.prefill_seconds)
-    n_tokens = 1 + _STEPS
-    options: dict[str, Any] = {"max_new_tokens": n_tokens, "min_new_tokens": n_tokens}
-    with attach(
-        model, "autoregressive", strict=True, seed=0, visual_tokens=timed, cuda_graphs=False
-    ):
-        with watch_prompt(model, synchronise) as cost:
+    selection: list[float] = []
+
+    def time_plan(plan: Callable[[Any], Any], context: Any) -> Any:
+        synchronise(model.device)
+        began = time.perf_counter()
+        found = plan(context)
+        synchronise(model.device)
+        if not cost.prefill_seconds:  # some methods plan at every step
+            selection.append(time.perf_counter() - began)
+        return found
+
+    timed = copy(method)
+    if method is not None:
+        object.__setattr__(timed, "plan", partial(time_plan, method.plan))  # of this copy alone
+    options: dict[str, Any] = {"max_new_tokens": 1 + STEPS, "min_new_tokens": 1 + STEPS}
+    how: dict[str, Any] = {"strict": True, "seed": 0, "cuda_graphs": False}
+    with attach(model, "autoregressive", visual_tokens=timed, **how):
+        with watch_prompt(model) as cost:
             model.generate(**inputs, **options, do_sample=False)
     visual = count_visual(model, dict(inputs), cost.columns).double()
     return PromptCosts(
@@ -277,25 +252,3 @@ def measure_costs(
         sum(selection),
         float(visual.mean()),
     )
-
-
-def _timed(
-    method: TokenReducer | None, synchronise: Callable[[], None], is_wanted: Callable[[], bool]
-) -> tuple[TokenReducer | None, list[float]]:
-    """A copy of a method that notes the seconds of its plans, where they are wanted."""
-    seconds: list[float] = []
-    if method is None:
-        return None, seconds
-    made, plan = copy(method), method.plan
-
-    def timed(context: Any) -> Any:
-        synchronise()
-        began = time.perf_counter()
-        found = plan(context)
-        synchronise()
-        if is_wanted():
-            seconds.append(time.perf_counter() - began)
-        return found
-
-    object.__setattr__(made, "plan", timed)  # of this copy alone
-    return made, seconds
