@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmaccel.comfy.nodes import NODES
-from mmaccel.comfy.ports import Port, text
-from mmaccel.comfy.schemas import Node
+from mmaccel.comfy.ports import Node, Port, text
 
 ROOT = Path(__file__).resolve().parent.parent
 _PAGE = "docs/comfyui.md"

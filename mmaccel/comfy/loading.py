@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from mmaccel.catalog import IMAGE_MODELS, MODELS, SPEECH_MODELS
 from mmaccel.comfy import host
 from mmaccel.comfy.ports import (
+    Node,
     Port,
     advanced,
     choice,
@@ -23,7 +24,6 @@ from mmaccel.comfy.ports import (
     to_sentence,
     unquoted,
 )
-from mmaccel.comfy.schemas import Node
 from mmaccel.limits import MAX_SIDE
 from mmaccel.options import LoadOptions
 from mmaccel.pipelines.image_to_text import loading as vision

@@ -11,6 +11,7 @@ from typing import Any
 from mmaccel.catalog import KEEP, METHODS, POLICIES, find_policy, load, make, make_policy
 from mmaccel.checks import domains
 from mmaccel.comfy.ports import (
+    Node,
     Port,
     choice,
     choices_of,
@@ -21,7 +22,6 @@ from mmaccel.comfy.ports import (
     unquoted,
     unset_number,
 )
-from mmaccel.comfy.schemas import Node
 from mmaccel.errors import OptionError
 from mmaccel.reduction.visual_tokens.contract import TokenReducer, check_reducers
 from mmaccel.samplers.drafting.coarse import Coarse

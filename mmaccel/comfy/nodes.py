@@ -17,6 +17,7 @@ from mmaccel.comfy.loading import (
 )
 from mmaccel.comfy.methods import LAYER_INPUTS, METHOD_NODES, REDUCE, id_of
 from mmaccel.comfy.ports import (
+    Node,
     Port,
     advanced,
     choice,
@@ -28,7 +29,6 @@ from mmaccel.comfy.ports import (
     to_sentence,
     unset_number,
 )
-from mmaccel.comfy.schemas import Node
 from mmaccel.limits import SEEDS
 from mmaccel.options import SAMPLING_FIELDS, SamplingOptions
 from mmaccel.pipelines.image_to_text.pipeline import DEFAULT_TOKENS

@@ -1,4 +1,4 @@
-"""Inputs and outputs of nodes: widgets and links, most of them made from fields of dataclasses.
+"""What a node is, and its inputs, most of them made from fields of dataclasses.
 
 A field's type decides what its input is, its documentation is the tooltip. A field that the tables
 below do not name gets wide bounds: the library itself refuses what it cannot take.
@@ -15,8 +15,8 @@ from typing import Any
 
 from mmaccel.catalog import METHODS
 from mmaccel.checks import Domain, check_length, check_value, show
-from mmaccel.errors import OptionError
-from mmaccel.limits import MAX_DIGITS, MAX_LINE, MAX_VALUE
+from mmaccel.errors import MMAccelError
+from mmaccel.limits import MAX_LINE, MAX_VALUE
 from mmaccel.pipelines.loading.placement import AUTO
 from mmaccel.samplers.acceptance import COUPLINGS
 from mmaccel.samplers.canvas.cache_plan import KINDS
@@ -115,6 +115,66 @@ class Port:
         )
         check_value(self.name, value, _TYPES.get(self.kind, str), domain)
         return self.read(value)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node.
+
+    Attributes:
+        id: its name in saved workflows, which never changes.
+        title: its name on the page.
+        category: where the page lists it.
+        summary: what it does.
+        inputs, outputs: in the order of the page.
+        run: `run(**inputs)` with the widgets' values as the library takes them; its outputs in
+            order, or what `host.output` made.
+        check: `check(**widgets)`, with the same; raises `OptionError` before anything runs.
+        fingerprint: `fingerprint(**widgets)`, a text that changes when equal inputs give another
+            result.
+        is_output: whether it runs although no other node uses its outputs.
+        is_graph: whether it runs other nodes.
+    """
+
+    id: str
+    title: str
+    category: str
+    summary: str
+    inputs: Sequence[Port]
+    outputs: Sequence[Port]
+    run: Callable[..., Any]
+    check: Callable[..., Any] = lambda **_: None
+    fingerprint: Callable[..., str] = lambda **_: ""
+    is_output: bool = False
+    is_graph: bool = False
+
+    @property
+    def widgets(self) -> list[Port]:
+        """Its inputs that are values."""
+        return [each for each in self.inputs if each.default is not None]
+
+    @property
+    def links(self) -> list[Port]:
+        """Its inputs that other nodes fill."""
+        return [each for each in self.inputs if each.default is None]
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of widgets as the library takes them; one that is missing is its default.
+
+        Raises:
+            OptionError: a bad value.
+        """
+        read = {each.name: each.take(values.get(each.name)) for each in self.widgets}
+        self.check(**read)
+        return read
+
+    def refusal(self, values: Mapping[str, Any]) -> str | None:
+        """Why it cannot run with these values of its widgets; None if it can."""
+        try:
+            self.read(values)
+        except (MMAccelError, OSError) as error:  # OSError: a path that is too long
+            return str(error)
+        return None
 
 
 def reads(meanings: Mapping[Any, Any]) -> Callable[[Any], Any]:
@@ -218,7 +278,7 @@ def field_port(each: Field[Any], note: str, choices: Sequence[str]) -> Port:
         note = _in_its_words(note, None, AUTO if choices else "empty")
     if types[0].startswith("tuple["):
         ids = ", ".join(map(str, default or ()))
-        return text(name, ids, note, read=partial(_read_ids, name, default))
+        return text(name, ids, note, read=partial(_read_ids, default))
     if isinstance(default, SiblingRule):
         default = default.name
     if choices and is_optional:
@@ -238,15 +298,12 @@ def _in_its_words(note: str, meant: Any, shown: str) -> str:
     return mark.sub(shown, note) if mark.search(note) else f"{note} {shown} leaves it out."
 
 
-def _read_ids(name: str, default: Any, value: str) -> tuple[int, ...] | None:
-    """Whole numbers in a text; an empty one is None where that is the default."""
+def _read_ids(default: Any, value: str) -> Any:
+    """Whole numbers, which the library reads; an empty text is None where that is the default."""
     parts = value.replace(",", " ").split()
-    if not all(part.isdecimal() and len(part) <= MAX_DIGITS for part in parts):
-        raise OptionError(
-            f"{name}: expected token ids such as 198, 13, received {show(value)}; separate them by "
-            "commas or blanks"
-        )
-    return tuple(map(int, parts)) or (None if default is None else ())
+    if not parts:
+        return None if default is None else ()
+    return f"({', '.join(parts)},)"
 
 
 def field_tooltips(cls: type) -> dict[str, str]:

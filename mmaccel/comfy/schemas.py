@@ -2,74 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from mmaccel.comfy.ports import Port
-from mmaccel.errors import MMAccelError
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node.
-
-    Attributes:
-        id: its name in saved workflows, which never changes.
-        title: its name on the page.
-        category: where the page lists it.
-        summary: what it does.
-        inputs, outputs: in the order of the page.
-        run: `run(**inputs)` with the widgets' values as the library takes them; its outputs in
-            order, or what `host.output` made.
-        check: `check(**widgets)`, with the same; raises `OptionError` before anything runs.
-        fingerprint: `fingerprint(**widgets)`, a text that changes when equal inputs give another
-            result.
-        is_output: whether it runs although no other node uses its outputs.
-        is_graph: whether it runs other nodes.
-    """
-
-    id: str
-    title: str
-    category: str
-    summary: str
-    inputs: Sequence[Port]
-    outputs: Sequence[Port]
-    run: Callable[..., Any]
-    check: Callable[..., Any] = lambda **_: None
-    fingerprint: Callable[..., str] = lambda **_: ""
-    is_output: bool = False
-    is_graph: bool = False
-
-    @property
-    def widgets(self) -> list[Port]:
-        """Its inputs that are values."""
-        return [each for each in self.inputs if each.default is not None]
-
-    @property
-    def links(self) -> list[Port]:
-        """Its inputs that other nodes fill."""
-        return [each for each in self.inputs if each.default is None]
-
-    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of widgets as the library takes them; one that is missing is its default.
-
-        Raises:
-            OptionError: a bad value.
-        """
-        read = {each.name: each.take(values.get(each.name)) for each in self.widgets}
-        self.check(**read)
-        return read
-
-    def refusal(self, values: Mapping[str, Any]) -> str | None:
-        """Why it cannot run with these values of its widgets; None if it can."""
-        try:
-            self.read(values)
-        except (MMAccelError, OSError) as error:  # OSError: a path that is too long
-            return str(error)
-        return None
+from mmaccel.comfy.nodes import NODES
+from mmaccel.comfy.ports import Node
 
 
 def node_class(node: Node) -> Any:
@@ -138,8 +76,6 @@ def find_exports() -> dict[str, Any]:
     Raises:
         ImportError: an older ComfyUI, or none.
     """
-    from mmaccel.comfy.nodes import NODES
-
     try:
         from comfy_api.latest import ComfyAPISync, ComfyExtension
 

@@ -32,6 +32,6 @@ CASES = (
     _case("VisualTokens", "keep", 0.0, "DART.keep: expected a number in (0, 1], received 0"),
     _case("VisualTokens", "method", "best", "method: expected one of downsample"),
     _case("FastvVisualTokens", "layer", 0, "FastV: layer: expected an integer >= 1", "received 0"),
-    _case("AdaptiveBlockPolicy", "delimiters", "x", "delimiters: expected token ids such as"),
+    _case("AdaptiveBlockPolicy", "delimiters", "x", "delimiters: expected a list", "x"),
     _case("JacobiPolicy", "window", 4097, "window: expected an integer in 0..4096"),
 )
