@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmaccel.catalog import POLICIES, make_policy, policy_names, read_named
 from mmaccel.errors import OptionError
 from mmaccel.own_code import TypedName, is_module_name
-
-if TYPE_CHECKING:
-    from mmaccel.commands.bench import Bench
 
 MODELS = ("grammar-masked", "scenes-masked")
 SETUPS = {  # label -> policy
@@ -52,15 +49,15 @@ SETUPS = {  # label -> policy
 }
 
 
-def bench_canvas(flags: Bench) -> None:
+def bench_canvas(flags: Any) -> None:
     """Measure and print.
 
     Args:
-        flags: `model` is one of `MODELS`, the folder of a masked model, or "all", as which
-            "scenes", the default of the command, counts too. `count` is the number of prompts, for
-            text models of each task. `policies` are labels of `SETUPS`, or policies of canvases.
-            Window policies need a next-token model next to a masked image model, and those with
-            `end_threshold` a token that ends a row.
+        flags: a `mmaccel.commands.bench.Bench`. `model` is one of `MODELS`, the folder of a masked
+            model, or "all", as which "scenes", the default of the command, counts too. `count` is
+            the number of prompts, for text models of each task. Window policies need a next-token
+            model next to a masked image model, and those with `end_threshold` a token that ends a
+            row.
 
     Raises:
         OptionError: no such model, setup or device, or no setup that can run there.
@@ -120,7 +117,7 @@ def pick_setups(wanted: Sequence[str]) -> dict[str, Any]:
 
 
 def measure_models(
-    sources: Iterable[Path], policies: Mapping[str, Any], flags: Bench, device: str
+    sources: Iterable[Path], policies: Mapping[str, Any], flags: Any, device: str
 ) -> Iterator[dict[str, Any]]:
     """Rows of the report, model by model."""
     from mmaccel.demo.canvas_benchmark import measure_images, measure_text

@@ -103,9 +103,8 @@ class Compared:
             theirs = extract_all(drawn, extract)
             report |= {"against": self.against, "n_against": n_others, "features": self.features}
             report |= measure_distances(own, theirs, self.seed)
-        verdicts: list[Any] = [None] * len(items)
-        if kind.checker:
-            verdicts = kind.check_prompts(items, batch_size)
+        verdicts = kind.check_prompts(items, batch_size)
+        if kind.judge is not None:
             report["captions"] = sum_verdicts(verdicts)
         scores: dict[str, float] = {}
         if embed is not None:

@@ -74,8 +74,9 @@ def count_cells(first: list[list[int]], second: list[list[int]]) -> tuple[Tensor
                 waiting.append((depth + 1, members))
             else:
                 cells.append([side for _, side in members])
-    counts = [torch.tensor([cell.count(side) for cell in cells]) for side in (0, 1)]
-    return counts[0], counts[1]
+    counts = [[cell.count(side) for cell in cells] for side in (0, 1)]
+    first_counts, second_counts = torch.tensor(counts, dtype=torch.int64)
+    return first_counts, second_counts
 
 
 def draw_by(loop: Loop, prompts: Sequence[Any], length: int, ends: Collection[int] = ()) -> Draw:

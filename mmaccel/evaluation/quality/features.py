@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmaccel.catalog import load
 from mmaccel.checks import importing, show
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.frechet import Array, check_features
@@ -30,11 +29,6 @@ from mmaccel.own_code import import_named, reason
 Extract = Callable[..., Tensor]
 """Images `[B, 3, H, W]` or clips `[B, F, 3, H, W]`, uint8, to features `[B, D]`; or one sound
 `[samples]` float32 in -1..1 and its rate in Hz to features `[N, D]` of N windows."""
-OWN = {  # name -> function of the network that ships
-    "scenes": "mmaccel.demo.scenes.features:extract_features",
-    "moving-scenes": "mmaccel.demo.moving_scenes.features:extract_clip_features",
-    "voices": "mmaccel.demo.voices.features:extract_speech_features",
-}
 
 
 def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") -> Extract:
@@ -43,7 +37,7 @@ def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") 
     Args:
         name: `own`, "module:function", or for images "inception".
         weights: a file; for inception alone.
-        own: the network that ships, one of `OWN`.
+        own: the network that ships: "scenes", "moving-scenes" or "voices".
 
     Raises:
         OptionError: another name, or weights too many or too few.
@@ -55,11 +49,16 @@ def open_extractor(name: str, weights: Path | None = None, own: str = "scenes") 
             f"weights: expected {wanted}, received {None if weights is None else str(weights)!r}; "
             "the weights of FID are weights-inception-2015-12-05-6726825d.pth of torch-fidelity"
         )
-    if name == own == "voices":
-        return _hear_voices
     if name == own:
-        network: Extract = load(OWN[own])
-        return network
+        from mmaccel.demo.moving_scenes.features import extract_clip_features
+        from mmaccel.demo.scenes.features import extract_features
+
+        networks: dict[str, Extract] = {
+            "scenes": extract_features,
+            "moving-scenes": extract_clip_features,
+            "voices": _hear_voices,
+        }
+        return networks[own]
     if weights is not None:
         return open_inception(weights)
     known = f"{own}, inception" if own == "scenes" else own
@@ -72,15 +71,14 @@ def _hear_voices(sound: Tensor, rate: int) -> Tensor:
     Raises:
         OptionError: another rate than the network's.
     """
-    from mmaccel.demo.voices.features import RATE
+    from mmaccel.demo.voices.features import RATE, extract_speech_features
 
     if rate != RATE:
         raise OptionError(
             f"features: expected sound of {RATE} Hz for voices, received {rate} Hz; resample it, "
             "or give --features module:function"
         )
-    found: Tensor = load(OWN["voices"])(sound)
-    return found
+    return extract_speech_features(sound)
 
 
 def load_callable(

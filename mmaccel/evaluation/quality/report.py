@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mmaccel.catalog import load
 from mmaccel.errors import OptionError
 from mmaccel.evaluation.quality.clip_score import Embed, score_batches
 from mmaccel.evaluation.quality.frechet import Array, frechet_floor, frechet_of
@@ -24,7 +23,6 @@ from mmaccel.evaluation.quality.kid import measure_kid
 from mmaccel.outputs.sound_files import read_sound
 
 Verdict = dict[str, bool] | None
-_DEMO = "mmaccel.demo."
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,12 @@ class Kind:
         unit: of its items, plural.
         suffixes: of their files.
         distance: name of the Fréchet distance over `own` features.
-        own: features of the network that ships, see `mmaccel.evaluation.quality.features.OWN`.
+        own: features of the network that ships, see
+            `mmaccel.evaluation.quality.features.open_extractor`.
         read: batches of items, of a size.
         draw: batches of items that no training saw, of their number and the size of a batch.
-        checker: "module:function" of (items in 0..1, prompts) to verdicts.
-        read_prompt: "module:function" that refuses prompts that the checker does not read.
+        judge: imports what takes items in 0..1 and prompts to verdicts, and what refuses prompts
+            that it does not read.
     """
 
     unit: str
@@ -48,30 +47,33 @@ class Kind:
     own: str
     read: Callable[[Sequence[Item], int], Iterable[Any]]
     draw: Callable[[int, int], Iterable[Any]] | None = None
-    checker: str = ""
-    read_prompt: str = ""
+    judge: Callable[[], tuple[Callable[..., Any], Callable[[str], object]]] | None = None
 
     def check_prompts(self, items: Sequence[Item], batch_size: int) -> list[Verdict]:
         """The checker's verdicts on each item; None where its prompt is none that it reads, or it
         has none, or it is not of 64x64 pixels.
         """
         verdicts: list[Verdict] = [None] * len(items)
-        readable = [k for k, item in enumerate(items) if self._reads(item.prompt)]
+        if self.judge is None:
+            return verdicts
+        check, read = self.judge()
+        readable = [k for k, item in enumerate(items) if _reads(read, item.prompt)]
         for k in range(0, len(readable), batch_size):
             part = readable[k : k + batch_size]
             (pixels,) = self.read([items[i] for i in part], len(part))
             if pixels.shape[-2:] != (64, 64):
                 return verdicts
-            found = load(self.checker)(pixels.float() / 255, [items[i].prompt for i in part])
+            found = check(pixels.float() / 255, [items[i].prompt for i in part])
             for i, verdict in zip(part, found, strict=True):
                 verdicts[i] = {**asdict(verdict), "whole": verdict.whole}
         return verdicts
 
-    def _reads(self, prompt: str | None) -> bool:
-        try:
-            return prompt is not None and bool(load(self.read_prompt)(prompt))
-        except OptionError:
-            return False
+
+def _reads(read: Callable[[str], object], prompt: str | None) -> bool:
+    try:
+        return prompt is not None and bool(read(prompt))
+    except OptionError:
+        return False
 
 
 def _read_sounds(items: Sequence[Item], batch_size: int) -> Iterable[Any]:
@@ -91,17 +93,27 @@ def _draw_clips(count: int, batch_size: int) -> Iterable[Any]:
     return (draw_reference_clips(k, min(batch_size, count - k)) for k in firsts)
 
 
+def _judge_pictures() -> Any:
+    from mmaccel.demo.scenes.caption import read_caption
+    from mmaccel.demo.scenes.checker import check_images
+
+    return check_images, read_caption
+
+
+def _judge_clips() -> Any:
+    from mmaccel.demo.moving_scenes.caption import read_caption
+    from mmaccel.demo.moving_scenes.tracker import check_clips
+
+    return check_clips, read_caption
+
+
 PICTURES = Kind(
     "images", IMAGES, "Fréchet distance", "scenes", read_pixels,
-    draw=_draw_pictures,
-    checker=f"{_DEMO}scenes.checker:check_images",
-    read_prompt=f"{_DEMO}scenes.caption:read_caption",
+    draw=_draw_pictures, judge=_judge_pictures,
 )  # fmt: skip
 CLIPS = Kind(
     "clips", MOVING, "FVD-own", "moving-scenes", read_clips,
-    draw=_draw_clips,
-    checker=f"{_DEMO}moving_scenes.tracker:check_clips",
-    read_prompt=f"{_DEMO}moving_scenes.caption:read_caption",
+    draw=_draw_clips, judge=_judge_clips,
 )  # fmt: skip
 SPEECH = Kind("sounds", SOUNDS, "FAD-own", "voices", _read_sounds)
 
