@@ -29,9 +29,9 @@ from torch import Tensor
 import mmaccel
 from benchmarks.long_context import write_report
 from mmaccel.catalog import read_method
-from mmaccel.demo.stdlib.prompts import make_prompts
 from mmaccel.evaluation.texts import encode_text, list_texts
 from mmaccel.samplers.drafting.sources import parse_source
+from scripts.training.stdlib import make_prompts
 
 SOURCES = ("ngram", "hierarchy", "token-recycling")
 

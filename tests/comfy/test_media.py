@@ -193,7 +193,7 @@ def test_weights_that_are_not_there_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind_of: KindOf, tiny_folder: Path
 ) -> None:
     monkeypatch.setattr(demo_loading, "WEIGHTS", tmp_path)
-    with pytest.raises(OptionError, match="scripts.training vqa"):
+    with pytest.raises(OptionError, match="scripts.training scenes-vqa"):
         run("LoadVisionModel")
     for word in ("Speech", "Video"):
         with pytest.raises(OptionError, match="which makes images from prompts"):
