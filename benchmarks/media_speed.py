@@ -35,11 +35,11 @@ from benchmarks.rows import read_arguments, write_measured
 from mmaccel.catalog import read_method
 from mmaccel.demo.moving_scenes.data import EVALUATION_SEED, make_captions
 from mmaccel.demo.voices.stacked import open_stacked
-from mmaccel.demo.voices.words import EVALUATION_SEED as SPOKEN_SEED
-from mmaccel.demo.voices.words import make_sentence
 from mmaccel.evaluation.measure import Case, by_case, measure, summarise
 from mmaccel.pipelines.transformers_release import CACHE
 from mmaccel.samplers.drafting.sources import parse_source
+from scripts.training.voices_words import EVALUATION_SEED as SPOKEN_SEED
+from scripts.training.voices_words import make_sentence
 
 Item = dict[str, Any]  # what a policy makes of a text: tokens, how many with the end, passes
 Make = Callable[[str, Any, int], Item]  # text, policy, seed

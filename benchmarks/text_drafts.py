@@ -26,10 +26,10 @@ from torch import Tensor
 import mmaccel
 from benchmarks.rows import read_arguments, write_measured
 from mmaccel.catalog import read_method
-from mmaccel.demo.stdlib.prompts import make_prompts
 from mmaccel.evaluation.measure import Case, by_case, measure, summarise
 from mmaccel.evaluation.texts import encode_text, list_texts
 from mmaccel.samplers.drafting.sources import parse_source
+from scripts.training.stdlib import make_prompts
 
 Way = Callable[[list[int]], dict[str, Any]]  # prompt -> tokens, and passes of a policy
 

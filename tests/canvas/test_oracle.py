@@ -8,7 +8,7 @@ import torch
 import mmaccel
 from mmaccel import Noise, SamplingParams, Stepwise
 from mmaccel.contracts import Prompt
-from mmaccel.demo.canvas_oracle import Oracle
+from mmaccel.demo.canvas_benchmark import Oracle
 from mmaccel.evaluation.exactness.reference_models import ReferenceDenoiser
 from mmaccel.samplers.canvas.predictions import SlotPredictions
 from tests.fixtures.canvas import independent

@@ -192,7 +192,7 @@ def test_the_embedded_model_is_the_default_and_says_how_to_make_it(
 ) -> None:
     monkeypatch.setattr(demo_loading, "WEIGHTS", tmp_path / "weights")
     assert main(["answer", files[0], QUESTION]) == 2
-    assert "python -m scripts.training vqa" in capsys.readouterr().err
+    assert "python -m scripts.training scenes-vqa" in capsys.readouterr().err
     build_vqa().save_pretrained(tmp_path / "weights" / "scenes-vqa")
     assert main(["answer", files[0], QUESTION, "--max-tokens", "2"]) == 0
     assert "520 of 520" in capsys.readouterr().out

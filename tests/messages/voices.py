@@ -190,7 +190,7 @@ CASES = (
     Refused(
         "weights that are not there",
         _untrained,
-        ("model: expected the weights of voices", "python -m scripts.training voices, then"),
+        ("model: expected the weights of voices", "python -m scripts.training voices"),
     ),
     Refused(
         "a codec of another rate",
