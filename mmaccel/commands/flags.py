@@ -77,9 +77,12 @@ def as_command(kind: type[Any], *, pauses: bool = True) -> Callable[..., None]:
 
     command.__name__ = kind.__name__.lower()
     command.__doc__ = kind.__doc__
+    own = {each.name: Flag(each, hints[each.name]) for each in fields(kind)}
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
-            each.replace(kind=each.KEYWORD_ONLY, annotation=hints[name])
+            own[name].parameter()
+            if own[name].field.metadata.get("help")
+            else each.replace(kind=each.KEYWORD_ONLY, annotation=hints[name])
             for name, each in inspect.signature(kind).parameters.items()
         ]
     )

@@ -21,7 +21,7 @@ from typing import Any
 
 from mmaccel.checks import check_number
 from mmaccel.errors import OptionError, UnsupportedModelError
-from mmaccel.evaluation.measure import Case, Line, Panel, Row, draw, measure
+from mmaccel.evaluation.measure import Case, Columns, Line, Panel, Row, draw, measure
 from mmaccel.evaluation.questions import ALL, Question
 from mmaccel.evaluation.shares import paired_difference, share_of
 from mmaccel.handle import attach
@@ -65,7 +65,7 @@ class Topic:
     timed: Sequence[str]
     per_pass: Sequence[str]
     more: Sequence[str]
-    columns: Mapping[str, Callable[[Row], str]]
+    columns: Columns
     panels: Mapping[str, Callable[[Row], float]]
     note: str
 

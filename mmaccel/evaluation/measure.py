@@ -176,16 +176,21 @@ def read_peak(device: torch.device) -> int | None:
     return int(found[0]) * 1024 if found else None
 
 
-def tabulate(
-    columns: Mapping[str, Callable[[Row], str]], rows: Iterable[Row]
-) -> list[tuple[str, ...]]:
-    """The cells of each row, for `mmaccel.evaluation.tables.grid` or a table on a terminal.
+Columns = Mapping[str, str | Callable[[Any], str]]
+"""Heads with what writes a row's cell: a format such as "{seconds:.3f}", or a function."""
 
-    Args:
-        columns: heads, with what writes a row's cell.
-        rows: of a report.
-    """
-    return [tuple(cell(row) for cell in columns.values()) for row in rows]
+
+def tabulate(columns: Columns, rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """The cells of each row, for `mmaccel.evaluation.tables.grid` or a table on a terminal; "-"
+    for a number that is None."""
+    return [tuple(_write(cell, row) for cell in columns.values()) for row in rows]
+
+
+def _write(cell: str | Callable[[Any], str], row: Row) -> str:
+    try:
+        return cell.format_map(row) if isinstance(cell, str) else cell(row)
+    except TypeError:
+        return "-"
 
 
 @dataclass(frozen=True)

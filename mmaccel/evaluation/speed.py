@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from mmaccel.catalog import METHODS, load
 from mmaccel.evaluation.measure import (
     Case,
     Line,
@@ -68,9 +67,6 @@ class Side:
             texts, self.params, policy=self.policy, seed=seeds, batch_size=len(texts)
         )
         stats = made.stats
-        window = getattr(self.policy, "window", None)
-        drafts = METHODS["drafts"].get(stats.drafts)
-        is_full = drafts is None or not load(drafts.target).chooses_widths
         return {
             "made": made,
             "batch_size": len(texts),
@@ -78,8 +74,6 @@ class Side:
             "sampler_seconds": stats.seconds - stats.forward_seconds,
             "pixel_seconds": stats.pixel_seconds,
             "accepted": list(stats.accepted),
-            # of full windows, one a row-pass, where the policy has a fixed window
-            "slots": stats.row_passes * window if isinstance(window, int) and is_full else None,
             **{name: getattr(stats, name) for name in _SUMMED},
         }
 
@@ -163,8 +157,7 @@ def half_width(made: ImageOutput) -> float | None:
 
 def summarise_speed(runs: Sequence[Run]) -> list[Row]:
     """A row per batch size and side for `mmaccel evaluate speed`, ready for JSON: those of
-    `mmaccel.evaluation.measure.summarise` with means over runs. `unused` is the share of full
-    windows' slots that gave no token, `histogram` row-passes that made 1, 2, … tokens, `loses_to`
+    `mmaccel.evaluation.measure.summarise` with means over runs. `histogram` has row-passes that made 1, 2, … tokens, `loses_to`
     which sides are faster than the policy.
     """
     rows: list[Row] = []
@@ -175,7 +168,6 @@ def summarise_speed(runs: Sequence[Run]) -> list[Row]:
         for row in own_rows:
             own, median = sides[row["side"]], row["seconds"]["median"]
             sums = {name: sum(run[name] for run in own) for name in _SUMMED}
-            slots = sum(run["slots"] or 0 for run in own)
             stages = {name: np.mean([_stage(run, name) for run in own]).item() for name in _STAGES}
             widest = max(len(run["accepted"]) for run in own)
             accepted = [run["accepted"] + [0] * (widest - len(run["accepted"])) for run in own]
@@ -187,7 +179,6 @@ def summarise_speed(runs: Sequence[Run]) -> list[Row]:
                 "pictures_per_second": size / median,
                 "tokens_per_second": sums["tokens"] / len(own) / median,
                 "tokens_per_pass": sums["tokens"] / sums["row_passes"],
-                "unused": 1 - sums["tokens"] / slots if slots else None,
                 "histogram": [sum(column) for column in zip(*accepted)],
                 "stages": stages,
             }
@@ -206,46 +197,26 @@ def _stage(run: Run, name: str) -> float:
     return float(run["seconds"] - sum(run[f"{stage}_seconds"] for stage in _STAGES[:-1]))
 
 
-def _ratio(row: Row) -> str:
-    low, high = row["pairs"]["quartiles"]
-    return "1" if row["side"] == PLAIN else f"{row['speed_up']:.2f} ({low:.2f}…{high:.2f})"
-
-
-def _number_of(name: str, digits: int, *path: str) -> Callable[[Row], str]:
-    """What writes a figure of a row, `row[path…][name]`; "-" for None."""
-
-    def write(row: Row) -> str:
-        for part in path:
-            row = row[part]
-        return "-" if row[name] is None else f"{row[name]:.{digits}f}"
-
-    return write
-
-
-_WHOSE: dict[str, Callable[[Row], str]] = {
-    "batch": lambda row: str(row["batch_size"]),
-    "side": lambda row: str(row["side"]),
-}
+_WHOSE = {"batch": "{batch_size}", "side": "{side}"}
 COLUMNS = _WHOSE | {
-    "median s": _number_of("median", 4, "seconds"),
-    "p90": _number_of("p90", 4, "seconds"),
-    "p99": _number_of("p99", 4, "seconds"),
-    "IQR": _number_of("iqr", 4, "seconds"),
-    "tokens/s": _number_of("tokens_per_second", 1),
-    "speed-up": _ratio,
-    "passes": _number_of("passes", 1),
-    "tok/pass": _number_of("tokens_per_pass", 2),
-    "unused": _number_of("unused", 2),
-    "MiB": lambda row: "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}",
+    "median s": "{seconds[median]:.4f}",
+    "p90": "{seconds[p90]:.4f}",
+    "p99": "{seconds[p99]:.4f}",
+    "IQR": "{seconds[iqr]:.4f}",
+    "tokens/s": "{tokens_per_second:.1f}",
+    "speed-up": "{speed_up:.2f} ({pairs[quartiles][0]:.2f}…{pairs[quartiles][1]:.2f})",
+    "passes": "{passes:.1f}",
+    "tok/pass": "{tokens_per_pass:.2f}",
+    "peak bytes": "{peak_bytes:.3e}",
 }
 """Of the first table of the report, and of the terminal."""
 _PARTS = _WHOSE | {
-    "first run": _number_of("first_seconds", 4),
-    "captures behind it": lambda row: str(row["captures"]),
-    "the model's passes": _number_of("forward", 4, "stages"),
-    "the rest of the loop": _number_of("sampler", 4, "stages"),
-    "pixels or texts": _number_of("pixel", 4, "stages"),
-    "prompts": _number_of("other", 4, "stages"),
+    "first run": "{first_seconds:.4f}",
+    "captures behind it": "{captures}",
+    "the model's passes": "{stages[forward]:.4f}",
+    "the rest of the loop": "{stages[sampler]:.4f}",
+    "pixels or texts": "{stages[pixel]:.4f}",
+    "prompts": "{stages[other]:.4f}",
 }
 
 
@@ -269,8 +240,7 @@ def write_speed(report: Row) -> str:
         grid(tuple(COLUMNS), tabulate(COLUMNS, rows)),
         f"It loses at batch {', '.join(losing)}." if losing else "It loses at none of these sizes.",
         "p99 of so few runs is close to the largest of them. Speed-up: ratio of the medians; in "
-        "brackets the quartiles of the pairs' ratios. Unused: share of full windows' slots that "
-        "gave no token.",
+        "brackets the quartiles of the pairs' ratios.",
         "## First run and stages, seconds a run",
         grid(tuple(_PARTS), tabulate(_PARTS, rows)),
         "What is compiled or captured is so in the first run, which counts nowhere else. On an "

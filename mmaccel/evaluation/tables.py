@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-Row = dict[str, Any]
+from mmaccel.evaluation.measure import Columns, Row, tabulate
+
 SHOWN = {  # column: its name in the report
     "right": "right",
     "distance": "total_variation",
@@ -27,30 +27,27 @@ def _right(row: Row) -> str:
     return f"{right:.1f} ({low:.1f}…{high:.1f})"
 
 
-def _informative(row: Row) -> str:
-    found = row["informative"]
-    return "-" if found is None else f"{100 * found['right']:.0f} (of {found['questions']})"
-
-
 def _times(name: str, factor: float, digits: int = 1) -> Callable[[Row], str]:
-    return lambda row: "-" if row.get(name) is None else f"{factor * row[name]:.{digits}f}"
+    return lambda row: f"{factor * row[name]:.{digits}f}"
 
 
-VISUAL_COLUMNS: dict[str, Callable[[Row], str]] = {
-    "method": lambda row: str(row["method"]),
-    "keep": lambda row: f"{row['keep']:g}",
+VISUAL_COLUMNS: Columns = {
+    "method": "{method}",
+    "keep": "{keep:g}",
     "right % (95 %)": _right,
     "less all tokens": lambda row: points(row["to_all"]),
     "over random": lambda row: points(row["to_random"]),
-    "informative %": _informative,
-    "tokens": lambda row: f"{row['visual_tokens']:.0f} ({row['layer_tokens']:.0f})",
+    "informative %": lambda row: "{:.0f} (of {questions})".format(
+        100 * row["informative"]["right"], **row["informative"]
+    ),
+    "tokens": "{visual_tokens:.0f} ({layer_tokens:.0f})",
     "GFLOP": lambda row: f"{row['flops'] / 1e9:.3g}",
     "prefill ms": _times("prefill_seconds", 1000),
     "all ms": _times("seconds", 1000),
 }
-CACHE_COLUMNS: dict[str, Callable[[Row], str]] = {
-    "method": lambda row: str(row["method"]),
-    "budget": lambda row: "-" if row["budget"] is None else f"{row['budget']:g}",
+CACHE_COLUMNS: Columns = {
+    "method": "{method}",
+    "budget": "{budget:g}",
     "right % (95 %)": _right,
     "less full": lambda row: points(row["to_full"]),
     "over random": lambda row: points(row["to_random"]),
@@ -64,12 +61,12 @@ CACHE_COLUMNS: dict[str, Callable[[Row], str]] = {
 
 def visual_tokens_cells(row: Row) -> tuple[str, ...]:
     """The cells of `VISUAL_COLUMNS`."""
-    return tuple(cell(row) for cell in VISUAL_COLUMNS.values())
+    return tabulate(VISUAL_COLUMNS, [row])[0]
 
 
 def cache_cells(row: Row) -> tuple[str, ...]:
     """The cells of `CACHE_COLUMNS`."""
-    return tuple(cell(row) for cell in CACHE_COLUMNS.values())
+    return tabulate(CACHE_COLUMNS, [{"blocks": None} | row])[0]  # which old reports lack
 
 
 def kind_cells(row: Row, names: Sequence[str]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -111,14 +112,8 @@ class BaselineDecoding:
         rows, mask = self._align(prompt)
         noise = Noise.from_seed(seeds, len(captions), self.model.device)
         longest = rows.shape[1]
-        draw = _Draw(
-            prompt,
-            params,
-            noise,
-            self.model.vocab_size,
-            longest=longest,
-            is_drafted=self.name in _DRAFTED,
-        )
+        is_drafted = self.name in _DRAFTED
+        draw = _Draw(prompt, params, noise, self.model.vocab_size, longest, is_drafted)
         # a static cache has no room for drafts behind the last token
         room = _LOOKUP["prompt_lookup_num_tokens"] if self.name == "assisted" else 0
         ends = [MaxLengthCriteria(longest + length)] if room else []
@@ -150,7 +145,7 @@ class BaselineDecoding:
             row_passes=int(lengths.clamp(max=counter.passes).sum()),
             seconds=seconds,
             branches=prompt.branches,
-            accepted=[] if self.name in _DRAFTED else [made],  # drafts: not counted by slot
+            accepted=[] if is_drafted else [made],  # drafts: not counted by slot
             forward_seconds=seconds - draw.seconds,
             captures=_count_graphs() - before,
         )
@@ -188,6 +183,7 @@ class BaselineDecoding:
         return rows, (places >= 0).long()
 
 
+@dataclass
 class _Draw:
     """A logits processor that draws as the plain loop does, and leaves that token alone.
 
@@ -195,18 +191,13 @@ class _Draw:
     a pass, and for a slot again where a draft was wrong.
     """
 
-    def __init__(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        noise: Noise,
-        vocab_size: int,
-        *,
-        longest: int,
-        is_drafted: bool,
-    ) -> None:
-        self.prompt, self.params, self.noise, self.vocab_size = prompt, params, noise, vocab_size
-        self.longest, self.is_drafted, self.seconds = longest, is_drafted, 0.0
+    prompt: Prompt
+    params: SamplingParams
+    noise: Noise
+    vocab_size: int
+    longest: int
+    is_drafted: bool
+    seconds: float = 0.0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if self.is_drafted and bool((scores == 1).all()):  # asks which drafts may be tried
@@ -254,15 +245,12 @@ def find_obstacle(pipe: Any, name: str, caption: str, params: SamplingParams) ->
         caption: to try it with.
         params: of the runs.
     """
+    images = pipe.image_model
     if (
-        not isinstance(pipe.image_model, WordImages | ContinuedTexts)
+        not isinstance(images, WordImages | ContinuedTexts)
         or type(pipe.model) is not CausalLMWindow
     ):
-        return (
-            f"transformers' generate makes no images of {type(pipe.image_model).__name__} with "
-            f"{type(pipe.model).__name__} by itself; models of plain text and image ids, or text, "
-            "only"
-        )
+        return f"transformers' generate makes no images of {type(images).__name__} by itself"
     if params.processor is not None:
         return "the model's filters have a processor, which generate would not be given"
     if name in _COMPILED:

@@ -21,10 +21,10 @@ from tests.fixtures.tiny_model import N_TOKENS
 KEYS = {  # of a row in the file, which other programs read
     *("side", "batch_size", "runs", "seconds", "first_seconds", "captures", "speed_up", "pairs"),
     *("pictures_per_second", "tokens_per_second", "passes", "row_passes", "prefill_passes"),
-    *("draft_passes", "tokens_per_pass", "unused", "histogram", "stages", "peak_bytes"),
+    *("draft_passes", "tokens_per_pass", "histogram", "stages", "peak_bytes"),
     *("loses_to", "loses"),
 }
-FASTER = dict(passes=8, row_passes=14, accepted=[4, 6, 4], slots=14 * 4)
+FASTER = dict(passes=8, row_passes=14, accepted=[4, 6, 4])
 RUNS = 3  # fewer than the command allows, so that the test is fast
 
 
@@ -32,7 +32,7 @@ def run(side: str, index: int, seconds: float, **others: Any) -> dict[str, Any]:
     facts: dict[str, Any] = dict(
         batch_size=2, place=0, forward_seconds=0.5 * seconds, sampler_seconds=0.25 * seconds,
         pixel_seconds=0.125 * seconds, tokens=32, passes=16, row_passes=32, prefill_passes=1,
-        draft_passes=0, accepted=[32], peak_bytes=100 + index, slots=None, captures=0,
+        draft_passes=0, accepted=[32], peak_bytes=100 + index, captures=0,
     )  # fmt: skip
     return {"side": side, "index": index, "seconds": seconds, **facts, **others}
 
@@ -52,7 +52,6 @@ def test_rows_by_hand() -> None:
     assert policy["tokens_per_pass"] == pytest.approx(32 / 14)
     assert (policy["passes"], policy["row_passes"]) == (8, 7)
     assert policy["histogram"] == [20, 30, 20] and plain["histogram"] == [160]
-    assert policy["unused"] == pytest.approx(1 - 32 / 56) and plain["unused"] is None
     stages = {"forward": 1.5, "sampler": 0.75, "pixel": 0.375, "other": 0.375}
     assert policy["stages"] == pytest.approx(stages) and policy["peak_bytes"] == 104
     assert compiled["first_seconds"] == 90.0 and compiled["captures"] == 0

@@ -4,7 +4,6 @@ same way; a baseline that cannot run is reported; results before an error are sa
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,22 +95,6 @@ def test_shapes_stay_when_captions_grow(pipe: TextToImage) -> None:
     assert [stats.captures for _, stats in made] == [1, 0, 0]
     plain = [pipe(c, policy=Autoregressive(), seed=[1]).tokens for c in captions]
     assert all(torch.equal(a, b) for (a, _), b in zip(made, plain))
-
-
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler is installed"
-)
-def test_a_compiled_pass_makes_the_plain_loops_greedy_tokens(
-    pipe: TextToImage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(baseline_decoding, "BACKEND", "inductor")
-    params = replace(pipe.image_model.params, temperature=0.0)
-    assert find_obstacle(pipe, "compiled", CAPTIONS[0], params) == ""
-    decoding = BaselineDecoding(pipe, "compiled", CAPTIONS)
-    tokens, stats = decoding.decode(CAPTIONS, params, SEEDS, N_TOKENS)
-    decoding.close()
-    plain = pipe(CAPTIONS, policy=Autoregressive(), seed=SEEDS, temperature=0.0)
-    assert torch.equal(tokens, plain.tokens) and stats.captures == 1
 
 
 def test_the_obstacle_of_a_baseline_is_reported(

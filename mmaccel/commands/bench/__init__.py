@@ -36,7 +36,7 @@ from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import SizeFlags, split_values
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
-from mmaccel.options import LoadOptions, read_text
+from mmaccel.options import LoadOptions, option, read_text
 from mmaccel.own_code import TypedName
 
 if TYPE_CHECKING:
@@ -70,25 +70,21 @@ class Bench:
     prompt: Annotated[
         str | None, typer.Argument(help="of all images; without it, fresh prompts")
     ] = None
-    policies: Annotated[str | None, typer.Option(help=_HELP_POLICIES)] = None
-    windows: Annotated[str | None, typer.Option(help=f"with commas; by default {_WINDOWS}")] = None
-    drafts: Annotated[str | None, typer.Option(help=_HELP_DRAFTS)] = None
-    dtypes: Annotated[str | None, typer.Option(help=_HELP_DTYPES)] = None
-    model: Annotated[str, typer.Option(help="demo model, path or hub id")] = "scenes"
-    guidance: Annotated[
-        str | None, typer.Option(help="scales with commas; by default 1 and the model's own")
-    ] = None
-    count: Annotated[int, typer.Option(help="number of fresh prompts")] = 16
+    policies: str | None = option(None, _HELP_POLICIES)
+    windows: str | None = option(None, f"with commas; by default {_WINDOWS}")
+    drafts: str | None = option(None, _HELP_DRAFTS)
+    dtypes: str | None = option(None, _HELP_DTYPES)
+    model: str = option("scenes", "demo model, path or hub id")
+    guidance: str | None = option(None, "scales with commas; by default 1 and the model's own")
+    count: int = option(16, "number of fresh prompts")
     seed: Annotated[int, typer.Option(help="of the first image", callback=shared.read_seed)] = 0
-    batch_size: Annotated[int, typer.Option(help="images generated together")] = 1
-    temperature: Annotated[
-        float | None, typer.Option(help="0 is greedy; by default the model's own")
-    ] = None
+    batch_size: int = option(1, "images generated together")
+    temperature: float | None = option(None, "0 is greedy; by default the model's own")
     decoder: shared.Decoder = None
     json_file: shared.JsonFile = None
     sides: SizeFlags
     load: Annotated[LoadOptions, Without("dtype", "compile", "cuda_graphs", "family")]
-    family: Annotated[str | None, typer.Option(help=_HELP_FAMILY)] = None
+    family: str | None = option(None, _HELP_FAMILY)
     compile: shared.CompileFirst = False
 
     @property
@@ -134,21 +130,13 @@ class Bench:
 
     def check_canvas(self) -> None:
         """Refuse what the setups of canvas policies decide."""
-        loading = ("share_prefix", "trust_remote_code", "revision")
-        decided = {
-            "a prompt": self.prompt,
-            "--size": self.sides.join(),
-            "--compile": self.compile or None,
-            "--fused/--no-fused": None if self.load.fused == "auto" else self.load.fused,
-            **{f"--{name.replace('_', '-')}": getattr(self.load, name) or None for name in loading},
-        }
-        for name in ("windows", "drafts", "dtypes", "guidance", "temperature", "decoder"):
-            decided[f"--{name}"] = getattr(self, name)
-        for name, value in decided.items():
-            if value is not None:
+        own = ("model", "count", "seed", "batch_size", "policies", "family", "json_file")
+        usual = Bench(sides=SizeFlags(), load=LoadOptions(device=self.load.device))
+        for each in fields(self):
+            if each.name not in own and getattr(self, each.name) != getattr(usual, each.name):
                 raise OptionError(
-                    f"{name}: expected none with --family canvas, whose setups decide all but "
-                    "model, count, seed, batch size and device; leave it out"
+                    f"{each.name}: expected none with --family canvas, whose setups decide all but "
+                    f"{', '.join(own)} and the device; leave it out"
                 )
 
     def list_policies(self) -> list[tuple[str, Any]]:
@@ -356,23 +344,17 @@ def _name(row: dict[str, Any]) -> str:
     return row.get("label") or " ".join(str(part) for part in parts if part)
 
 
-def _exactness(row: dict[str, Any]) -> str:
-    is_relaxed = row["exactness"] == "relaxed"
-    return row["promise"] + (f" {row['total_variation']:.3f}" if is_relaxed else "")
-
-
-_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+_COLUMNS: dict[str, str | Callable[[dict[str, Any]], str]] = {
     "policy": _name,
-    "passes": lambda row: f"{row['passes']:.1f}",
-    "tok/pass": lambda row: (
-        f"{row['tokens_per_pass']:.2f}"
-        + (f"±{row['half_width']:.2f}" if row["half_width"] is not None else "")
-    ),
-    "s/image": lambda row: f"{row['seconds']:.3f}",
-    "speed-up": lambda row: f"{row['speed_up']:.2f}",
-    "same": lambda row: f"{row['identical']}/{row['images']}",
-    "sampler": lambda row: f"{100 * row['sampler_share']:.0f} %",
-    "exactness": _exactness,
+    "passes": "{passes:.1f}",
+    "tok/pass": "{tokens_per_pass:.2f}",
+    "±": "{half_width:.2f}",
+    "s/image": "{seconds:.3f}",
+    "speed-up": "{speed_up:.2f}",
+    "same": "{identical}/{images}",
+    "sampler": "{sampler_share:.0%}",
+    "exactness": "{promise}",
+    "variation": "{total_variation:.3f}",
 }
 
 
@@ -386,8 +368,8 @@ def _print(report: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     quality = "no model card" if loss is None else f"validation loss {loss:.3f} bits a token"
     if rows:
         say(
-            f"{rows[0]['images']} prompts, batch size {report['batch_size']}, {quality}. relaxed: "
-            "with the total variation spent a token. All policies: mmaccel bench --policies all"
+            f"{rows[0]['images']} prompts, batch size {report['batch_size']}, {quality}. "
+            "variation: total variation spent a token. All policies: mmaccel bench --policies all"
         )
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,20 +150,16 @@ def measure_models(
                 )
 
 
-def _share(name: str) -> Callable[[dict[str, Any]], str]:
-    return lambda row: "" if row.get(name) is None else f"{100 * row[name]:.0f} %"
-
-
-_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "policy": lambda row: str(row["policy"]),
-    "passes": lambda row: f"{row['passes']:.1f}",
-    "canvases": lambda row: f"{row['canvases']:.1f}",
-    "tok/pass": lambda row: f"{row['tokens_per_pass']:.2f}",
-    "of oracle": _share("oracle_share"),
-    "positions": lambda row: f"{row['positions']:.0f}",
-    "seconds": lambda row: f"{row['seconds'] / row['rows']:.2f}",
-    "nats": lambda row: f"{row['nats']:.3f}",
-    "same": lambda row: "" if row["same"] is None else f"{row['same']}/{row['rows']}",
+_COLUMNS = {
+    "policy": "{policy}",
+    "passes": "{passes:.1f}",
+    "canvases": "{canvases:.1f}",
+    "tok/pass": "{tokens_per_pass:.2f}",
+    "of oracle": "{oracle_share:.0%}",
+    "positions": "{positions:.0f}",
+    "seconds": "{seconds:.2f}",
+    "nats": "{nats:.3f}",
+    "same": "{same} of {rows}",
 }
 
 
@@ -175,22 +171,15 @@ def _print(rows: list[dict[str, Any]]) -> None:
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
         quality = {
-            head: lambda row, name=name: f"{row['quality'][name]:.3f}"
+            head: f"{{quality[{name}]:.3f}}"
             for head, name in SHOWN.items()
             if name in own[0]["quality"]
         }
-        exactness = {"exactness": lambda row: str(row["exactness"])}
-        print_rows(model, _COLUMNS | quality | exactness, own)
-    heads: dict[str, Callable[[dict[str, Any]], str]] = {
-        "model": lambda row: str(row["model"]),
-        "policy": lambda row: str(row["policy"]),
-        "AUP": lambda row: f"{row['aup']:.0f}",
-        "settings": lambda row: str(len(row["points"])),
-    }
+        print_rows(model, _COLUMNS | quality | {"exactness": "{exactness}"}, own)
+    heads = {"model": "{model}", "policy": "{policy}", "AUP": "{aup:.0f}"}
     print_rows("accuracy under parallelism", heads, summarize(rows))
     say(
-        "Means over rows; canvases: those of all passes, drafts and guidance counted; positions: "
-        "tokens that the model processed; nats: bound on the divergence of a row from committing "
-        "several tokens at once; of oracle: tokens a pass, as a share of those of a rule that "
-        "knows stepwise decoding's tokens; AUP: accuracy under parallelism of a policy's settings."
+        "Means over rows, but seconds; canvases: of all passes, drafts and guidance counted; nats: "
+        "bound on a row's divergence from committing several tokens at once; of oracle: tokens a "
+        "pass, as a share of those of a rule that knows stepwise decoding's tokens."
     )

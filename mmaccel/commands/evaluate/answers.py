@@ -17,7 +17,7 @@ from mmaccel.commands import options as shared
 from mmaccel.commands.flags import as_command
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED
-from mmaccel.options import LoadOptions
+from mmaccel.options import LoadOptions, option
 from mmaccel.own_code import TypedName
 
 if TYPE_CHECKING:
@@ -42,13 +42,11 @@ _PATH: dict[str, Any] = {"parser": shared.parse_path, "metavar": "FILE"}
 class Answers:
     """Which methods are asked which questions, and where the figures go."""
 
-    methods: Annotated[str, typer.Option(help=_HELP_REDUCERS)] = ""
-    questions: Annotated[int, typer.Option(help="of each kind, at most")] = 100
+    methods: str = option("", _HELP_REDUCERS)
+    questions: int = option(100, "of each kind, at most")
     data: Annotated[Path | None, typer.Option(help="questions, an object a line", **_PATH)] = None
-    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 16
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="of an answer; by default as the questions want it")
-    ] = None
+    batch_size: int = option(16, "questions answered together", names=("--batch",))
+    max_new_tokens: int | None = option(None, "of an answer; by default as the questions want it")
     json_file: Annotated[Path | None, typer.Option("--json", help=_HELP_JSON, **_PATH)] = None
     plot: Annotated[
         Path | None, typer.Option(help="draw accuracy against what is saved (PNG)", **_PATH)
@@ -71,8 +69,8 @@ class Answers:
         shared.check_count("batch", self.batch_size, MAX_BATCH)
         if self.max_new_tokens is not None:
             shared.check_count("max-new-tokens", self.max_new_tokens, MAX_MEASURED)
-        for option, file in (("--json", self.json_file), ("--plot", self.plot)):
-            check_file(option, file)
+        check_file("--json", self.json_file)
+        check_file("--plot", self.plot)
         if self.plot is not None:
             check_plots("--plot")
         return place(LoadOptions(device=self.device, dtype=self.dtype))
@@ -241,9 +239,7 @@ class VisualTokens(Answers):
     fraction, next to all tokens and controls."""
 
     model: Annotated[str, typer.Argument(help=_HELP_VISION)] = "scenes-vqa"
-    keep: Annotated[str, typer.Option(help="fractions that stay, with commas")] = (
-        "0.5,0.33,0.22,0.11"
-    )
+    keep: str = option("0.5,0.33,0.22,0.11", "fractions that stay, with commas")
     seed: Annotated[int, typer.Option(help="of methods that draw", callback=shared.read_seed)] = 0
 
     def run(self) -> None:
@@ -302,14 +298,14 @@ class Cache(Answers):
     at every budget, next to the full cache and controls."""
 
     model: Annotated[str, typer.Argument(help=_HELP_TEXT)] = "recall"
-    methods: Annotated[str, typer.Option(help=_HELP_METHODS)] = ""
-    budgets: Annotated[str, typer.Option(help=_HELP_BUDGETS)] = "0.5,0.25,0.1"
-    questions: Annotated[int, typer.Option(help="of each task, at most")] = 40
-    length: Annotated[int, typer.Option(help="tokens of a document of recall")] = 2048
-    suite: Annotated[Suite | None, typer.Option(help=_HELP_SUITE)] = None
-    batch_size: Annotated[int, typer.Option("--batch", help="questions answered together")] = 8
+    methods: str = option("", _HELP_METHODS)
+    budgets: str = option("0.5,0.25,0.1", _HELP_BUDGETS)
+    questions: int = option(40, "of each task, at most")
+    length: int = option(2048, "tokens of a document of recall")
+    suite: Suite | None = option(None, _HELP_SUITE)
+    batch_size: int = option(8, "questions answered together", names=("--batch",))
     threads: shared.Threads = None
-    revision: Annotated[str | None, typer.Option(help="of a download")] = None
+    revision: str | None = option(None, "of a download")
 
     def run(self) -> None:
         """Ask every side, write and print."""

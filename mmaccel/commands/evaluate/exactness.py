@@ -15,7 +15,7 @@ from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_MEASURED, MAX_SAMPLES
-from mmaccel.options import LoadOptions
+from mmaccel.options import LoadOptions, option
 
 _BROKEN = 3  # exit code
 _TEXT_POLICIES = ("jacobi", "prompt-lookup")  # where none is named
@@ -40,14 +40,12 @@ class Exactness(TextFlags):
     of your own is lossless (--generate). Exit code 3 if a guarantee is broken."""
 
     method: PolicyFlags
-    generate: Annotated[str | None, typer.Option(help=_HELP_GENERATE)] = None
-    reference: Annotated[str | None, typer.Option(help=_HELP_REFERENCE)] = None
-    count: Annotated[int | None, typer.Option(help=_HELP_COUNT)] = None
-    batch_size: Annotated[int, typer.Option(help="rows generated together")] = 8
-    samples: Annotated[
-        int, typer.Option(help="sequences of the toy, or of --generate; 0: no G-test")
-    ] = 50_000
-    features: Annotated[str | None, typer.Option(help=_HELP_FEATURES)] = None
+    generate: str | None = option(None, _HELP_GENERATE)
+    reference: str | None = option(None, _HELP_REFERENCE)
+    count: int | None = option(None, _HELP_COUNT)
+    batch_size: int = option(8, "rows generated together")
+    samples: int = option(50_000, "sequences of the toy, or of --generate; 0: no G-test")
+    features: str | None = option(None, _HELP_FEATURES)
     json_file: shared.JsonFile = None
     load: Annotated[LoadOptions, Without("compile")]
 
@@ -201,12 +199,11 @@ class Exactness(TextFlags):
                 write_json(self.json_file, report)  # what is known outlives an interrupt
         finally:
             if rows:
+                yes_no = ("no", "yes")
                 columns = {
                     "check": lambda check: check.name,
-                    "guaranteed": lambda check: "yes" if check.guaranteed else "no",
-                    "holds": lambda check: (
-                        "yes" if check.holds else "BROKEN" if check.guaranteed else "no"
-                    ),
+                    "guaranteed": lambda check: yes_no[check.guaranteed],
+                    "holds": lambda check: "BROKEN" if check.is_broken else yes_no[check.holds],
                     "measured": lambda check: check.said,
                 }
                 print_rows(title, columns, rows)

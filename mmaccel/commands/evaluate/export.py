@@ -14,6 +14,7 @@ from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import check_count, parse_path
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_IMAGES
+from mmaccel.options import option
 
 _HELP_PROMPTS = "the suite's own prompts; see docs/evaluation.md"
 _HELP_COUNT = "images of a prompt; by default those of the suite"
@@ -27,7 +28,7 @@ class Export:
     suite: Annotated[str, typer.Option(help="geneval, dpg, hpsv2, vbench or partiprompts")]
     prompts: Annotated[Path, typer.Option(help=_HELP_PROMPTS)]
     out: Annotated[Path, typer.Option(help="folder to create", parser=parse_path, metavar="PATH")]
-    per_prompt: Annotated[int | None, typer.Option(help=_HELP_COUNT)] = None
+    per_prompt: int | None = option(None, _HELP_COUNT)
     partial: Annotated[
         bool, typer.Option("--partial", help="leave out prompts without enough images")
     ] = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from mmaccel.commands.flags import as_command
 from mmaccel.commands.options import JsonFile, check_count, parse_path, read_seed
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_BATCH, MAX_IMAGES
+from mmaccel.options import option
 
 ItemsFile = Annotated[
     Path | None,
@@ -30,7 +31,7 @@ class Compared:
     against: Annotated[
         str | None, typer.Option(help="a folder of WAV files", parser=str, metavar="FOLDER")
     ] = None
-    features: Annotated[str, typer.Option(help="voices or module:function")] = "voices"
+    features: str = option("voices", "voices or module:function")
     seed: Annotated[int, typer.Option(help="of subsets and splits", callback=read_seed)] = 0
     json_file: JsonFile = None
 
@@ -123,13 +124,10 @@ class Compared:
             for item, verdict in zip(items, verdicts, strict=True)
         ]
         write_lines(items_file, lines)
-        rows = list(_list_figures(report, kind.distance))
+        heads = ("figure", "value", "n", "method")
+        rows = [dict(zip(heads, row)) for row in _list_figures(report, kind.distance)]
         if rows:
-            columns: dict[str, Callable[[Any], str]] = {
-                head: lambda row, k=k: row[k]
-                for k, head in enumerate(("figure", "value", "n", "method"))
-            }
-            print_rows(report["folder"], columns, rows)
+            print_rows(report["folder"], {head: f"{{{head}}}" for head in heads}, rows)
         compared = f"no distances: give --against a folder, or {kind.own}"
         if "frechet" in report:
             width = report["frechet"]["width"]
@@ -166,18 +164,12 @@ class Pictures(Compared):
     carry them."""
 
     folder: Annotated[Path, typer.Argument(help="images, such as those of mmaccel generate")]
-    against: Annotated[
-        str | None, typer.Option(help="a folder, or scenes: drawn images no training saw")
-    ] = None
-    features: Annotated[str, typer.Option(help="scenes, inception or module:function")] = "scenes"
-    weights: Annotated[Path | None, typer.Option(help="of inception")] = None
-    clip: Annotated[
-        str | None, typer.Option(help="module:function; images and texts to two embeddings")
-    ] = None
-    count: Annotated[
-        int | None, typer.Option(help="images of --against scenes; by default as many")
-    ] = None
-    batch_size: Annotated[int, typer.Option(help="images extracted together")] = 64
+    against: str | None = option(None, "a folder, or scenes: drawn images no training saw")
+    features: str = option("scenes", "scenes, inception or module:function")
+    weights: Path | None = option(None, "of inception")
+    clip: str | None = option(None, "module:function; images and texts to two embeddings")
+    count: int | None = option(None, "images of --against scenes; by default as many")
+    batch_size: int = option(64, "images extracted together")
     items_file: ItemsFile = None
 
     def run(self) -> None:
@@ -200,16 +192,10 @@ class Clips(Compared):
     are read back where clips carry them. No published FVD compares with it."""
 
     folder: Annotated[Path, typer.Argument(help="clips, such as those of mmaccel animate")]
-    against: Annotated[
-        str | None, typer.Option(help="a folder, or moving-scenes: drawn clips no training saw")
-    ] = None
-    features: Annotated[str, typer.Option(help="moving-scenes or module:function")] = (
-        "moving-scenes"
-    )
-    count: Annotated[
-        int | None, typer.Option(help="clips of --against moving-scenes; by default as many")
-    ] = None
-    batch_size: Annotated[int, typer.Option(help="clips extracted together")] = 16
+    against: str | None = option(None, "a folder, or moving-scenes: drawn clips no training saw")
+    features: str = option("moving-scenes", "moving-scenes or module:function")
+    count: int | None = option(None, "clips of --against moving-scenes; by default as many")
+    batch_size: int = option(16, "clips extracted together")
     items_file: ItemsFile = None
 
     def run(self) -> None:

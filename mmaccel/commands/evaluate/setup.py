@@ -14,7 +14,7 @@ from mmaccel.commands import options as shared
 from mmaccel.commands.options import SizeFlags
 from mmaccel.errors import OptionError
 from mmaccel.limits import MAX_MEASURED, read_lines
-from mmaccel.options import LoadOptions, SamplingOptions, given
+from mmaccel.options import LoadOptions, SamplingOptions, given, option
 
 if TYPE_CHECKING:
     from mmaccel.pipelines.text_to_image.pipeline import TextToImage
@@ -30,14 +30,12 @@ class TextFlags:
     """A model of images or texts, and what it makes."""
 
     model: Annotated[str, typer.Argument(help=_HELP_MODEL)] = "scenes"
-    prompts: Annotated[Path | None, typer.Option(help=_HELP_PROMPTS)] = None
+    prompts: Path | None = option(None, _HELP_PROMPTS)
     seed: Annotated[
         int,
         typer.Option(help="of the first row; the next has the next", callback=shared.read_seed),
     ] = 0
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help=f"of a text at most; by default {_NEW_TOKENS}")
-    ] = None
+    max_new_tokens: int | None = option(None, f"of a text at most; by default {_NEW_TOKENS}")
     decoder: shared.Decoder = None
     sampling: SamplingOptions
     sides: SizeFlags

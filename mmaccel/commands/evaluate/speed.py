@@ -14,7 +14,7 @@ from mmaccel.commands.evaluate.setup import TextFlags
 from mmaccel.commands.flags import Without, as_command
 from mmaccel.commands.options import PolicyFlags
 from mmaccel.limits import MAX_BATCH, MAX_RUNS
-from mmaccel.options import LoadOptions, read_text
+from mmaccel.options import LoadOptions, option, read_text
 
 _HELP_BASELINE = (
     "another side: transformers, prompt-lookup, static (cache), compiled or assisted; may be "
@@ -28,10 +28,10 @@ class Speed(TextFlags):
     writes speed.md, speed.json, speed.jsonl and plots."""
 
     method: PolicyFlags
-    batch_sizes: Annotated[str, typer.Option(help="with commas")] = "1,2,4,8"
-    runs: Annotated[int, typer.Option(help="of each side at each size; at least 20")] = 20
-    warm_up: Annotated[int, typer.Option(help="further runs, not measured")] = 2
-    baseline: Annotated[list[str] | None, typer.Option(help=_HELP_BASELINE)] = None
+    batch_sizes: str = option("1,2,4,8", "with commas")
+    runs: int = option(20, "of each side at each size; at least 20")
+    warm_up: int = option(2, "further runs, not measured")
+    baseline: list[str] | None = option(None, _HELP_BASELINE)
     out: Annotated[
         Path, typer.Option(help="folder of the report", parser=shared.parse_path, metavar="PATH")
     ] = Path("speed")
@@ -66,9 +66,10 @@ class Speed(TextFlags):
 
     def run(self) -> None:
         """Measure size by size, write and print."""
-        from mmaccel.commands.files import new_report, open_folder
+        from mmaccel.commands.files import open_folder
+        from mmaccel.commands.process import Stopped
         from mmaccel.commands.terminal import stderr_console
-        from mmaccel.evaluation.speed import PLAIN, POLICY, Side, summarise_speed
+        from mmaccel.evaluation.speed import PLAIN, POLICY, Side
         from mmaccel.evaluation.transformers_baseline import BaselineDecoding, find_obstacle
         from mmaccel.loading import place
         from mmaccel.pipelines.text_to_image.contact_sheet import make_plain
@@ -90,46 +91,72 @@ class Speed(TextFlags):
             else:
                 sides.append(Side(name, BaselineDecoding(pipe, name, texts), None, params))
         baselines = sides[2:]
+        facts = {
+            "device": load.device,
+            "policy": repr(policy),
+            "exactness": policy.exactness,
+            "promise": exactness_in(policy.exactness, load.dtype),
+            "dtype": load.dtype,
+            "cuda_graphs": load.cuda_graphs,
+            "fused": load.fused,
+            "compile": self.compile,
+            "guidance": params.guidance_scale,
+            "temperature": params.temperature,
+            "captions": texts,
+            "max_new_tokens": pipe.length if self.is_text(pipe) else None,
+            "left_out": left_out,
+        }
         runs: list[dict[str, Any]] = []
-        failure: BaseException | None = None
+        is_stopped = False
         try:
             self.measure(sides, texts, sizes, runs)
-        except (
-            KeyboardInterrupt,
-            Exception,
-        ) as error:  # reported after what is finished is written
-            failure = error
-        finally:
+        except KeyboardInterrupt:
+            is_stopped = True
+        finally:  # a size that does not fit into memory ends it, too
             for side in baselines:
                 side.source.close()
+            done = self.finish(sides, sizes, runs, facts)
+        if is_stopped:
+            raise Stopped(f"stopped; measured {done} of {len(sizes)} batch sizes")
+
+    def finish(
+        self,
+        sides: list[Any],
+        sizes: list[int],
+        runs: list[dict[str, Any]],
+        facts: dict[str, Any],
+    ) -> int:
+        """Write all runs, and a report of the sizes whose runs are complete, whose number is
+        returned; print it."""
+        from mmaccel.commands.files import new_report, write_json, write_lines, write_text
+        from mmaccel.commands.terminal import print_rows, say
+        from mmaccel.evaluation.speed import COLUMNS, plan_plots, summarise_speed, write_speed
+        from mmaccel.outputs.whole_files import write_whole
+
         each = len(sides) * (self.runs + self.warm_up)
         done = len(runs) // each
+        if runs:
+            write_lines(self.out / "speed.jsonl", runs)
+        if not done:
+            return done
         report = new_report(
-            load.device,
+            **facts,
             model=self.model,
-            policy=repr(policy),
-            exactness=policy.exactness,
-            promise=exactness_in(policy.exactness, load.dtype),
-            dtype=load.dtype,
-            cuda_graphs=load.cuda_graphs,
-            fused=load.fused,
-            compile=self.compile,
-            guidance=params.guidance_scale,
-            temperature=params.temperature,
             seed=self.seed,
-            captions=texts,
-            max_new_tokens=pipe.length if self.is_text(pipe) else None,
             runs=self.runs,
             warm_up=self.warm_up,
-            baselines=[side.name for side in baselines],
-            left_out=left_out,
+            baselines=[side.name for side in sides[2:]],
             sizes_asked=sizes,
             sizes_done=sizes[:done],
             rows=summarise_speed(runs[: done * each]),
         )
-        self.write(report, runs)
-        if failure is not None:
-            raise _with_progress(failure, sizes, done) from failure
+        write_json(self.out / "speed.json", report)
+        write_text(self.out / "speed.md", write_speed(report))
+        for name, draw in plan_plots(report, runs).items() if self.plots else ():
+            write_whole(self.out / name, draw)
+        print_rows(report["policy"], COLUMNS, report["rows"])
+        say(f"{self.runs} runs each; see {self.out / 'speed.md'} for the rest.")
+        return done
 
     def measure(
         self, sides: list[Any], texts: list[str], sizes: list[int], runs: list[dict[str, Any]]
@@ -150,45 +177,6 @@ class Speed(TextFlags):
                 del run["made"]
                 runs.append(run)
             write_lines(self.out / "speed.jsonl", runs)
-
-    def write(self, report: dict[str, Any], runs: list[dict[str, Any]]) -> None:
-        """Write all runs, and a report of the sizes whose runs are complete; print it."""
-        from mmaccel.commands.files import write_json, write_lines, write_text
-        from mmaccel.commands.terminal import print_rows, say
-        from mmaccel.evaluation.speed import COLUMNS, plan_plots, write_speed
-        from mmaccel.outputs.whole_files import write_whole
-
-        if runs:
-            write_lines(self.out / "speed.jsonl", runs)
-        if not report["rows"]:
-            return
-        write_json(self.out / "speed.json", report)
-        write_text(self.out / "speed.md", write_speed(report))
-        for name, draw in plan_plots(report, runs).items() if self.plots else ():
-            write_whole(self.out / name, draw)
-        print_rows(report["policy"], COLUMNS, report["rows"])
-        say(f"{self.runs} runs each; see {self.out / 'speed.md'} for the rest.")
-
-
-def _with_progress(failure: BaseException, sizes: list[int], done: int) -> BaseException:
-    """The exception that ended the runs, with the number of measured sizes in its message."""
-    import torch
-
-    from mmaccel.commands.process import Stopped
-
-    progress = f"measured {done} of {len(sizes)} batch sizes"
-    if isinstance(failure, KeyboardInterrupt):
-        return Stopped(f"stopped; {progress}")
-    reason = " ".join(str(failure).split())
-    is_out_of_memory = isinstance(failure, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(failure, RuntimeError) and "allocate memory" in reason
-    )
-    if not is_out_of_memory:
-        return failure
-    return OSError(
-        f"memory: expected memory for a batch of {sizes[done]}, received {reason[:120]!r}; "
-        f"{progress}, which are written; leave the larger ones out of --batch-sizes"
-    )
 
 
 speed = as_command(Speed, pauses=False)
