@@ -439,8 +439,9 @@ def sdpa_calls(held: Sequence[Arguments]) -> list[Call]:
     query = start[:, None, None] + torch.arange(q.shape[2], device=start.device)[:, None]
     seen = (torch.arange(k.shape[2], device=start.device) <= query)[:, None]
     mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, -torch.inf)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    return [partial(attend, *own[:3], attn_mask=mask, **_shared(q, k)) for own in held]
+    options: dict[str, Any] = {"attn_mask": mask, **_shared(q, k)}
+    attend: Any = torch.nn.functional.scaled_dot_product_attention
+    return [partial(attend, *own[:3], **options) for own in held]
 
 
 def flex_calls(held: Sequence[Arguments]) -> list[Call]:
@@ -454,8 +455,9 @@ def flex_calls(held: Sequence[Arguments]) -> list[Call]:
 
     blocks = create_block_mask(sees, len(q), None, q.shape[2], k.shape[2], device=str(q.device))
     torch._dynamo.reset()  # each shape is compiled for itself
-    compiled = torch.compile(flex_attention, dynamic=False, fullgraph=True)
-    return [partial(compiled, *own[:3], block_mask=blocks, **_shared(q, k)) for own in held]
+    compiled: Any = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    options: dict[str, Any] = {"block_mask": blocks, **_shared(q, k)}
+    return [partial(compiled, *own[:3], **options) for own in held]
 
 
 def _shared(q: Tensor, k: Tensor) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Loop:
 
         folder = find_source("scenes")
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model: Any = model.to(pipe.model.device).eval()  # type: ignore[arg-type]
+        self.model: Any = model.to(pipe.model.device).eval()
         self.words = CaptionWords.load(folder, pipe.image_model.layout.vocab_size)
         self.pipe, self.length = pipe, length
 
