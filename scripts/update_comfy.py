@@ -74,58 +74,35 @@ class Step:
     below: int = 0
     width: int = _WIDE
 
-    @property
-    def node(self) -> Node:
-        """Its kind."""
-        return KINDS[self.id]
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """The values of its widgets, in order."""
-        return {each.name: each.default for each in self.node.widgets} | self.values
-
-    def slot(self, output: str) -> int:
-        """Which of its outputs has a name."""
-        return [each.name for each in self.node.outputs].index(output)
-
-    @property
-    def shown(self) -> list[Any]:
-        """The values in the order of the page, which shows below a seed what becomes of it."""
-        shown: list[Any] = []
-        for each in self.node.widgets:
-            shown.append(self.inputs[each.name])
-            shown += ["fixed"] if "control_after_generate" in each.options else []
-        return shown
-
-    @property
-    def height(self) -> int:
-        """Pixels, without its title."""
-        slots = _SLOT * max(len(self.node.links), len(self.node.outputs))
-        n_texts = sum("multiline" in each.options for each in self.node.widgets)
-        return _HEAD + slots + _WIDGET * len(self.shown) + _TEXT * n_texts + self.below
-
 
 def to_api(workflow: Sequence[Step]) -> dict[str, Any]:
     """The API format; nodes are numbered from 1."""
     graph: dict[str, Any] = {}
     for number, step in enumerate(workflow, 1):
-        links = {
-            name: [str(index + 1), workflow[index].slot(output)]
-            for name, (index, output) in step.links.items()
-        }
-        graph[str(number)] = {
-            "inputs": step.inputs | links,
-            "class_type": step.id,
-            "_meta": {"title": step.node.title},
-        }
+        node = KINDS[step.id]
+        inputs = {each.name: each.default for each in node.widgets} | step.values
+        for name, (index, output) in step.links.items():
+            outputs = [each.name for each in KINDS[workflow[index].id].outputs]
+            inputs[name] = [str(index + 1), outputs.index(output)]
+        meta = {"title": node.title}
+        graph[str(number)] = {"inputs": inputs, "class_type": step.id, "_meta": meta}
     return graph
 
 
 def to_page(workflow: Sequence[Step]) -> dict[str, Any]:
     """The format of the page (version 0.4); nodes and links are numbered from 1."""
+    graph = to_api(workflow)
     nodes: list[dict[str, Any]] = []
     below = Counter[int]()  # column -> pixels of its nodes so far
     for number, step in enumerate(workflow, 1):
+        node, given = KINDS[step.id], graph[str(number)]["inputs"]
+        shown: list[Any] = []
+        for port in node.widgets:  # below a seed the page shows what becomes of it
+            is_seed = "control_after_generate" in port.options
+            shown += [given[port.name], "fixed"] if is_seed else [given[port.name]]
+        slots = max(len(node.links), len(node.outputs))
+        n_texts = sum("multiline" in port.options for port in node.widgets)
+        height = _HEAD + _SLOT * slots + _WIDGET * len(shown) + _TEXT * n_texts + step.below
         columns = range(step.column)
         left = sum(max(each.width for each in workflow if each.column == k) for k in columns)
         nodes.append(
@@ -133,32 +110,35 @@ def to_page(workflow: Sequence[Step]) -> dict[str, Any]:
                 "id": number,
                 "type": step.id,
                 "pos": [left + _GAP * (1 + step.column), _GAP + below[step.column]],
-                "size": [step.width, step.height],
+                "size": [step.width, height],
                 "flags": {},
                 "order": number - 1,
                 "mode": 0,
                 "inputs": [
-                    {"name": s.name, "type": s.kind, "link": None}
-                    | ({"shape": 7} if s.is_optional else {})  # drawn hollow
-                    for s in step.node.links
+                    {"name": port.name, "type": port.kind, "link": None}
+                    | ({"shape": 7} if port.is_optional else {})  # drawn hollow
+                    for port in node.links
                 ],
                 "outputs": [
-                    {"name": o.name, "type": o.kind, "links": []} for o in step.node.outputs
+                    {"name": port.name, "type": port.kind, "links": []} for port in node.outputs
                 ],
                 "properties": {"Node name for S&R": step.id},
-                "widgets_values": step.shown,
+                "widgets_values": shown,
             }
         )
-        below[step.column] += step.height + _GAP
+        below[step.column] += height + _GAP
     links: list[list[Any]] = []
-    for target, step in zip(nodes, workflow, strict=True):
-        for name, (index, output) in step.links.items():
-            place = [each.name for each in step.node.links].index(name)
-            source, slot = nodes[index], workflow[index].slot(output)
-            made = source["outputs"][slot]
-            links.append([len(links) + 1, source["id"], slot, target["id"], place, made["type"]])
-            target["inputs"][place]["link"] = len(links)
-            made["links"].append(len(links))
+    for target in nodes:
+        given = graph[str(target["id"])]["inputs"]
+        places = [each["name"] for each in target["inputs"]]
+        for name, value in given.items():
+            if name in places:
+                place, (source, slot) = places.index(name), value
+                made = nodes[int(source) - 1]["outputs"][slot]
+                number = len(links) + 1
+                links.append([number, int(source), slot, target["id"], place, made["type"]])
+                target["inputs"][place]["link"] = number
+                made["links"].append(number)
     return {
         "last_node_id": len(nodes),
         "last_link_id": len(links),
@@ -194,7 +174,7 @@ def _workflow(
         more: further nodes, from number 6.
         **links: of the node that makes something, beside its model; a policy alone if missing.
     """
-    name = load.node.outputs[0].name
+    name = KINDS[load.id].outputs[0].name
     id, values, below = make
     links = {name: (0, name), **(links or {"policy": (1, "policy")})}
     return (load, decode, Step(id, 1, values, links, below), save, *_STATS, *more)
