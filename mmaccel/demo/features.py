@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mmaccel.catalog import DEMO_WEIGHTS
+from mmaccel.errors import ShapeError
 
 
 class Features(nn.Module):
@@ -20,11 +21,13 @@ class Features(nn.Module):
 
     Attributes:
         folder: name of the folder of its weights.
+        shape: of an item.
         width: D, how many features.
         batch: items extracted together.
     """
 
     folder: ClassVar[str]
+    shape: ClassVar[tuple[int, ...]]
     width: ClassVar[int]
     batch: ClassVar[int]
     mean: Tensor
@@ -36,16 +39,23 @@ class Features(nn.Module):
         self.register_buffer("scale", torch.ones(self.width, dtype=torch.float32))
 
     def raw(self, items: Tensor) -> Tensor:
-        """Features `[N, D]` before they are made standard.
+        """Features `[N, D]` before they are made standard, of float items."""
+        raise NotImplementedError
+
+    def forward(self, items: Tensor) -> Tensor:
+        """Features `[N, D]` float32 of N items, float, or uint8 for 0..1.
 
         Raises:
             ShapeError: items of another size.
         """
-        raise NotImplementedError
-
-    def forward(self, items: Tensor) -> Tensor:
-        """Features `[N, D]` float32."""
-        return (self.raw(items) - self.mean) / self.scale
+        if items.shape[1:] != self.shape:
+            wanted = ", ".join(map(str, ("B", *self.shape)))
+            raise ShapeError(
+                f"items: expected [{wanted}], received {list(items.shape)}; {self.folder} knows "
+                "items of this package alone; give an extractor that knows yours"
+            )
+        whole = items if items.is_floating_point() else items.float() / 255
+        return (self.raw(whole) - self.mean) / self.scale
 
 
 @cache

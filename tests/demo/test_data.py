@@ -19,11 +19,10 @@ from mmaccel.demo.recall.documents import make_document
 from mmaccel.demo.recall.words import ANSWERED, WORDS, make_tokenizer, to_text
 from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.demo.scenes_vqa.data import list_questions, make_examples
-from mmaccel.demo.scenes_vqa.processor import BOS, IMAGE, N_WORDS, UNKNOWN, make_processor
+from mmaccel.demo.scenes_vqa.processor import BOS, N_WORDS, UNKNOWN, make_processor
 from mmaccel.demo.scenes_vqa.questions import KINDS
 from scripts.training.voices_words import make_sentence
 from scripts.training.vqa_tower import split_views
-from tests.fixtures.tiny_vqa import build_vqa
 
 BUSY = make_examples(7, range(30), per_kind=4)
 PROCESSOR: Any = make_processor()
@@ -86,21 +85,6 @@ def test_the_processor_knows_every_word_and_cuts_views() -> None:
         ids = tokenizer(text)["input_ids"]
         assert ids[0] == BOS and UNKNOWN not in ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == text.replace("?", " ?")
-
-
-def test_a_row_of_a_ragged_batch_is_answered_as_alone() -> None:
-    model = build_vqa()
-    wide = BUSY.images[1][:, :40]  # another shape: three views
-    images = [[BUSY.images[0]], [wide, BUSY.images[2]], [BUSY.images[3]]]
-    texts = ["<image> how many stars?", "<image> <image> which?", "<image> what number is on it?"]
-    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
-    together = PROCESSOR(images=images, text=texts, padding=True, return_tensors="pt")
-    assert (together["input_ids"] == IMAGE).sum(1).tolist() == [520, 310 + 520, 520]
-    answers = model.generate(**together, **options)[:, together["input_ids"].shape[1] :]
-    for b in range(3):
-        alone = PROCESSOR(images=[images[b]], text=texts[b : b + 1], return_tensors="pt")
-        found = model.generate(**alone, **options)[:, alone["input_ids"].shape[1] :]
-        assert torch.equal(found[0], answers[b])
 
 
 def test_words_of_recall_and_back() -> None:

@@ -138,8 +138,6 @@ MALFORMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "disc with a tail": lambda x, y: (
         ((x - 20) ** 2 + (y - 32) ** 2 < 13**2) | ((x > 20) & (x < 58) & ((y - 32).abs() < 2))
     ),
-    "half image": lambda x, y: x > 30,
-    "bar": lambda x, y: ((x - 32).abs() < 15) & ((y - 32).abs() < 3),
     "L": lambda x, y: (
         ((x - 25).abs() < 4) & ((y - 32).abs() < 13) | ((y - 42).abs() < 4) & ((x - 32).abs() < 12)
     ),

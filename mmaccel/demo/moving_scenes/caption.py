@@ -9,18 +9,19 @@ from __future__ import annotations
 import numpy as np
 
 from mmaccel.demo.moving_scenes.layout import COLOURS, DIRECTIONS, EVENTS, SHAPES, SPEEDS
-from mmaccel.demo.scenes.caption import Reading, list_facts, read_words, unreadable
+from mmaccel.demo.scenes.caption import Kinds, Reading, read_words, unreadable
 from mmaccel.demo.scenes.layout import BACKGROUNDS, Scene, Thing
 
-_FACTS = list_facts(
-    colour=COLOURS,
-    shape=SHAPES,
-    background=BACKGROUNDS,
-    direction=tuple(DIRECTIONS),
-    speed=tuple(SPEEDS),
-    event=EVENTS[1:],
-    hit=("hits",),
-) | dict.fromkeys(("a", "an", "the", "and", "over", "on", "at", "moves", "rests"), ("", ""))
+_KINDS: Kinds = {
+    "colour": COLOURS,
+    "shape": SHAPES,
+    "background": BACKGROUNDS,
+    "direction": tuple(DIRECTIONS),
+    "speed": tuple(SPEEDS),
+    "event": EVENTS[1:],
+    "hit": ("hits",),
+    "": ("a", "an", "the", "and", "over", "on", "at", "moves", "rests"),
+}
 
 
 def write_caption(rng: np.random.Generator, scene: Scene) -> str:
@@ -63,7 +64,7 @@ def read_caption(caption: str) -> Reading:
         OptionError: the words are not a sentence of the language.
     """
     example = "a red circle moves left over grass"
-    reading = read_words(caption, _FACTS, example)
+    reading = read_words(caption, _KINDS, example)
     if len(reading.objects) > 2 or (reading.is_hit and len(reading.objects) < 2):
         raise unreadable(caption, "one or two objects", example)
     return reading

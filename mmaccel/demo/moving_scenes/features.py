@@ -14,7 +14,6 @@ from mmaccel.demo.features import Features, extract
 from mmaccel.demo.moving_scenes.data import make_clips
 from mmaccel.demo.moving_scenes.layout import N_FRAMES
 from mmaccel.demo.scenes.layout import CANVAS
-from mmaccel.errors import ShapeError
 
 LEARNED = 48
 REFERENCE_SEED = 25  # of no other collection: no model was trained on its clips
@@ -25,6 +24,7 @@ class ClipFeatures(Features):
     """Three convolutions over frames, rows and columns; 48 features and two that are computed."""
 
     folder, width, batch = "moving-scenes-features", LEARNED + 2, 50
+    shape = (N_FRAMES, 3, CANVAS, CANVAS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,20 +36,13 @@ class ClipFeatures(Features):
         self.trunk = nn.Sequential(*layers, nn.Linear(256 * N_FRAMES, LEARNED))
 
     def raw(self, items: Tensor) -> Tensor:
-        """Of clips `[N, 10, 3, 64, 64]` uint8, or float in 0..1."""
-        if items.shape[1:] != (N_FRAMES, 3, CANVAS, CANVAS):
-            raise ShapeError(
-                f"clips: expected [B, {N_FRAMES}, 3, {CANVAS}, {CANVAS}], received "
-                f"{list(items.shape)}; these features are of moving scenes; give an extractor that "
-                "knows your clips"
-            )
-        whole = items if items.is_floating_point() else items.float() / 255
-        squares = nn.functional.pixel_unshuffle(2 * whole - 1, 2)  # [B, F, 12, 32, 32]
+        """Of clips in 0..1."""
+        squares = nn.functional.pixel_unshuffle(2 * items - 1, 2)  # [B, F, 12, 32, 32]
         learned = self.trunk(squares.transpose(1, 2))
-        blurred = nn.functional.avg_pool2d(whole.flatten(0, 1), 3, 1, 1).view_as(whole)
-        inside = (whole - blurred)[..., 1:-1, 1:-1]  # at the edge a mean has zeros
+        blurred = nn.functional.avg_pool2d(items.flatten(0, 1), 3, 1, 1).view_as(items)
+        inside = (items - blurred)[..., 1:-1, 1:-1]  # at the edge a mean has zeros
         detail = inside.square().flatten(1).mean(1)
-        change = whole.diff(dim=1).square().flatten(1).mean(1)
+        change = items.diff(dim=1).square().flatten(1).mean(1)
         return torch.cat([learned, (torch.stack([detail, change], 1) + _LEAST).log()], 1)
 
 

@@ -26,29 +26,21 @@ _RELATION_WORDS: dict[str, tuple[str, ...]] = {
 }
 _SIZE_WORDS = {"small": ("small", "small", "little"), "large": ("large", "large", "big")}
 
-Facts = Mapping[str, tuple[str, str]]
-"""Of each word what it says something about, and what; ("", "") of a word that says nothing."""
+Kinds = Mapping[str, tuple[str, ...] | Mapping[str, str]]
+"""Words by what they say something about, with what they say where it is not themselves; "" has
+those that say nothing."""
 
-
-def list_facts(**kinds: Mapping[str, str] | tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """`Facts` of the words of each kind; a word without a meaning of its own means itself."""
-    facts = {}
-    for kind, words in kinds.items():
-        for word in words:
-            facts[word] = kind, words[word] if isinstance(words, Mapping) else word
-    return facts
-
-
-_FACTS = list_facts(
-    colour=COLOURS,
-    shape=SHAPES,
-    background=BACKGROUNDS,
-    size={"small": "small", "little": "small", "large": "large", "big": "large"},
-    relation={
+_KINDS: Kinds = {
+    "colour": COLOURS,
+    "shape": SHAPES,
+    "background": BACKGROUNDS,
+    "size": {"small": "small", "little": "small", "large": "large", "big": "large"},
+    "relation": {
         **{"above": "above", "over": "above", "below": "below", "under": "below"},
         **{"left": "left of", "right": "right of", "inside": "inside", "in": "inside"},
     },
-) | dict.fromkeys(("a", "an", "the", "to", "of", "is", "and", "on", "at"), ("", ""))
+    "": ("a", "an", "the", "to", "of", "is", "and", "on", "at"),
+}
 
 
 @dataclass(frozen=True)
@@ -105,14 +97,14 @@ def read_caption(caption: str) -> Reading:
         OptionError: the words are not a sentence of the language.
     """
     example = "a red circle above a small blue square on grass"
-    reading = read_words(caption, _FACTS, example)
+    reading = read_words(caption, _KINDS, example)
     if len(reading.relations) != len(reading.objects) - 1 or len(reading.objects) > 3:
         expected = "one relation for each object after the first, three objects at most"
         raise unreadable(caption, expected, example)
     return reading
 
 
-def read_words(caption: str, facts: Facts, example: str) -> Reading:
+def read_words(caption: str, kinds: Kinds, example: str) -> Reading:
     """Reads the words of a caption; a shape ends the noun of an object, which later facts are of.
 
     Raises:
@@ -123,9 +115,11 @@ def read_words(caption: str, facts: Facts, example: str) -> Reading:
     relations: list[str] = []
     background, is_hit = None, False
     for word in split_words(caption):
-        if word not in facts:
+        kind = next((kind for kind, words in kinds.items() if word in words), None)
+        if kind is None:
             raise unreadable(caption, f"a word of the language instead of '{word}'", example)
-        kind, value = facts[word]
+        words = kinds[kind]
+        value = words[word] if isinstance(words, Mapping) else word
         if kind in ("colour", "size"):
             noun[kind] = value
         elif kind == "shape":

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from mmaccel.demo.features import Features, extract
 from mmaccel.demo.scenes.data import make_scenes
 from mmaccel.demo.scenes.layout import CANVAS
-from mmaccel.errors import ShapeError
 
 REFERENCE_SEED = 7  # of no other collection: no model was trained on its images
 
@@ -18,6 +17,7 @@ class SceneFeatures(Features):
     """Four convolutions, the last three strided."""
 
     folder, width, batch = "scenes-features", 64, 100
+    shape = (3, CANVAS, CANVAS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,14 +28,8 @@ class SceneFeatures(Features):
         self.trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(CANVAS * 16, self.width))
 
     def raw(self, items: Tensor) -> Tensor:
-        """Of images `[N, 3, 64, 64]` uint8, or float in 0..1."""
-        if items.shape[1:] != (3, CANVAS, CANVAS):
-            raise ShapeError(
-                f"images: expected [B, 3, {CANVAS}, {CANVAS}], received {list(items.shape)}; "
-                "these features are of scenes; give an extractor that knows your images"
-            )
-        whole = items if items.is_floating_point() else items.float() / 255
-        found: Tensor = self.trunk(2 * whole - 1)
+        """Of images in 0..1."""
+        found: Tensor = self.trunk(2 * items - 1)
         return found
 
 

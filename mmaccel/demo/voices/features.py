@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from mmaccel.demo.features import Features, extract
-from mmaccel.errors import ShapeError
 from mmaccel.tokenizers_vq.mel import magnitudes, mel_filters
 from mmaccel.tokenizers_vq.speech_codec import Block
 
 RATE = 16_000
 WINDOW = 10_240  # samples of an item
 STEP = 5_120  # samples from one to the next
-COLUMN = 320  # samples
+_COLUMN = 320  # samples
 _BANDS, _DEPTH = 48, 4
 _N_FFT = 512
 _FLOOR = 1e-2  # added to magnitudes: what is quieter than white noise at -63 dB is silence
@@ -28,6 +27,7 @@ class SpeechFeatures(Features):
     """Convolutions over a mel spectrogram."""
 
     folder, width, batch = "voices-features", 64, 64
+    shape = (WINDOW,)
     window: Tensor
     filters: Tensor
 
@@ -40,21 +40,12 @@ class SpeechFeatures(Features):
         self.blocks = nn.Sequential(*(Block(self.width, 2 * self.width) for _ in range(_DEPTH)))
         self.norm = nn.LayerNorm(self.width)
 
-    def columns(self, sound: Tensor) -> Tensor:
-        """`[B, samples]` float32 in -1..1 at 16 kHz to `[B, samples / 320, 64]`."""
-        spectrum = magnitudes(sound, _N_FFT, COLUMN // 2, self.window)  # [B, 257, T]
+    def raw(self, items: Tensor) -> Tensor:
+        """Of windows of sound in -1..1."""
+        spectrum = magnitudes(items, _N_FFT, _COLUMN // 2, self.window)  # [B, 257, T]
         mel = (self.filters @ spectrum + _FLOOR).log() / 2 + 1
         found: Tensor = self.norm(self.blocks(self.enter(mel).mT))
-        return found
-
-    def raw(self, items: Tensor) -> Tensor:
-        """Of windows `[N, 10240]`."""
-        if items.ndim != 2 or items.shape[1] != WINDOW:
-            raise ShapeError(
-                f"windows: expected [B, {WINDOW}], received {list(items.shape)}; cut sound with "
-                "cut_windows"
-            )
-        return self.columns(items).mean(1)
+        return found.mean(1)
 
 
 def cut_windows(sound: Tensor) -> Tensor:
