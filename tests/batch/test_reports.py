@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +13,6 @@ import torch
 from mmaccel.commands import terminal
 from mmaccel.commands.jobs import Reports
 from mmaccel.results import Progress
-from tests.fixtures.forking import Forker
-from tests.fixtures.jobs import N_ITEMS, Command
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
@@ -50,20 +46,3 @@ def test_the_bar_moves_within_an_item(monkeypatch: Any) -> None:
         reports.update(Progress(tokens, torch.tensor([2]), torch.zeros(1), 1, (row,)))
         reports.report("item", {})
     assert shown == [0.5, 1, 1.5, 2]
-
-
-@pytest.mark.slow
-def test_a_job_whose_reader_goes_ends_and_can_go_on(
-    forker: Forker, images: Command, tmp_path: Path
-) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    arguments = images.arguments(*images.prompts(), "--json-stream", "--batch-size", 1)
-    child = forker.start(*arguments, stdout=pipe)
-    with pipe.open() as events:
-        events.readline()
-    assert child.wait() == 1
-    said = child.stderr.read_text()
-    assert "--json-stream: expected a reader of stdout" in said and "--resume" in said
-    assert "Traceback" not in said and "Exception ignored" not in said
-    assert 0 < len(images.manifest.read_bytes().splitlines()) < N_ITEMS

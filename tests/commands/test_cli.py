@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import runpy
 import subprocess
@@ -65,14 +64,6 @@ def test_a_working_folder_that_was_removed(
     assert "working folder: expected one that exists" in line
 
 
-def test_typers_own_exit_code_for_ctrl_c_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: Said
-) -> None:
-    monkeypatch.setattr(cli, "_command", lambda: lambda **_: 130)
-    assert main(["models"]) == 130
-    assert capsys.readouterr().err == "mmaccel: stopped\n"
-
-
 def test_imports_warn_of_nothing_and_errors_remain(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,18 +75,6 @@ def test_imports_warn_of_nothing_and_errors_remain(
     assert main(["doctor"]) == 0 and caplog.messages == ["a real error"]
     logging.getLogger("torchao").warning("after the command")
     assert caplog.messages[-1] == "after the command"
-
-
-def test_narrow_terminals_break_cells_and_cut_none() -> None:
-    from rich.console import Console
-
-    table = make_table("policy", "tokens a pass", "promise")
-    table.add_row("jacobi 32", "4.7213579±0.12", "distribution 0.123")
-    stream = io.StringIO()
-    Console(file=stream, width=24).print(table)
-    said = stream.getvalue()
-    assert "…" not in said and "jacobi 32" in said
-    assert sorted(c for c in said if c.isdigit()) == sorted("3247213579012" + "0123")
 
 
 def test_markup_and_escapes_of_users_are_shown_as_text(capsys: Said) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -25,8 +24,6 @@ from tests.architecture.source import ROOT
 from tests.fixtures.jobs import Command, pipe, records
 from tests.fixtures.tiny_lms import build_lm
 from tests.fixtures.tiny_model import CAPTIONS
-from tests.fixtures.tiny_vlms import encodes_first
-from tests.fixtures.tiny_vqa import QUESTION, save_scenes, save_vqa
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 BROKEN = """
@@ -82,11 +79,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command
         sys.modules.pop(name, None)
 
 
-def read(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(name).read_text(encoding="utf-8"))
-    return found
-
-
 def test_generate_and_its_files(command: Command, capsys: Any) -> None:
     own = ("--policy", "mine:ZeroDrafts", "--set", "window=5")
     assert command.make(1, *own, "--compare") == 0
@@ -97,42 +89,6 @@ def test_generate_and_its_files(command: Command, capsys: Any) -> None:
     assert "The same image, token for token" in capsys.readouterr().out
     assert command.job(*own, rows=[{"prompt": CAPTIONS[0]}]) == 0
     assert [record["policy"] for record in records(command.out)] == ["mine:ZeroDrafts"]
-
-
-def test_bench_and_evaluate(command: Command, tiny_folder: Path) -> None:
-    model = str(tiny_folder)
-    options = ["--windows", "4", "--guidance", "1", "--count", "1", "--model", model]
-    options += ["--policies", "jacobi,mine:ZeroDrafts", "--drafts", "left,mine:LookBack"]
-    assert main(["bench", CAPTIONS[0], *options, "--json", "a.json"]) == 0
-    rows = [(row["policy"], row["drafts"], row["identical"]) for row in read("a.json")["rows"][1:]]
-    looks = [("jacobi", "left", 1), ("jacobi", "LookBack(back=16)", 1)]
-    assert rows == [*looks, ("mine:ZeroDrafts", None, 1)]
-    options = [
-        "--policy",
-        "mine:ZeroDrafts",
-        "--set",
-        "window=4",
-        "--count",
-        "2",
-        "--json",
-        "b.json",
-    ]
-    assert (
-        main(["evaluate", "exactness", model, *options, "--batch-size", "2", "--samples", "0"]) == 0
-    )
-    assert read("b.json")["policy"] == "ZeroDrafts(window=4)" and read("b.json")["broken"] == []
-
-
-@pytest.mark.skipif(
-    not encodes_first(), reason="this transformers encodes images in its first pass"
-)
-def test_answer(command: Command) -> None:
-    image, model = save_scenes(command.folder)[0], str(save_vqa(command.folder / "vqa"))
-    options = ["--visual-tokens", "mine:Unusual:keep=0.5", "--model", model, "--max-tokens", "2"]
-    assert main(["answer", str(image), QUESTION, *options, "--json", "a.json"]) == 0
-    (found,) = read("a.json")["runs"]
-    assert found["visual_tokens"] == "Unusual 0.5" and found["n_kept"] == 250  # of 500
-    assert re.search(r"-Unusual-\w{8}\.png$", read("a.json")["picture"])
 
 
 def test_every_command_knows_what_was_typed(command: Command) -> None:

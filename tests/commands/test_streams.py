@@ -99,3 +99,19 @@ def test_a_closed_stderr_ends_no_job(forker: Forker, command: Command) -> None:
     events = [json.loads(line) for line in child.printed()[0].splitlines()]
     assert [event.get("event") for event in events] == ["start", *["item"] * N_ITEMS, None]
     assert [record["status"] for record in records(command.out)] == ["ok"] * N_ITEMS
+
+
+def test_a_job_whose_reader_goes_ends_and_can_go_on(
+    forker: Forker, command: Command, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    arguments = command.arguments(*command.prompts(), "--json-stream", "--batch-size", 1)
+    child = forker.start(*arguments, stdout=pipe)
+    with pipe.open() as events:
+        events.readline()
+    assert child.wait() == 1
+    said = child.stderr.read_text()
+    assert "--json-stream: expected a reader of stdout" in said and "--resume" in said
+    assert "Traceback" not in said and "Exception ignored" not in said
+    assert 0 < len(records(command.out)) < N_ITEMS
